@@ -1,0 +1,1 @@
+"""Durable, definite, time-varying collections for asyncio."""

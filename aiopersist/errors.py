@@ -1,0 +1,194 @@
+"""Who must act is in the type of an error; whether it happened is in the type, too.
+
+- The program is wrong: `InvalidUsage`, `InvalidUpdate`, `CodecMismatch`, `IncompatibleSchema`,
+  `InvalidLocation`, `Unsupported`.
+- An expected race, look and go on: `UpperMismatch`, `SinceViolation`, `NotReadable`,
+  `OpaqueMismatch`, `SchemaMismatch`, `LeaseExpired`, `BatchExpired`, `AlreadyAppended`,
+  `UnknownShard`, `ShardFinalized`.
+- The store: `StorageUnavailable` is *determinate* (it surely did not happen), `Indeterminate` is
+  not (it may have happened, or may still). Nothing in between exists: a backend maps each error
+  of its driver to one of the two, once, at its edge.
+- The data: `Corruption` is never served as data; `DiffOverflow` names a sum beyond 64 bits.
+
+Messages write frontiers as `{3}`, `{(0, 11), (10, 1)}`, `{}`.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+
+class Error(Exception):
+    """The root of every error of this library. `shard_id` names the shard where there is one."""
+
+    def __init__(self, message: str, *, shard_id: str | None = None) -> None:
+        super().__init__(message)
+        self.shard_id = shard_id
+
+    def __reduce__(self) -> tuple[Any, ...]:  # subclasses take other arguments than their message
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[Error], args: tuple[Any, ...], attributes: dict[str, Any]) -> Error:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class UsageKind(StrEnum):
+    """What a caller did wrong; `InvalidUsage.kind`."""
+
+    INVALID_BOUNDS = "INVALID_BOUNDS"
+    INVALID_EMPTY_TIME_INTERVAL = "INVALID_EMPTY_TIME_INTERVAL"
+    INVALID_BATCH_BOUNDS = "INVALID_BATCH_BOUNDS"
+    UPDATE_NOT_BEYOND_LOWER = "UPDATE_NOT_BEYOND_LOWER"
+    UPDATE_BEYOND_UPPER = "UPDATE_BEYOND_UPPER"
+    BATCH_NOT_FROM_THIS_SHARD = "BATCH_NOT_FROM_THIS_SHARD"
+    INVALID_REWRITE = "INVALID_REWRITE"
+    CONSUMED = "CONSUMED"
+    OUTCOME_PENDING = "OUTCOME_PENDING"
+    FINALIZATION_ERROR = "FINALIZATION_ERROR"
+    INVALID_TIME = "INVALID_TIME"
+    INVALID_NAME = "INVALID_NAME"
+    INVALID_COLUMN = "INVALID_COLUMN"
+    INVALID_CURSOR = "INVALID_CURSOR"
+    INVALID_TXN = "INVALID_TXN"
+    INVALID_APPEND = "INVALID_APPEND"
+    WRONG_LOOP = "WRONG_LOOP"
+    CLOSED = "CLOSED"
+
+
+class InvalidUsage(Error, ValueError):
+    """The caller's bug: fix the program. `kind` says which; the values at fault are attributes
+    (`lower`, `upper`, `time`, ... as the kind needs them)."""
+
+    def __init__(
+        self, kind: UsageKind, message: str, *, shard_id: str | None = None, **values: Any
+    ) -> None:
+        super().__init__(f"{kind}: {message}", shard_id=shard_id)
+        self.kind = kind
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{type(self).__name__} of kind {self.__dict__.get('kind')} has no {name!r}")
+
+
+class InvalidUpdate(Error, ValueError):
+    """Data that cannot be stored. `row` counts from 0 over the whole input; `None` means the whole
+    table (a missing or unknown column). Nothing was written."""
+
+    def __init__(self, message: str, *, row: int | None = None, shard_id: str | None = None) -> None:
+        super().__init__(message if row is None else f"row {row}: {message}", shard_id=shard_id)
+        self.row = row
+
+
+class CodecMismatch(Error):
+    """The shard is stored with another schema than the one asked for."""
+
+    def __init__(self, requested: object, actual: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"stored as {actual}, asked for as {requested}", shard_id=shard_id)
+        self.requested = requested
+        self.actual = actual
+
+
+class IncompatibleSchema(Error):
+    """A schema may evolve by adding optional fields, by nothing else."""
+
+
+class InvalidLocation(Error, ValueError):
+    """A URL that cannot be used; the message names the scheme or the option at fault."""
+
+
+class Unsupported(Error):
+    """This backend cannot do it; nothing was written."""
+
+
+class UnknownShard(Error, LookupError):
+    """No shard of that name or id is here. A writer creates it, or a reader with `create=True`."""
+
+
+class ShardFinalized(Error):
+    """The shard was dropped or finalized: nothing can be read or written any more."""
+
+
+class SchemaMismatch(Error):
+    """Another schema id is the current one: look at it and try again."""
+
+    def __init__(self, expected: object, actual: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"schema id is {actual}, expected {expected}", shard_id=shard_id)
+        self.expected = expected
+        self.actual = actual
+
+
+class UpperMismatch(Error):
+    """The shard's upper is not the expected one: another append came first. Nothing was written."""
+
+    def __init__(self, expected: object, current: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"upper is {current}, expected {expected}", shard_id=shard_id)
+        self.expected = expected
+        self.current = current
+
+
+class SinceViolation(Error):
+    """History at `as_of` is no longer held: read at or after `since`."""
+
+    def __init__(self, as_of: object, since: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"as_of {as_of} is not beyond since {since}", shard_id=shard_id)
+        self.as_of = as_of
+        self.since = since
+
+
+class NotReadable(Error):
+    """Time `as_of` is not complete yet: wait until `upper` has passed it."""
+
+    def __init__(self, as_of: object, upper: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"as_of {as_of} is not complete: upper is {upper}", shard_id=shard_id)
+        self.as_of = as_of
+        self.upper = upper
+
+
+class OpaqueMismatch(Error):
+    """Another owner has taken over; stop."""
+
+    def __init__(self, expected: object, actual: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"opaque is {actual}, expected {expected}", shard_id=shard_id)
+        self.expected = expected
+        self.actual = actual
+
+
+class LeaseExpired(Error):
+    """The handle was not heard of for longer than its lease: open a new one."""
+
+
+class BatchExpired(Error):
+    """The registration of the writer that built the batch is gone: build it again."""
+
+
+class AlreadyAppended(Error):
+    """This very batch was appended before, perhaps from somewhere else. Nothing was written."""
+
+
+class StorageUnavailable(Error):
+    """Determinate: it surely did not happen. Retried by the library unless `retry` is false (a full
+    disk, a read-only or forbidden store: waiting does not help)."""
+
+    def __init__(self, message: str, *, retry: bool = True, shard_id: str | None = None) -> None:
+        super().__init__(message, shard_id=shard_id)
+        self.retry = retry
+
+
+class Indeterminate(Error):
+    """It may have happened, or may still; the message says what to check."""
+
+
+class Corruption(Error):
+    """What was stored is not what was written. It is never served as data."""
+
+
+class DiffOverflow(Error):
+    """The sum of the diffs of `(key, val)` does not fit in a signed 64-bit integer."""
+
+    def __init__(self, key: object, val: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"diffs of key {key!r}, val {val!r} sum beyond 64 bits", shard_id=shard_id)
+        self.key = key
+        self.val = val

@@ -1,0 +1,208 @@
+"""Times, frontiers and descriptions: the partial order that everything else is said in.
+
+A time is an `int` in `[0, 2**63)` or a product time, a tuple of such ints of one fixed length,
+ordered component by component. A *frontier* is an antichain: a set of times none of which is
+less than another. It stands for all times at or beyond one of its elements, so the empty
+frontier stands for no time at all: it is the greatest, the final one.
+
+Definitions follow Timely Dataflow's `Antichain` (Murray et al., "Naiad", SOSP 2013) and the
+compaction function of differential dataflow ("advance_by", McSherry et al.).
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, final
+
+from aiopersist.errors import InvalidUsage, UsageKind
+
+Time = int | tuple[int, ...]
+TIME_MAX = 2**63 - 1  # times are stored as signed INT64
+
+
+def check_time(time: object) -> Time:
+    """`time` itself if it is one; else `InvalidUsage` of kind `INVALID_TIME`."""
+    if type(time) is int:
+        if 0 <= time <= TIME_MAX:
+            return time
+    elif isinstance(time, tuple) and time and all(type(t) is int and 0 <= t <= TIME_MAX for t in time):
+        return time
+    elif isinstance(time, int) and not isinstance(time, bool):  # an IntEnum, say
+        return check_time(int(time))
+    raise InvalidUsage(
+        UsageKind.INVALID_TIME,
+        f"{time!r} is not a time: an int in [0, 2**63) or a tuple of them",
+        time=time,
+    )
+
+
+def less_equal(a: Time, b: Time) -> bool:
+    """Whether `a <= b` in the partial order; `a` and `b` have the same shape."""
+    if isinstance(a, int):
+        return a <= b  # type: ignore[operator]  # same shape
+    return all(x <= y for x, y in zip(a, b, strict=True))  # type: ignore[arg-type]  # same shape
+
+
+def join(a: Time, b: Time) -> Time:
+    """The least time at or beyond both."""
+    if isinstance(a, int):
+        return max(a, b)  # type: ignore[type-var]  # same shape
+    return tuple(map(max, a, b))  # type: ignore[arg-type]  # same shape
+
+
+def meet(a: Time, b: Time) -> Time:
+    """The greatest time at or before both."""
+    if isinstance(a, int):
+        return min(a, b)  # type: ignore[type-var]  # same shape
+    return tuple(map(min, a, b))  # type: ignore[arg-type]  # same shape
+
+
+@final
+class Antichain:
+    """A frontier: immutable, hashable, minimal elements only, sorted. `Antichain()` is empty."""
+
+    __slots__ = ("elements",)
+    elements: tuple[Time, ...]
+
+    def __init__(self, *elements: Time) -> None:
+        if len(elements) != 1:
+            elements = _minimal(elements)
+        else:
+            check_time(elements[0])
+        object.__setattr__(self, "elements", elements)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"Antichain is immutable: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Antichain is immutable: cannot delete {name!r}")
+
+    @property
+    def time(self) -> Time | None:
+        """The only element; `None` when empty; `ValueError` when there are several."""
+        if len(self.elements) > 1:
+            raise ValueError(f"{self} has several elements")
+        return self.elements[0] if self.elements else None
+
+    def less_equal(self, time: Time) -> bool:
+        """Whether `time` is at or beyond an element: not yet passed by this frontier."""
+        return any(less_equal(e, _same_shape(self, time)) for e in self.elements)
+
+    def less_than(self, time: Time) -> bool:
+        """Whether `time` is strictly beyond an element."""
+        return any(e != time and less_equal(e, _same_shape(self, time)) for e in self.elements)
+
+    def __le__(self, other: "Antichain") -> bool:
+        if not isinstance(other, Antichain):
+            return NotImplemented
+        return all(self.less_equal(t) for t in other.elements)
+
+    def __lt__(self, other: "Antichain") -> bool:
+        if not isinstance(other, Antichain):
+            return NotImplemented
+        return self.elements != other.elements and self <= other
+
+    def __ge__(self, other: "Antichain") -> bool:
+        return other <= self if isinstance(other, Antichain) else NotImplemented
+
+    def __gt__(self, other: "Antichain") -> bool:
+        return other < self if isinstance(other, Antichain) else NotImplemented
+
+    def join(self, other: "Antichain") -> "Antichain":
+        """The least frontier at or beyond both: times beyond the one *and* the other."""
+        _same_length(self, other)
+        return Antichain(*(join(a, b) for a in self.elements for b in other.elements))
+
+    def meet(self, other: "Antichain") -> "Antichain":
+        """The greatest frontier at or before both: times beyond the one *or* the other."""
+        return Antichain(*self.elements, *other.elements)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Antichain) and self.elements == other.elements
+
+    def __hash__(self) -> int:
+        return hash(self.elements)
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(map(repr, self.elements)) + "}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Antichain, self.elements
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
+        """In JSON a frontier is the list of its elements: `[3]`, `[[0,11],[10,1]]`, `[]`."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(
+            _from_json,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda frontier: frontier.elements
+            ),
+        )
+
+
+def frontier(value: "Antichain | Time") -> Antichain:
+    """Wherever a frontier is asked for, a time is taken as the one-element frontier."""
+    return value if isinstance(value, Antichain) else Antichain(value)
+
+
+def minimum(time_length: int | None) -> Antichain:
+    """The least frontier: `{0}`, or `{(0, 0)}` for product times of length 2. `None`: int times."""
+    return Antichain(0) if time_length is None else Antichain((0,) * time_length)
+
+
+def advance(time: Time, frontier: Antichain) -> Time:
+    """The time that `time` may be replaced by when only reads at times beyond `frontier` remain:
+    the meet over all `f` in the frontier of `join(time, f)`; for ints `max(time, f)`.
+
+    The frontier must not be empty (then nobody reads, and there is no time to advance to).
+    """
+    if not frontier.elements:
+        raise InvalidUsage(UsageKind.INVALID_TIME, "cannot advance to the empty frontier {}", time=time)
+    _same_shape(frontier, time)
+    joined = [join(time, f) for f in frontier.elements]
+    result = joined[0]
+    for other in joined[1:]:
+        result = meet(result, other)
+    return result
+
+
+class Description(NamedTuple):
+    """What a batch holds: updates at times beyond `lower` and not beyond `upper`, as seen by
+    readers at times beyond `since`."""
+
+    lower: Antichain
+    upper: Antichain
+    since: Antichain
+
+
+def _minimal(times: Iterable[Time]) -> tuple[Time, ...]:
+    unique = sorted({check_time(t) for t in times}, key=lambda t: t if isinstance(t, tuple) else (t,))
+    shapes = {len(t) if isinstance(t, tuple) else 0 for t in unique}
+    if len(shapes) > 1:
+        raise InvalidUsage(UsageKind.INVALID_TIME, f"times of different lengths: {unique}", time=unique)
+    return tuple(t for t in unique if not any(u != t and less_equal(u, t) for u in unique))
+
+
+def _same_shape(frontier: Antichain, time: Time) -> Time:
+    first = frontier.elements[0]
+    if isinstance(first, int) is isinstance(time, int) and (
+        isinstance(first, int) or len(first) == len(time)  # type: ignore[arg-type]  # both tuples
+    ):
+        return time
+    raise InvalidUsage(
+        UsageKind.INVALID_TIME, f"time {time!r} is not of the shape of {frontier}", time=time
+    )
+
+
+def _same_length(a: Antichain, b: Antichain) -> None:
+    if a.elements and b.elements:
+        _same_shape(a, b.elements[0])
+
+
+def _from_json(value: Any) -> Antichain:
+    if isinstance(value, Antichain):
+        return value
+    try:
+        return Antichain(*(tuple(e) if isinstance(e, list) else e for e in value))
+    except InvalidUsage as e:  # pydantic turns it into a ValidationError that names the field
+        raise ValueError(str(e)) from e

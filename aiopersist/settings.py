@@ -1,0 +1,105 @@
+"""Every limit, with its unit in its name and its reason beside it.
+
+Each may also be set by an environment variable, `AIOPERSIST_` + the name in capitals; an argument
+wins over the environment. An unknown name is refused in both, so that a typo cannot pass for a
+setting.
+"""
+
+import os
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+PREFIX = "AIOPERSIST_"
+# Variables of the environment that are not settings: where the data lies, and what tests need.
+NOT_SETTINGS = ("LOCATION", "BLOB", "CONSENSUS", "TEST_")
+
+MIB = 1024 * 1024
+
+
+class UntrimmableColumns(BaseModel):
+    """Columns whose statistics stay, even beyond the budget: patterns in lower case, held against
+    the last component of the dotted name of a column."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    equals: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+
+    def should_retain(self, name: str) -> bool:
+        """Whether the statistics of the column `name` (`key`, `val`, `val.amount`) must stay."""
+        last = name.rpartition(".")[2].lower()
+        return last in self.equals or last.startswith(self.prefixes) or last.endswith(self.suffixes)
+
+
+def _untrimmable(value: Any) -> Any:
+    return UntrimmableColumns.model_validate_json(value) if isinstance(value, str) else value
+
+
+class Settings(BaseModel):
+    """The limits of a client. `_s` are seconds, `_bytes` are bytes; zero means none or never."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # Stores
+    open_timeout_s: PositiveFloat = 30.0
+    """How long opening waits for a store that cannot be reached."""
+    retry_timeout_s: NonNegativeFloat | None = None
+    """How long transient failures are retried; `None`: for ever, since a caller has timeouts of its own."""
+    blob_cache_bytes: NonNegativeInt = 64 * MIB
+    """Blobs kept in memory by a client: a snapshot after a snapshot fetches nothing twice."""
+    watch_timeout_s: PositiveFloat = 5.0
+    """A waiter looks for itself after this long: bounds the latency when a hint was lost."""
+
+    # Leases
+    reader_lease_s: PositiveFloat = 900.0
+    """A reader not heard of for this long no longer holds anything back."""
+    writer_lease_s: PositiveFloat = 3600.0
+    """A writer not heard of for this long is gone, with all it staged: longer, since uploads are slow."""
+    txn_retention_s: PositiveFloat = 90 * 24 * 3600.0
+    """How long the last transaction number of an application is remembered."""
+
+    # State
+    rollup_every: PositiveInt = 128
+    """Versions between two full copies of a shard's state: bounds what an opener reads."""
+
+    # Parts
+    blob_target_size: NonNegativeInt = 128 * MIB
+    """Goodbytes at which a buffer becomes a part: large enough that requests do not matter."""
+    batch_builder_max_outstanding_parts: PositiveInt = 2
+    """Parts encoding or uploading at once per builder: one computes while the other is sent."""
+    update_size_max: PositiveInt = 64 * MIB
+    """Goodbytes of the key and val of one update: an update is never split."""
+    row_group_bytes: PositiveInt = 8 * MIB
+    """Goodbytes of a row group: what a reader must load at least of a run."""
+    inline_writes_single_max_bytes: NonNegativeInt = 16 * 1024
+    """Goodbytes below which a part lives in the state: one synced record instead of a file and a record."""
+    inline_writes_total_max_bytes: NonNegativeInt = MIB
+    """Bytes of inline parts per shard: bounds the state."""
+    stats_collection_enabled: bool = True
+    """Whether parts carry the least and greatest value of each column."""
+    stats_budget_bytes: NonNegativeInt = 1024
+    """Statistics per part in the state."""
+    stats_untrimmable_columns: Annotated[UntrimmableColumns, BeforeValidator(_untrimmable)] = Field(
+        default_factory=UntrimmableColumns
+    )
+    """Columns whose statistics stay beyond the budget."""
+
+    # Reading
+    fetch_max_outstanding_parts: PositiveInt = 8
+    """Parts fetched at once per snapshot: hides the latency of an object store."""
+    compaction_memory_bytes: PositiveInt = 256 * MIB
+    """Memory of one merge of runs, of a snapshot in batches or a compaction, at any size of input."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_environment(cls, values: dict[str, Any]) -> dict[str, Any]:
+        names = (n for n in os.environ if n.startswith(PREFIX))
+        found = {
+            name.removeprefix(PREFIX).lower(): os.environ[name]
+            for name in names
+            if not name.removeprefix(PREFIX).startswith(NOT_SETTINGS)
+        }
+        return {**found, **values}
