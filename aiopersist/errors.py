@@ -62,9 +62,7 @@ class InvalidUsage(Error, ValueError):
     """The caller's bug: fix the program. `kind` says which; the values at fault are attributes
     (`lower`, `upper`, `time`, ... as the kind needs them)."""
 
-    def __init__(
-        self, kind: UsageKind, message: str, *, shard_id: str | None = None, **values: Any
-    ) -> None:
+    def __init__(self, kind: UsageKind, message: str, *, shard_id: str | None = None, **values: Any) -> None:
         super().__init__(f"{kind}: {message}", shard_id=shard_id)
         self.kind = kind
         self.__dict__.update(values)

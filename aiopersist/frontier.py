@@ -44,14 +44,14 @@ def less_equal(a: Time, b: Time) -> bool:
 def join(a: Time, b: Time) -> Time:
     """The least time at or beyond both."""
     if isinstance(a, int):
-        return max(a, b)  # type: ignore[type-var]  # same shape
+        return max(a, b)
     return tuple(map(max, a, b))  # type: ignore[arg-type]  # same shape
 
 
 def meet(a: Time, b: Time) -> Time:
     """The greatest time at or before both."""
     if isinstance(a, int):
-        return min(a, b)  # type: ignore[type-var]  # same shape
+        return min(a, b)
     return tuple(map(min, a, b))  # type: ignore[arg-type]  # same shape
 
 
@@ -189,9 +189,7 @@ def _same_shape(frontier: Antichain, time: Time) -> Time:
         isinstance(first, int) or len(first) == len(time)  # type: ignore[arg-type]  # both tuples
     ):
         return time
-    raise InvalidUsage(
-        UsageKind.INVALID_TIME, f"time {time!r} is not of the shape of {frontier}", time=time
-    )
+    raise InvalidUsage(UsageKind.INVALID_TIME, f"time {time!r} is not of the shape of {frontier}", time=time)
 
 
 def _same_length(a: Antichain, b: Antichain) -> None:

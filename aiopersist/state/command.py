@@ -1,0 +1,122 @@
+"""Commands: all transitions of a shard, as pure functions `(state, context) -> Commit | Keep`.
+
+A command decides on the very state that its version will follow, and says what it changes. It
+does no I/O and reads no clock and no settings: `now` comes with the context, sampled anew for each
+attempt; limits come with the command. The one loop that makes commands durable
+(`shard/register.py`) runs a command again, on the newer state, when another version came first.
+
+`Keep` means: no version is needed. With an `error` it is a refusal, reported only after a look at
+a fresh state; without, it is a success that follows from a frontier (or a transaction number)
+that never goes back, so a cached state suffices.
+
+A commit renews the handle it is made for, then drops the readers and writers that are overdue:
+their leases need no process that tends them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aiopersist.errors import Error, ShardFinalized, UnknownShard
+from aiopersist.frontier import Antichain
+from aiopersist.state.diff import Changes
+from aiopersist.state.model import LeasedReader, State, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a command may know beside the state: sampled anew for each attempt."""
+
+    now: float
+    """The consensus store's clock, Unix seconds."""
+    pinned: int | None = None
+    """The oldest seqno that an open snapshot of this process was planned at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A version is to be written; once it is, `result` is what happened."""
+
+    changes: Changes
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """No version is needed: a success with `result`, or, with `error`, a refusal."""
+
+    result: Any = None
+    error: Error | None = None
+
+
+class Command(Protocol):
+    """One transition. A command that does more than once what it does once has
+    `happened(state) -> bool | None`, too: whether a *later* state proves that it was applied, for the
+    case that its own version is gone (`None`: that cannot be known)."""
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep: ...
+
+
+def live(state: State | None) -> State:
+    """`state` of a shard that is there and not finalized. Both errors are final, or nearly: nobody
+    runs a command before the shard was created."""
+    if state is None:
+        raise UnknownShard("the shard was never created")
+    if state.finalized:
+        raise ShardFinalized(f"shard {state.shard} is finalized", shard_id=state.shard)
+    return state
+
+
+def renewed(state: State, writer: str, context: Context) -> Writer:
+    return state.writers[writer].model_copy(update={"heartbeat": context.now})
+
+
+def seqno_hold_of(state: State, context: Context) -> int:
+    return state.seqno if context.pinned is None else min(context.pinned, state.seqno)
+
+
+def commit(
+    state: State,
+    context: Context,
+    *,
+    result: Any = None,
+    moved: bool = False,
+    drop: Mapping[str, tuple[int | str, ...]] | None = None,
+    **changes: Any,
+) -> Commit:
+    """The commit of `changes`, which drops what is overdue, and moves since if a *moving* hold is
+    renewed by it."""
+    dropped = {name: keys for name, keys in (drop or {}).items() if keys} | _overdue(state, context, changes)
+    if moved:
+        since = state.since.join(meet_of_holds(state, dropped.get("readers", ()), changes.get("readers", {})))
+        if since != state.since:
+            changes["since"] = since
+    if dropped:
+        changes["drop"] = dropped
+    return Commit(Changes(**{name: value for name, value in changes.items() if value != {}}), result)
+
+
+def meet_of_holds(
+    state: State, dropped: tuple[int | str, ...], changed: Mapping[str, LeasedReader]
+) -> Antichain:
+    """How far since may go: the meet of all holds, of those that move and those that only keep."""
+    readers = {**state.readers, **changed}
+    since = Antichain()
+    for reader, record in readers.items():
+        if reader not in dropped:
+            since = since.meet(record.since)
+    for critical in state.critical.values():
+        since = since.meet(critical.since)
+    return since
+
+
+def _overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:
+    overdue = {
+        name: tuple(
+            key
+            for key, record in getattr(state, name).items()
+            if record.heartbeat + record.lease_s < context.now and key not in changes.get(name, ())
+        )
+        for name in ("readers", "writers")
+    }
+    return {name: keys for name, keys in overdue.items() if keys}

@@ -1,0 +1,182 @@
+"""Diffs of the state, the only form in which a change of a shard is written.
+
+A command says what it *changes* (`Changes`); `seal` makes it a `Diff`, one version; `apply` makes
+the next state. The process that commits and every process that reads run the same `apply` on the
+same bytes, so there is no second way for two states of one version to differ.
+
+Each diff names the commit id of the version before it: a version that does not follow from ours
+comes from a store that was restored from a backup (`follows`).
+"""
+
+import gzip
+import hashlib
+from typing import Any
+
+from pydantic import ValidationError
+
+from aiopersist.errors import Corruption
+from aiopersist.frontier import Antichain
+from aiopersist.state.model import (
+    FORMAT,
+    CriticalReader,
+    HollowBatch,
+    LeasedReader,
+    Record,
+    Rollup,
+    State,
+    Transaction,
+    Writer,
+)
+
+MAPS = ("schemas", "readers", "critical", "writers", "transactions", "batches", "rollups")
+
+
+class Changes(Record):
+    """What a command sets (maps: by key) and drops (keys by map). What is unset stays as it is."""
+
+    shard: str | None = None
+    since: Antichain | None = None
+    upper: Antichain | None = None
+    finalized: bool = False
+    schemas: dict[int, dict[str, Any]] = {}
+    readers: dict[str, LeasedReader] = {}
+    critical: dict[str, CriticalReader] = {}
+    writers: dict[str, Writer] = {}
+    transactions: dict[str, Transaction] = {}
+    batches: dict[int, HollowBatch] = {}
+    rollups: dict[int, Rollup] = {}
+    drop: dict[str, tuple[int | str, ...]] = {}
+
+
+class RollupName(Record):
+    """The latest rollup, as every diff names it."""
+
+    seqno: int
+    key: str
+    checksum: str
+
+
+class Diff(Record):
+    """One version: the changes against the version before it, and which one that is."""
+
+    format: int
+    seqno: int
+    commit: str
+    prev: str | None
+    """The commit id of the version before; `None` for version 0."""
+    at: float
+    rollup: RollupName | None
+    changes: Changes
+
+
+def seal(changes: Changes, state: State | None, *, commit: str, at: float) -> Diff:
+    """The version that makes `changes` of `state` (`None`: of nothing, the first version)."""
+    if state is None:
+        return Diff(format=FORMAT, seqno=0, commit=commit, prev=None, at=at, rollup=None, changes=changes)
+    return Diff(
+        format=FORMAT,
+        seqno=state.seqno + 1,
+        commit=commit,
+        prev=state.commit,
+        at=at,
+        rollup=rollup_name(state),
+        changes=changes,
+    )
+
+
+def rollup_name(state: State) -> RollupName | None:
+    """The latest rollup of `state`."""
+    seqno = state.latest_rollup
+    if seqno is None:
+        return None
+    return RollupName(seqno=seqno, key=state.rollups[seqno].key, checksum=state.rollups[seqno].checksum)
+
+
+def follows(diff: Diff, state: State | None) -> bool:
+    """Whether `diff` is the version after `state`, of the same history."""
+    if state is None:
+        return diff.seqno == 0 and diff.prev is None
+    return diff.seqno == state.seqno + 1 and diff.prev == state.commit
+
+
+def apply(diff: Diff, state: State | None) -> State:
+    """The state after `diff`. `Corruption` if `diff` does not follow from `state`."""
+    if not follows(diff, state):
+        raise Corruption(
+            f"version {diff.seqno} does not follow from {state!r}: was the store restored from a backup?",
+            shard_id=state.shard if state else diff.changes.shard,
+        )
+    changes = diff.changes
+    update: dict[str, Any] = {"seqno": diff.seqno, "commit": diff.commit, "at": diff.at}
+    if state is None:
+        return State(**changes.model_dump(include={"shard", "since", "upper"}), **update).model_copy(
+            update={name: getattr(changes, name) for name in MAPS}
+        )
+    for name in changes.model_fields_set:
+        if name == "drop":
+            continue
+        value = getattr(changes, name)
+        update[name] = {**getattr(state, name), **value} if name in MAPS else value
+    for name, keys in changes.drop.items():
+        kept = update.get(name) or dict(getattr(state, name))
+        for key in keys:
+            del kept[int(key) if name in _INT_KEYS else key]
+        update[name] = kept
+    return state.model_copy(update=update)
+
+
+_INT_KEYS = ("schemas", "batches", "rollups")
+
+
+def encode_diff(diff: Diff) -> bytes:
+    """JSON. Fields that are not set are left out."""
+    return diff.__pydantic_serializer__.to_json(diff, exclude_unset=True)
+
+
+def decode_diff(data: bytes) -> Diff:
+    """`Corruption` for what is no diff, or of a format that this version does not understand."""
+    try:
+        diff: Diff = Diff.__pydantic_validator__.validate_json(data)  # skips a layer of Python
+        return diff
+    except ValidationError as e:
+        raise _not_understood("a diff of the state", data, e) from e
+
+
+def encode_rollup(state: State) -> bytes:
+    """JSON, compressed; `{"format": 1, "state": {...}}`."""
+    return gzip.compress(RollupFile(format=FORMAT, state=state).model_dump_json().encode(), 1, mtime=0)
+
+
+def decode_rollup(data: bytes, checksum: str) -> State:
+    """The state in a rollup whose diff promised `checksum`."""
+    if checksum_of(data) != checksum:
+        raise Corruption("a rollup's bytes do not have the checksum that the state names")
+    try:
+        text = gzip.decompress(data)
+        return RollupFile.model_validate_json(text).state
+    except (ValidationError, OSError, EOFError) as e:
+        raise _not_understood("a rollup", data, e) from e
+
+
+def checksum_of(data: bytes) -> str:
+    """128 bits of SHA-256: enough that no other rollup passes for this one."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+class RollupFile(Record):
+    """What a rollup holds."""
+
+    format: int
+    state: State
+
+
+def _not_understood(what: str, data: bytes, error: Exception) -> Corruption:
+    import json
+
+    try:
+        found = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)["format"]
+    except (ValueError, KeyError, TypeError, OSError, EOFError):
+        return Corruption(f"{what} is not readable: {error}")
+    if isinstance(found, int) and found > FORMAT:
+        return Corruption(f"{what} has format {found}, this version reads up to {FORMAT}: upgrade aiopersist")
+    return Corruption(f"{what} is not readable: {error}")

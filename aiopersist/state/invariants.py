@@ -1,0 +1,63 @@
+"""What holds of every state, as named predicates: checked before a version is written, and of every
+full state that is read.
+
+A violation before the write is a bug of ours, and nothing is written; after the read it is
+`Corruption`, and nothing is served.
+"""
+
+from itertools import pairwise
+
+from aiopersist.errors import Corruption
+from aiopersist.state.diff import Diff
+from aiopersist.state.model import State
+
+
+def frontiers_never_go_back(before: State, after: State) -> bool:
+    """`<=` and not `<`: most versions move neither."""
+    return before.since <= after.since and before.upper <= after.upper
+
+
+def versions_are_contiguous(before: State, after: State) -> bool:
+    """Exactly one more: a gap could hide a version that deleted what this one names."""
+    return after.seqno == before.seqno + 1
+
+
+def batches_are_contiguous(state: State) -> bool:
+    """Each batch begins where the one before ends, and ordinals rise: so no update is counted twice
+    and none is missing."""
+    ordinals = list(state.batches)
+    batches = list(state.batches.values())
+    return all(a < b for a, b in pairwise(ordinals)) and all(a.upper == b.lower for a, b in pairwise(batches))
+
+
+def trace_ends_at_upper(state: State) -> bool:
+    """The last batch ends where the shard's upper is; without batches nothing was appended yet."""
+    if state.finalized or not state.batches:
+        return True
+    return next(reversed(state.batches.values())).upper == state.upper
+
+
+def new_blobs_are_registered(diff: Diff, after: State) -> bool:
+    """Every blob key that this version adds carries the id of a writer that is registered in it:
+    what makes the leak sweep safe."""
+    keys = [part.key for batch in diff.changes.batches.values() for part in batch.parts if part.key]
+    keys += [rollup.key for rollup in diff.changes.rollups.values()]
+    return all(key.split("/")[1] in after.writers for key in keys)
+
+
+def check_version(diff: Diff, before: State | None, after: State) -> None:
+    """Raise `AssertionError`, our bug, if `diff` must not be written."""
+    if before is not None:
+        assert versions_are_contiguous(before, after), (before, after)
+        assert frontiers_never_go_back(before, after), (before, after)
+    for ordinal in diff.changes.batches:
+        assert ordinal in (next(reversed(after.batches)), *(before.batches if before else ())), diff
+    assert trace_ends_at_upper(after), after
+    assert new_blobs_are_registered(diff, after), diff
+
+
+def check_state(state: State) -> State:
+    """`state` itself, or `Corruption`."""
+    if not batches_are_contiguous(state) or not trace_ends_at_upper(state):
+        raise Corruption(f"the trace of {state!r} has gaps or overlaps", shard_id=state.shard)
+    return state

@@ -1,0 +1,86 @@
+"""Commands for the life of a shard: creation, schemas, rollups, the end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiopersist.errors import BatchExpired, SchemaMismatch
+from aiopersist.frontier import Antichain
+from aiopersist.state.command import Commit, Context, Keep, commit, live
+from aiopersist.state.diff import MAPS, Changes
+from aiopersist.state.model import Rollup, State
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make the shard, with `since = upper = minimum`, unless it is there."""
+
+    shard: str
+    schema: Mapping[str, Any]
+    minimum: Antichain
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is not None:
+            return Keep()
+        return Commit(
+            Changes(shard=self.shard, since=self.minimum, upper=self.minimum, schemas={0: dict(self.schema)})
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finalize:
+    """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced."""
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or state.finalized:
+            return Keep()
+        drop = {name: tuple(getattr(state, name)) for name in MAPS if name not in ("schemas", "rollups")}
+        empty = Antichain()
+        return Commit(
+            Changes(
+                since=empty,
+                upper=empty,
+                finalized=True,
+                drop={name: keys for name, keys in drop.items() if keys},
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EvolveSchema:
+    """Make `schema` the current one under the next id, if the current id is still `expected`.
+    The caller has checked that it is compatible with the schema of that id."""
+
+    expected: int
+    schema: Mapping[str, Any]
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if state.schema_id != self.expected:
+            return Keep(error=SchemaMismatch(self.expected, state.schema_id))
+        if state.schemas[self.expected] == self.schema:
+            return Keep(result=self.expected)
+        return Commit(Changes(schemas={self.expected + 1: dict(self.schema)}), self.expected + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AddRollup:
+    """Name a rollup of version `seqno`, unless a newer one is there; forget transaction numbers that
+    were not used for `txn_retention_s`."""
+
+    writer: str
+    seqno: int
+    rollup: Rollup
+    txn_retention_s: float
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.writer not in state.writers:
+            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        if state.latest_rollup is not None and state.latest_rollup >= self.seqno:
+            return Keep(result=False)
+        oldest = context.now - self.txn_retention_s
+        stale = tuple(app for app, txn in state.transactions.items() if txn.at < oldest)
+        return commit(
+            state, context, result=True, drop={"transactions": stale}, rollups={self.seqno: self.rollup}
+        )

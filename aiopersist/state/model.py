@@ -1,0 +1,160 @@
+"""What is known of a shard at one version: a frozen value, and its JSON.
+
+The state is a handful of frontiers and ids, and *maps* of small frozen records: readers,
+writers, batches, ... A change touches few records, so a version in the consensus store holds
+only the records that it sets or drops (`diff.py`), and the whole is written now and then to the
+blob store (a *rollup*). Both are JSON from pydantic models, so `psql` and `jq` can read them.
+
+Times of the clock are Unix seconds of the consensus store's clock.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from aiopersist.frontier import Antichain, Description
+
+FORMAT = 1  # of diffs and rollups; a reader refuses a later one
+
+
+class Record(BaseModel):
+    """A frozen value with a JSON form. Unknown fields are refused: a later format says so first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class HollowPart(Record):
+    """The metadata of a part: where it lies, and what proves that what lies there is ours."""
+
+    key: str | None = None
+    """Its blob key; `None` for an inline part."""
+    inline: bytes | None = None
+    """The part itself, if it is inline."""
+    size: int
+    """Bytes as encoded."""
+    rows: int
+    footer_bytes: int = 0
+    """Length of the end of the blob that holds the index."""
+    checksum: str
+    """Of the index, or of all the bytes of an inline part."""
+    schema_id: int = 0
+    key_lower: Any = None
+    stats: dict[str, Any] | None = None
+    rewrite: Antichain | None = None
+    """Times are advanced to it when the part is read."""
+    truncated: bool = False
+    """The part may hold updates outside of the bounds of its batch: they are left out when read."""
+
+
+class HollowBatch(Record):
+    """The metadata of a batch: its description and its parts."""
+
+    lower: Antichain
+    upper: Antichain
+    since: Antichain
+    parts: tuple[HollowPart, ...] = ()
+    runs: tuple[int, ...] = ()
+    """Index of the first part of every run but the first."""
+
+    @property
+    def description(self) -> Description:
+        return Description(self.lower, self.upper, self.since)
+
+    @property
+    def len(self) -> int:
+        """Updates in its parts, those that a truncation hides included."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def inline_bytes(self) -> int:
+        return sum(part.size for part in self.parts if part.inline is not None)
+
+
+class LeasedReader(Record):
+    """A reader that is gone when it was not heard of for `lease_s`."""
+
+    since: Antichain
+    """What it holds; the empty frontier holds nothing."""
+    moving: bool = False
+    """Whether it was ever downgraded: only such a hold moves the shard's since."""
+    seqno_hold: int
+    """The oldest version it may still read the blobs of."""
+    heartbeat: float
+    lease_s: float
+    name: str | None = None
+    owner: str | None = None
+    """Of a named hold: whose calls count. A takeover replaces it."""
+
+
+class CriticalReader(Record):
+    """A hold that never expires, fenced by its opaque."""
+
+    since: Antichain
+    opaque: int
+
+
+class Writer(Record):
+    """A registered writer: blob keys with its id may be added to the state while it is here."""
+
+    heartbeat: float
+    lease_s: float
+    token: str | None = None
+    """Of its last append: proves, after a lost answer, that it happened."""
+    upper: Antichain | None = None
+    """The upper that its last append left."""
+    appended: tuple[str, ...] = ()
+    """Ids of staged batches that were appended."""
+
+
+class Transaction(Record):
+    """The last transaction number of an application."""
+
+    number: int
+    at: float
+
+
+class Rollup(Record):
+    """A full state in the blob store."""
+
+    key: str
+    checksum: str
+    size: int
+
+
+class State(Record):
+    """One version of a shard's state."""
+
+    shard: str
+    seqno: int
+    commit: str
+    at: float
+    """When this version was made."""
+    since: Antichain
+    upper: Antichain
+    finalized: bool = False
+    """Nothing can be read or written any more."""
+    schemas: dict[int, dict[str, Any]] = {}
+    readers: dict[str, LeasedReader] = {}
+    critical: dict[str, CriticalReader] = {}
+    writers: dict[str, Writer] = {}
+    transactions: dict[str, Transaction] = {}
+    batches: dict[int, HollowBatch] = {}
+    """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
+    rollups: dict[int, Rollup] = {}
+    """By the seqno they are the state of."""
+
+    @property
+    def schema_id(self) -> int:
+        """The current schema's."""
+        return max(self.schemas)
+
+    @property
+    def inline_bytes(self) -> int:
+        return sum(batch.inline_bytes for batch in self.batches.values())
+
+    @property
+    def latest_rollup(self) -> int | None:
+        return max(self.rollups, default=None)
+
+    def __repr__(self) -> str:
+        return f"<State of {self.shard} at seqno {self.seqno}: since {self.since}, upper {self.upper}>"

@@ -1,0 +1,115 @@
+"""Commands of readers: leases and holds."""
+
+from dataclasses import dataclass
+
+from aiopersist.errors import LeaseExpired, OpaqueMismatch, SinceViolation
+from aiopersist.frontier import Antichain
+from aiopersist.state.command import Commit, Context, Keep, commit, live, seqno_hold_of
+from aiopersist.state.diff import Changes
+from aiopersist.state.model import LeasedReader, State
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterReader:
+    """Register a leased reader that holds `since` (empty: nothing but the blobs it reads)."""
+
+    reader: str
+    since: Antichain
+    lease_s: float
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if not state.since <= self.since:
+            return Keep(error=SinceViolation(self.since, state.since))
+        record = LeasedReader(
+            since=self.since,
+            seqno_hold=seqno_hold_of(state, context),
+            heartbeat=context.now,
+            lease_s=self.lease_s,
+        )
+        return commit(state, context, readers={self.reader: record})
+
+
+@dataclass(frozen=True, slots=True)
+class TakeNamedHold:
+    """Take over the named hold, which keeps its frontier; or make it, at `since` (`None`: the
+    shard's). The earlier owner is fenced."""
+
+    name: str
+    owner: str
+    since: Antichain | None
+    lease_s: float
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        reader = named_reader(self.name)
+        found = state.readers.get(reader)
+        since = found.since if found else self.since or state.since
+        if not state.since <= since:
+            return Keep(error=SinceViolation(since, state.since))
+        record = LeasedReader(
+            since=since,
+            moving=found.moving if found else False,
+            seqno_hold=min(found.seqno_hold, state.seqno) if found else seqno_hold_of(state, context),
+            heartbeat=context.now,
+            lease_s=self.lease_s,
+            name=self.name,
+            owner=self.owner,
+        )
+        return commit(state, context, result=since, readers={reader: record})
+
+
+def named_reader(name: str) -> str:
+    """The reader id of the hold named `name`."""
+    return f"name:{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RenewReader:
+    """Heartbeat; with `downgrade`, move the hold forward and so the shard's since; with `hold`, say
+    what open snapshots and listens need now (of a reader without a hold of its own)."""
+
+    reader: str
+    owner: str | None = None
+    downgrade: Antichain | None = None
+    hold: Antichain | None = None
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        found = state.readers.get(self.reader)
+        if found is None:
+            return Keep(error=LeaseExpired(f"reader {self.reader} is no longer registered"))
+        if found.owner != self.owner:
+            return Keep(error=OpaqueMismatch(self.owner, found.owner))
+        since, moving = found.since, found.moving
+        if self.hold is not None:
+            if not state.since <= self.hold:
+                return Keep(error=SinceViolation(self.hold, state.since))
+            since = self.hold
+        if self.downgrade is not None:
+            since, moving = since.join(self.downgrade), True
+        record = found.model_copy(
+            update={
+                "since": since,
+                "moving": moving,
+                "heartbeat": context.now,
+                "seqno_hold": max(found.seqno_hold, seqno_hold_of(state, context)),
+            }
+        )
+        return commit(state, context, result=since, moved=moving, readers={self.reader: record})
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireReader:
+    """End a reader's registration. Only removes a record: since stays as it is."""
+
+    reader: str
+    owner: str | None = None
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        found = state.readers.get(self.reader) if state else None
+        if found is None:
+            return Keep()
+        if found.owner != self.owner:
+            return Keep(error=OpaqueMismatch(self.owner, found.owner))
+        return Commit(Changes(drop={"readers": (self.reader,)}))

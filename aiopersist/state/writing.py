@@ -1,0 +1,145 @@
+"""Commands of writers: registration, append."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiopersist.errors import BatchExpired, LeaseExpired, UpperMismatch
+from aiopersist.frontier import Antichain
+from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
+from aiopersist.state.diff import Changes
+from aiopersist.state.model import HollowBatch, State, Transaction, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWriter:
+    """Register a fresh writer id: blobs under it may be referenced from now on."""
+
+    writer: str
+    lease_s: float
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        record = Writer(heartbeat=context.now, lease_s=self.lease_s)
+        return commit(state, context, writers={self.writer: record})
+
+    def happened(self, state: State) -> bool | None:
+        """Ids are fresh, so a record proves it; without one it may have come and expired."""
+        return True if self.writer in state.writers else None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatWriter:
+    """Tell that the writer lives. Always a commit."""
+
+    writer: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.writer not in state.writers:
+            return Keep(error=LeaseExpired(f"writer {self.writer} is no longer registered"))
+        return commit(state, context, writers={self.writer: renewed(state, self.writer, context)})
+
+
+@dataclass(frozen=True, slots=True)
+class Occupy:
+    """Take the next version, whatever it says, so that a statement still on its way to that version
+    can never take it: how a cancelled append is settled."""
+
+    writer: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or state.finalized or self.writer not in state.writers:
+            return Commit(Changes())
+        return commit(state, context, writers={self.writer: renewed(state, self.writer, context)})
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireWriter:
+    """End a registration: what was staged under it can no longer be appended."""
+
+    writer: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or self.writer not in state.writers:
+            return Keep()
+        return Commit(Changes(drop={"writers": (self.writer,)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The result of an append: whether it wrote, and the shard's upper after it."""
+
+    upper: Antichain
+    wrote: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append `batch`, or nothing but a new upper.
+
+    `replica`: definite data that others write too. What the shard has already is dropped by
+    truncation: the batch enters with the shard's upper as its lower.
+    """
+
+    writer: str
+    token: str
+    batch: HollowBatch
+    transactions: Mapping[str, int]
+    replica: bool = False
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.transactions and any(
+            app in state.transactions and number <= state.transactions[app].number
+            for app, number in self.transactions.items()
+        ):
+            return Keep(result=Appended(state.upper, wrote=False))
+        lower = self.batch.lower
+        if self.replica and self.batch.upper <= state.upper:
+            return Keep(result=Appended(state.upper, wrote=False))
+        if self.replica and lower <= state.upper <= self.batch.upper:
+            lower = state.upper
+        if lower != state.upper:
+            return Keep(error=UpperMismatch(lower, state.upper))
+        if self.writer not in state.writers:
+            kind = BatchExpired if any(part.key for part in self.batch.parts) else LeaseExpired
+            return Keep(error=kind(f"writer {self.writer} is no longer registered"))
+        record = renewed(state, self.writer, context).model_copy(
+            update={"token": self.token, "upper": self.batch.upper}
+        )
+        numbers = {a: Transaction(number=n, at=context.now) for a, n in self.transactions.items()}
+        return commit(
+            state,
+            context,
+            result=Appended(self.batch.upper, wrote=True),
+            upper=self.batch.upper,
+            writers={self.writer: record},
+            batches=insert(state, truncate(self.batch, lower)),
+            transactions=numbers,
+        )
+
+    def happened(self, state: State) -> bool | None:
+        """The state keeps each writer's last token, and a writer appends one thing at a time."""
+        writer = state.writers.get(self.writer)
+        return None if writer is None else writer.token == self.token
+
+
+def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
+    """`batch` from `lower` on. Its parts are marked: they may hold updates before `lower`."""
+    if lower == batch.lower:
+        return batch
+    parts = tuple(part.model_copy(update={"truncated": True}) for part in batch.parts)
+    return batch.model_copy(update={"lower": lower, "parts": parts})
+
+
+def insert(state: State, batch: HollowBatch) -> dict[int, HollowBatch]:
+    """The change of the trace that puts `batch` at its end. Neighbouring empty batches are one, so an
+    upper that advances a million times without updates costs one batch."""
+    if batch.lower == batch.upper:
+        return {}
+    if state.batches and not batch.parts:
+        ordinal = next(reversed(state.batches))
+        last = state.batches[ordinal]
+        if not last.parts:
+            return {ordinal: last.model_copy(update={"upper": batch.upper})}
+    return {state.seqno + 1: batch}
