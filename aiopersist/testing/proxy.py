@@ -1,0 +1,240 @@
+"""A TCP proxy in front of a real server, to lose what networks lose.
+
+    async with TcpProxy("127.0.0.1", 5432) as proxy:
+        ... connect to proxy.host, proxy.port ...
+        lost = proxy.swallow_answers_then_cut(completes_command)
+        ... send a statement: the server does it, nobody is told ...
+        await lost
+
+Everything is real but the network: bytes are forwarded, delayed, held back or dropped, connections
+are refused or cut. What a test needs to know is counted.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from aiopersist.runtime import SYSTEM
+
+CHUNK_BYTES = 64 * 1024
+
+
+def completes_command(answer: bytes) -> bool:
+    """Whether Postgres reports a finished statement in `answer` (not `BEGIN`, not `SET`). It sends
+    this after the commit of a statement outside a transaction. `answer` begins with a message."""
+    at = 0
+    while at + 5 <= len(answer):
+        length = int.from_bytes(answer[at + 1 : at + 5], "big")
+        tag = answer[at + 5 : at + 1 + length]
+        if answer[at : at + 1] == b"C" and not tag.startswith((b"BEGIN", b"SET", b"LISTEN")):
+            return True
+        at += 1 + length
+    return False
+
+
+class TcpProxy:
+    """Controls take effect at once, for open connections and for new ones."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.target = (host, port)
+        self.host = "127.0.0.1"
+        self.port = 0  # known once it is entered
+        self.delay_s = 0.0  # before each chunk, in both directions
+        self.refusing = False
+        self.accepted = 0
+        self.refused = 0
+        self.cuts = 0
+        self.bytes_to_server = 0
+        self.bytes_to_client = 0
+        self._requests = _open_gate()
+        self._answers = _open_gate()
+        self._links: set[_Link] = set()
+        self._swallow: tuple[Callable[[bytes], bool], asyncio.Future[bytes]] | None = None
+        self._server: asyncio.Server | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many are open now."""
+        return len(self._links)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, self.host, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        links = list(self._links)
+        for link in links:
+            link.cut()
+        await asyncio.gather(*(link.ended.wait() for link in links))
+
+    def cut(self) -> int:
+        """Cut all connections, on both sides; returns how many. Bytes held back are lost."""
+        links = list(self._links)
+        for link in links:
+            link.cut()
+        self.cuts += len(links)
+        return len(links)
+
+    def cut_clients(self) -> int:
+        """Cut only the clients' side: requests held back still reach the server when released."""
+        for link in self._links:
+            link.cut_client()
+        self.cuts += len(self._links)
+        return len(self._links)
+
+    def refuse(self) -> None:
+        """Reset every new connection, until `accept()`. Open ones stay."""
+        self.refusing = True
+
+    def accept(self) -> None:
+        """Take new connections again."""
+        self.refusing = False
+
+    def hold_requests(self) -> None:
+        """Bytes from client to server wait here, until `release_requests()`."""
+        self._requests.clear()
+
+    def release_requests(self) -> None:
+        """Send what was held back, in order."""
+        self._requests.set()
+
+    def hold_answers(self) -> None:
+        """Bytes from server to client wait here, until `release_answers()`."""
+        self._answers.clear()
+
+    def release_answers(self) -> None:
+        """Deliver what was held back, in order."""
+        self._answers.set()
+
+    def swallow_answers_then_cut(self, when: Callable[[bytes], bool] = bool) -> "asyncio.Future[bytes]":
+        """The first answer for which `when(bytes)` holds is dropped and its connection cut: the
+        server did the work and nobody is told. The future has the bytes that were lost; cancel it
+        to go back to forwarding."""
+        lost: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._swallow = (when, lost)
+        return lost
+
+    def _is_swallowed(self, answer: bytes) -> bool:
+        if self._swallow is None:
+            return False
+        when, lost = self._swallow
+        if lost.done():
+            self._swallow = None
+            return False
+        if not when(answer):
+            return False
+        self._swallow = None
+        self.cuts += 1
+        lost.set_result(answer)
+        return True
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            self.refused += 1
+            writer.transport.abort()
+            return
+        try:
+            server_reader, server_writer = await asyncio.open_connection(*self.target)
+        except OSError:
+            self.refused += 1
+            writer.transport.abort()
+            return
+        self.accepted += 1
+        link = _Link(self, (reader, writer), (server_reader, server_writer))
+        self._links.add(link)
+        try:
+            await link.run()
+        finally:
+            self._links.discard(link)
+            link.ended.set()
+
+
+_Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Link:
+    """One client's connection and the one to the server that belongs to it."""
+
+    def __init__(self, proxy: TcpProxy, client: _Side, server: _Side) -> None:
+        self.proxy = proxy
+        self.client_reader, self.client_writer = client
+        self.server_reader, self.server_writer = server
+        self.was_cut = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    def cut(self) -> None:
+        self.was_cut.set()
+        self.cut_client()
+        self.server_writer.transport.abort()
+
+    def cut_client(self) -> None:
+        self.client_writer.transport.abort()
+
+    async def run(self) -> None:
+        pumps = [asyncio.create_task(self._requests()), asyncio.create_task(self._answers())]
+        cut = asyncio.create_task(self.was_cut.wait())
+        try:
+            both = asyncio.gather(*pumps)
+            await asyncio.wait([both, cut], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*pumps, cut):
+                task.cancel()
+            await asyncio.gather(*pumps, cut, return_exceptions=True)
+            self.cut()
+
+    async def _requests(self) -> None:
+        while data := await _read(self.client_reader):
+            await self._pause(self.proxy._requests)
+            self.proxy.bytes_to_server += len(data)
+            await _write(self.server_writer, data)
+        await self.proxy._requests.wait()
+        _close(self.server_writer)
+
+    async def _answers(self) -> None:
+        while data := await _read(self.server_reader):
+            await self._pause(self.proxy._answers)
+            if self.proxy._is_swallowed(data):
+                self.cut()
+                return
+            self.proxy.bytes_to_client += len(data)
+            await _write(self.client_writer, data)  # a client that was cut no longer hears it
+        _close(self.client_writer)
+
+    async def _pause(self, gate: asyncio.Event) -> None:
+        if self.proxy.delay_s:
+            await SYSTEM.sleep(self.proxy.delay_s)
+        await gate.wait()
+
+
+def _open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    if writer.is_closing():
+        return
+    try:
+        writer.write(data)
+        await writer.drain()
+    except OSError:
+        return
+
+
+def _close(writer: asyncio.StreamWriter) -> None:
+    if writer.can_write_eof() and not writer.is_closing():
+        writer.write_eof()

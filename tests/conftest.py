@@ -1,0 +1,225 @@
+"""Servers and locations for every test, and three rules: no test hangs (`timeout` in pyproject.toml),
+none blocks the event loop, and every run says which S3 servers it was about."""
+
+import asyncio
+import inspect
+import os
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from aiopersist.testing import servers
+from aiopersist.testing.proxy import TcpProxy
+
+# Shared, noisy cores: how long one example takes says nothing.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
+
+LOOP_LAG_MAX_S = 0.5
+_s3_used: Counter[str] = Counter()
+
+
+class StoreUrls(NamedTuple):
+    """`ap.open(blob=..., consensus=...)`; a test may unpack it."""
+
+    blob: str
+    consensus: str
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[servers.PostgresServer]:
+    """The run's own Postgres, started when a test first needs it."""
+    with servers.postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_schema() -> str:
+    """The name of a schema that nobody else uses; the library makes it."""
+    return f"t_{uuid.uuid4().hex[:16]}"
+
+
+@pytest.fixture
+def postgres_url(postgres_server: servers.PostgresServer, postgres_schema: str) -> str:
+    """A consensus URL of an empty place in the real Postgres."""
+    return postgres_server.url(postgres_schema)
+
+
+class PostgresProxy(NamedTuple):
+    """`url` leads through `proxy`, `direct_url` around it to the same place."""
+
+    proxy: TcpProxy
+    url: str
+    direct_url: str
+
+
+@pytest.fixture
+async def postgres_proxy(
+    postgres_server: servers.PostgresServer, postgres_schema: str
+) -> AsyncIterator[PostgresProxy]:
+    """A TCP proxy in front of the real Postgres."""
+    async with TcpProxy(postgres_server.host, postgres_server.port) as proxy:
+        url = postgres_server.url(postgres_schema, host=proxy.host, port=proxy.port)
+        yield PostgresProxy(proxy, url, postgres_server.url(postgres_schema))
+
+
+@pytest.fixture(scope="session", params=servers.s3_labels())
+def s3_server(request: pytest.FixtureRequest, _s3_pool: dict[str, servers.S3Server]) -> servers.S3Server:
+    """Each S3 server that is there."""
+    return _s3_pool[request.param]
+
+
+@pytest.fixture
+def s3_url(s3_server: servers.S3Server) -> str:
+    """A blob URL of an empty place in each S3 server that is there."""
+    return _s3_place(s3_server)
+
+
+@pytest.fixture
+def best_s3_url(_s3_pool: dict[str, servers.S3Server]) -> str:
+    """A blob URL of an empty place in the best S3 server that is there."""
+    return _s3_place(_s3_pool[servers.s3_labels()[0]])
+
+
+@pytest.fixture(params=["mem", "files+sqlite", "files+postgres", "s3+postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
+    """An empty location of each kind. With S3 it is the best server that is there."""
+    kind = request.param
+    if kind == "mem":
+        url = f"mem://{uuid.uuid4().hex}"
+        return StoreUrls(url, url)
+    blob = request.getfixturevalue("best_s3_url") if "s3" in kind else f"file://{tmp_path / 'blob'}"
+    if "sqlite" in kind:
+        return StoreUrls(blob, f"sqlite://{tmp_path / 'state.db'}")
+    return StoreUrls(blob, request.getfixturevalue("postgres_url"))
+
+
+class _S3Pool(dict[str, servers.S3Server]):
+    """Servers by label, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running = servers.ExitStack()
+
+    def __missing__(self, label: str) -> servers.S3Server:
+        self[label] = self._running.enter_context(servers.s3_server(label))
+        return self[label]
+
+    def close(self) -> None:
+        self._running.close()
+
+
+@pytest.fixture(scope="session")
+def _s3_pool() -> Iterator[dict[str, servers.S3Server]]:
+    pool = _S3Pool()
+    yield pool
+    pool.close()
+
+
+def _s3_place(server: servers.S3Server) -> str:
+    _s3_used[server.label] += 1
+    return server.url(f"t-{uuid.uuid4().hex[:16]}")
+
+
+class LoopWatch:
+    """Notices when a callback keeps the event loop from running for longer than `LOOP_LAG_MAX_S`.
+
+    A thread counts its own ticks since the loop last answered, each for at most a tenth of a second:
+    a machine that stands still stops both, and counts for next to nothing. It keeps the stack of the
+    loop's thread at the moment the limit was passed.
+    """
+
+    TICK_S = 0.05
+
+    def __init__(self) -> None:
+        self.blocked_at: str | None = None
+        self._lag_s = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="loop-watch", daemon=True)
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._beat()
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._timer.cancel()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        self._lag_s = 0.0
+        self._timer = self._loop.call_later(self.TICK_S, self._beat)
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._done.wait(self.TICK_S):
+            now = time.monotonic()
+            self._lag_s += min(now - before, 2 * self.TICK_S)
+            before = now
+            if self._lag_s > LOOP_LAG_MAX_S and self.blocked_at is None:
+                frame = sys._current_frames().get(self._loop_thread)
+                self.blocked_at = "".join(traceback.format_stack(frame)[-8:]) if frame else "?"
+
+
+@pytest.fixture
+async def _watched_loop() -> AsyncIterator[LoopWatch]:
+    async with LoopWatch() as watch:
+        yield watch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails an async test in which the loop stood still. A test that has to block it says so:
+    `@pytest.mark.blocks_loop`."""
+    function = getattr(request, "function", None)
+    if not inspect.iscoroutinefunction(function) or request.node.get_closest_marker("blocks_loop"):
+        yield
+        return
+    watch = request.getfixturevalue("_watched_loop")
+    yield
+    if watch.blocked_at is not None:
+        pytest.fail(
+            f"the event loop stood still for more than {LOOP_LAG_MAX_S} s in:\n{watch.blocked_at}",
+            pytrace=False,
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    demanded = os.environ.get("AIOPERSIST_TEST_REQUIRE_REAL_S3") == "1"
+    if demanded and not any(servers.is_real(label) for label in _s3_used):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Last, so that it stands among the closing lines."""
+    if not _s3_used:
+        if os.environ.get("AIOPERSIST_TEST_REQUIRE_REAL_S3") == "1":
+            terminalreporter.write_line("S3: NO TEST RAN, but a real server was demanded", red=True, bold=True)
+        return
+    tested = ", ".join(f"{label} ({count} tests)" for label, count in sorted(_s3_used.items()))
+    terminalreporter.write_line(f"S3 servers tested: {tested}", bold=True)
+    if not any(servers.is_real(label) for label in _s3_used):
+        terminalreporter.write_line(
+            "!!! NO REAL S3 SERVER WAS TESTED, only a simulation. Put versitygw on the PATH "
+            "(go install github.com/versity/versitygw/cmd/versitygw@latest), or set "
+            "AIOPERSIST_TEST_S3_ENDPOINT. !!!",
+            red=True,
+            bold=True,
+        )
+
+
