@@ -47,7 +47,7 @@ class Occupy:
 
     writer: str
 
-    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+    def __call__(self, state: State | None, context: Context) -> Commit:
         if state is None or state.finalized or self.writer not in state.writers:
             return Commit(Changes())
         return commit(state, context, writers={self.writer: renewed(state, self.writer, context)})

@@ -1,0 +1,171 @@
+"""The one shape of every resource: awaited or entered, closed once, owned by its client.
+
+- `Opening` is what an opener returns: `await` it, or enter it with `async with`. It enters no task
+  group and no cancel scope, so a resource may be closed in another task than it was opened in.
+- `Supervisor` owns every task of a client. A failure of its tasks is logged and counted; it never
+  cancels the code of a user.
+- `Scope` is the life of a handle: it refuses calls from another loop, thread or process and calls
+  after the end, and ends calls that wait when it closes (as `asyncio.timeout` ends them: by one
+  cancellation that it takes back).
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from aiopersist.errors import InvalidUsage, UsageKind
+
+log = logging.getLogger("aiopersist")
+
+RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end what it left
+
+
+class Closeable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+R = TypeVar("R", bound=Closeable)
+
+
+class Opening(Generic[R]):
+    """`r = await opening`, or `async with opening as r`, which closes `r` at the end."""
+
+    def __init__(self, open: Callable[[], Awaitable[R]]) -> None:
+        self._open = open
+        self._resource: R | None = None
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> R:
+        self._resource = await self._open()
+        return self._resource
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._resource is not None:
+            await self._resource.aclose()
+
+
+class Supervisor:
+    """Owns tasks. They live until they end or the supervisor closes."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loops: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work`, whose outcome somebody awaits, or nobody any more: not even its failure is lost
+        silently by that, since its caller decides what it means."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def background(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work`, which nobody awaits: cancelled at the end, its failure logged and counted."""
+        task = asyncio.create_task(work, name=name)
+        self._loops.add(task)
+        task.add_done_callback(self._loop_done)
+        return task
+
+    async def aclose(self, deadline_s: float = RELEASE_DEADLINE_S) -> None:
+        """End the background work, give the rest `deadline_s` to end by itself, then cancel it."""
+        me = asyncio.current_task()
+        for task in self._loops:
+            task.cancel()
+        if rest := {*self._loops, *self._tasks} - {me}:
+            await asyncio.wait(rest, timeout=deadline_s)
+        for task in self._tasks - {me}:
+            task.cancel()
+        if rest := {*self._loops, *self._tasks} - {me}:
+            await asyncio.wait(rest, timeout=deadline_s)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen
+
+    def _loop_done(self, task: asyncio.Task[Any]) -> None:
+        self._loops.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures += 1
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+
+
+class Scope:
+    """The life of a handle. `with scope.call():` surrounds every public call that waits."""
+
+    def __init__(self, what: str, parent: "Scope | None" = None) -> None:
+        self.what = what
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._calls: set[_Call] = set()
+        self._children: set[Scope] = set()
+        self._parent = parent
+        if parent is not None:
+            parent.check()
+            parent._children.add(self)
+
+    def check(self) -> None:
+        """Raise `InvalidUsage` unless a call may begin here and now."""
+        if self.closed:
+            raise InvalidUsage(UsageKind.CLOSED, f"{self.what} is closed")
+        if os.getpid() != self._pid:
+            raise InvalidUsage(UsageKind.WRONG_LOOP, f"{self.what} was opened before a fork")
+        if asyncio._get_running_loop() is not self._loop:
+            raise InvalidUsage(UsageKind.WRONG_LOOP, f"{self.what} belongs to another event loop")
+
+    def call(self) -> "_Call":
+        return _Call(self)
+
+    def close(self) -> bool:
+        """End it, with all that hangs below it; `False` if it was closed before. Calls that wait are
+        ended with `CLOSED`."""
+        if self.closed:
+            return False
+        self.closed = True
+        for child in list(self._children):
+            child.close()
+        for call in list(self._calls):
+            call.interrupt()
+        if self._parent is not None:
+            self._parent._children.discard(self)
+        return True
+
+
+class _Call:
+    """One call in flight."""
+
+    __slots__ = ("_cancelling", "_interrupted", "_scope", "_task")
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._interrupted = False
+
+    def __enter__(self) -> None:
+        self._scope.check()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task: asyncio.Task[Any] = task
+        self._cancelling = task.cancelling()
+        self._scope._calls.add(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scope._calls.discard(self)
+        if self._interrupted and self._task.uncancel() <= self._cancelling:
+            if isinstance(error, asyncio.CancelledError):
+                raise InvalidUsage(UsageKind.CLOSED, f"{self._scope.what} was closed") from None
+
+    def interrupt(self) -> None:
+        if self._task is not asyncio.current_task():
+            self._interrupted = True
+            self._task.cancel()

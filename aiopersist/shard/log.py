@@ -1,0 +1,68 @@
+"""Reading a shard's state: rollup, then diffs.
+
+Consensus holds the newest versions, as diffs; the blob store holds rollups. The earliest live
+version is 0, or has a rollup at exactly its seqno, and every diff names the latest rollup. So the
+state is: the head, the rollup that it names, and the diffs after that. Between those reads others
+may commit, and truncate what is no longer needed: then it begins again from a newer head.
+"""
+
+from aiopersist.errors import Corruption
+from aiopersist.shard.stack import Stack
+from aiopersist.state.diff import Diff, apply, decode_diff, decode_rollup
+from aiopersist.state.invariants import check_state
+from aiopersist.state.model import State
+from aiopersist.storage.consensus import Versioned
+
+SHARD_PREFIX = "shard/"
+SCAN_LIMIT = 512  # versions per request: a few MB at most, since inline parts are small
+
+
+def consensus_key(shard: str) -> str:
+    """Where the versions of `shard` are."""
+    return SHARD_PREFIX + shard
+
+
+async def load(stack: Stack, shard: str) -> State | None:
+    """The state at the head, read anew; `None` where the shard is not. Costs a read of the head, of the
+    latest rollup if there is one, and a scan for every 512 versions since then."""
+    missing: Diff | None = None
+    while True:
+        head = await stack.consensus.head(consensus_key(shard))
+        if head is None:
+            return None
+        diff = _decode(head, shard)
+        if missing is not None and diff.rollup == missing.rollup:
+            raise Corruption(f"rollup {diff.rollup} is named by the head and is not there", shard_id=shard)
+        missing = None
+        state = None
+        if diff.rollup is not None:
+            data = await stack.blob.get(diff.rollup.key)
+            if data is None:  # our head is old: the rollup was replaced and collected meanwhile
+                missing = diff
+                continue
+            state = check_state(decode_rollup(data, diff.rollup.checksum))
+        read = await replay(stack, shard, state, head)
+        if read is not None:
+            return read
+
+
+async def replay(stack: Stack, shard: str, state: State | None, head: Versioned) -> State | None:
+    """`state` after the versions up to `head`; `None` if some of them were truncated meanwhile."""
+    at = -1 if state is None else state.seqno
+    if at + 1 == head.seqno:
+        return apply(_decode(head, shard), state)
+    while at < head.seqno:
+        versions = await stack.consensus.scan(consensus_key(shard), at + 1, SCAN_LIMIT)
+        if not versions or versions[0].seqno != at + 1:
+            return None
+        for version in versions:
+            state = apply(_decode(version, shard), state)
+        at = versions[-1].seqno
+    return state
+
+
+def _decode(version: Versioned, shard: str) -> Diff:
+    diff = decode_diff(version.data)
+    if diff.seqno != version.seqno:
+        raise Corruption(f"version {version.seqno} says that it is {diff.seqno}", shard_id=shard)
+    return diff
