@@ -2,6 +2,7 @@
 none blocks the event loop, and every run says which S3 servers it was about."""
 
 import asyncio
+import importlib
 import inspect
 import os
 import sys
@@ -197,6 +198,13 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
             f"the event loop stood still for more than {LOOP_LAG_MAX_S} s in:\n{watch.blocked_at}",
             pytrace=False,
         )
+
+
+def pytest_sessionstart() -> None:
+    """Heavy modules are imported once, before any loop runs: the first test that needs one would
+    seem to block its loop."""
+    for name in ("polars", "pyarrow.parquet", "pyarrow.compute", "asyncpg", "aiobotocore.session"):
+        importlib.import_module(name)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,0 +1,48 @@
+"""A test that blocks the event loop fails; one that waits, or works on a thread, does not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+CASES = """
+import asyncio, time
+import pytest
+
+async def test_sleeps_in_the_loop():
+    time.sleep(0.9)
+
+async def test_computes_in_the_loop():
+    before = time.monotonic()
+    while time.monotonic() - before < 0.9:
+        sum(range(1000))
+
+@pytest.mark.blocks_loop
+async def test_says_so():
+    time.sleep(0.9)
+
+async def test_waits():
+    await asyncio.sleep(0.9)
+
+async def test_works_on_a_thread():
+    await asyncio.to_thread(time.sleep, 0.9)
+
+def test_has_no_loop():
+    time.sleep(0.9)
+"""
+
+
+def test_what_blocks_the_loop_fails_and_says_where(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    (tmp_path / "test_cases.py").write_text(CASES)
+    (tmp_path / "conftest.py").write_text((root / "tests/conftest.py").read_text())
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", str(root / "pyproject.toml"), "--rootdir", str(tmp_path)]
+        + ["-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert "6 passed, 2 errors" in run.stdout, run.stdout + run.stderr
+    for case in ("test_sleeps_in_the_loop", "test_computes_in_the_loop"):
+        assert f"in {case}" in run.stdout
+    assert "in test_waits" not in run.stdout

@@ -1,0 +1,33 @@
+"""What tox cannot find by itself.
+
+- Interpreters that pyenv has installed but not selected: its shims for them fail, so the folders of
+  the interpreters themselves go to the end of the `PATH`.
+- The newest Python that is here. Its environment runs the slow tests, too; it is named in
+  `AIOPERSIST_NEWEST`, and tox.ini asks for it.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+MINORS = range(14, 10, -1)
+
+
+def add_pyenv_to_path() -> None:
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found = [str(p.parent) for minor in MINORS for p in root.glob(f"versions/3.{minor}.*/bin/python3.{minor}")]
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *found])
+
+
+def newest() -> str:
+    """As the name of an environment: `py313`. The Python that runs tox is there in any case."""
+    folders = [p for p in os.environ["PATH"].split(os.pathsep) if Path(p).name != "shims"]
+    here = [minor for minor in MINORS if shutil.which(f"python3.{minor}", path=os.pathsep.join(folders))]
+    return f"py3{max([*here, sys.version_info.minor])}"
+
+
+add_pyenv_to_path()
+os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")  # a Python that is not here is skipped, not fetched
+os.environ["AIOPERSIST_NEWEST"] = newest()
+os.environ[f"AIOPERSIST_MARKS_{newest()}"] = "not long"
