@@ -1,0 +1,330 @@
+"""How the values of one Python type become one Arrow column, and back.
+
+A `Codec` turns a list of values into an array. The plain ones are decided by the Arrow type alone;
+`UUID` and `Enum` are a plain one with a step before and after. A `Field` adds nullability, as Arrow
+fields do: codecs of this package take `None` in its place, and their field says whether it may be
+there. A codec of the user never sees `None` unless its type says so.
+
+Checking is done in bulk: the set of the types of all values is compared with what is accepted, at
+the speed of C, and only a column that fails is searched for the row to blame. A refusal travels as
+`Refusal` (row and reason) up to the caller that knows which input row that is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from enum import Enum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from aiopersist.data.lazy import pa, pc
+
+NONE = type(None)
+
+
+class Refusal(Exception):
+    """A value that cannot be stored: its row among the values given, and why."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+        self.reason = reason
+
+
+class Codec(ABC):
+    """How values of one type are stored. An own codec is a subclass with the class attributes
+    `name` (its identity, kept in the shard) and `arrow_type`, given as an instance."""
+
+    name: str
+    arrow_type: pa.DataType
+
+    @abstractmethod
+    def encode(self, values: Sequence[Any]) -> pa.Array:
+        """The values as an array of `arrow_type`, one element each; may raise anything to refuse."""
+
+    @abstractmethod
+    def decode(self, array: pa.Array) -> list[Any]:
+        """The values again, in order."""
+
+
+class BuiltIn(Codec):
+    """A codec of this package: takes `None` among its values, and is given the set of their types."""
+
+    @abstractmethod
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        """As `encode`; `types` are those of the values. Raises `Refusal`."""
+
+    def encode(self, values: Sequence[Any]) -> pa.Array:
+        return self.build(values, set(map(type, values)))
+
+
+class Field(NamedTuple):
+    """A codec and whether `None` may stand among its values."""
+
+    codec: Codec
+    nullable: bool
+
+    def arrow(self, name: str) -> pa.Field:
+        return pa.field(name, self.codec.arrow_type, nullable=self.nullable)
+
+    def encode(self, values: Sequence[Any]) -> pa.Array:
+        """The column of the values. Raises `Refusal`."""
+        types = set(map(type, values))
+        if NONE in types and not self.nullable:
+            row = next(i for i, v in enumerate(values) if v is None)
+            raise Refusal(row, f"null where {self.codec.name} is wanted")
+        if isinstance(self.codec, BuiltIn):
+            return self.codec.build(values, types)
+        return _encode_own(self.codec, values, has_nulls=NONE in types)
+
+    def decode(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
+        if isinstance(array, pa.ChunkedArray):
+            return [value for chunk in array.chunks for value in self.decode(chunk)]
+        if isinstance(self.codec, BuiltIn) or not array.null_count:
+            return self.codec.decode(array)
+        values = iter(self.codec.decode(array.drop_null()))
+        return [next(values) if valid else None for valid in array.is_valid().to_pylist()]
+
+
+def scatter(array: pa.Array, present: Sequence[bool]) -> pa.Array:
+    """The elements of `array` where `present`, nulls elsewhere."""
+    positions = iter(range(len(array)))
+    return array.take(pa.array([next(positions) if p else None for p in present], pa.int64()))
+
+
+def canonical(array: pa.Array) -> pa.Array:
+    """Floats at any depth in the one form that they are stored in: -0.0 becomes 0.0, every NaN the same."""
+    t = array.type
+    if pa.types.is_floating(t):
+        return _canonical_floats(array)
+    if not _has_floats(t):
+        return array
+    mask = array.is_null() if array.null_count else None
+    if pa.types.is_struct(t):
+        children = [canonical(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(children, fields=list(t), mask=mask)
+    if pa.types.is_fixed_size_list(t):
+        values = array.values.slice(array.offset * t.list_size, len(array) * t.list_size)
+        return pa.FixedSizeListArray.from_arrays(canonical(values), type=t, mask=mask)
+    cls = type(array)
+    plain_offsets = pa.concat_arrays([array.offsets])  # a slice has an offset, which a mask refuses
+    return cls.from_arrays(plain_offsets, canonical(array.values), type=t, mask=mask)
+
+
+def _has_floats(t: pa.DataType) -> bool:
+    if pa.types.is_nested(t):
+        return any(_has_floats(t.field(i).type) for i in range(t.num_fields))
+    return bool(pa.types.is_floating(t))
+
+
+def _canonical_floats(array: pa.Array) -> pa.Array:
+    array = pc.add(array, pa.scalar(0.0, array.type))  # -0.0 + 0.0 is 0.0
+    nans = pc.is_nan(array)
+    if pc.any(nans).as_py():
+        array = pc.if_else(nans, pa.scalar(float("nan"), array.type), array)
+    return array
+
+
+def first_failure(values: Sequence[Any], attempt: Callable[[Sequence[Any]], object]) -> tuple[int, str]:
+    """The first row that makes `attempt` fail, and the reason; it is known to fail on all of them."""
+    good, bad = 0, len(values)  # a prefix of length `good` passes, one of length `bad` fails
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            attempt(values[good:middle])
+            good = middle
+        except Exception:
+            bad = middle
+    try:
+        attempt(values[good:bad])
+    except Exception as e:
+        return good, str(e)
+    return good, "refused together with other rows"
+
+
+def short(value: object) -> str:
+    """The repr of a value, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Plain(BuiltIn):
+    """A codec that the Arrow type decides: what Python type, what may be lost on the way (nothing)."""
+
+    def __init__(self, arrow_type: pa.DataType, accepted: tuple[type, ...]) -> None:
+        self.name = str(arrow_type)
+        self.arrow_type = arrow_type
+        self.accepted = accepted
+        self.exact = {*accepted, NONE}
+        self.floating = pa.types.is_floating(arrow_type)
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        if not types <= self.exact:
+            self._check_types(values)
+        self._check_values(values)
+        try:
+            array = self._array(values, types)
+        except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as e:
+            row, reason = first_failure(values, lambda some: self._array(some, types))
+            raise Refusal(row, f"{short(values[row])} is no {self.name}: {reason}") from e
+        if array.null_count and array.null_count != sum(v is None for v in values):  # a Decimal NaN
+            row = next(i for i, v in enumerate(values) if v is not None and not array[i].is_valid)
+            raise Refusal(row, f"{short(values[row])} is no {self.name}")
+        return array
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        values: list[Any] = array.to_pylist()
+        return values
+
+    def _array(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        if not self.floating:
+            return pa.array(values, self.arrow_type)
+        if types - {float, NONE}:
+            values = [v if v is None else _exact_float(v) for v in values]
+        return canonical(pa.array(values, self.arrow_type))
+
+    def _check_types(self, values: Sequence[Any]) -> None:
+        """Subclasses pass, except those that mean something else: a bool is no int, a datetime no date."""
+        for row, value in enumerate(values):
+            wrong = (bool in type(value).__mro__ and bool not in self.accepted) or (
+                isinstance(value, dt.datetime) and dt.datetime not in self.accepted
+            )
+            if value is not None and (wrong or not isinstance(value, self.accepted)):
+                raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {self.name}")
+
+    def _check_values(self, values: Sequence[Any]) -> None:
+        """What Arrow would accept but should not."""
+
+
+class Timestamps(Plain):
+    """Points in time: aware where the type has a zone (stored as UTC), naive where it has none."""
+
+    def _check_values(self, values: Sequence[Any]) -> None:
+        zones = {v.tzinfo: v for v in values if v is not None}
+        naive = {zone for zone, v in zones.items() if v.utcoffset() is None}
+        wrong = naive if self.arrow_type.tz else zones.keys() - naive
+        if wrong:
+            row = next(i for i, v in enumerate(values) if v is not None and v.tzinfo in wrong)
+            fault = "is naive: it has no time zone" if self.arrow_type.tz else "has a time zone"
+            raise Refusal(row, f"{short(values[row])} {fault}")
+
+
+class Uuids(BuiltIn):
+    """UUIDs as their 16 bytes."""
+
+    name = "uuid"
+
+    def __init__(self) -> None:
+        self.arrow_type = pa.binary(16)
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        _refuse_others(values, types, UUID, self.name)
+        return pa.array([None if v is None else v.bytes for v in values], self.arrow_type)
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        return [None if v is None else UUID(bytes=v) for v in array.to_pylist()]
+
+
+class Enums(BuiltIn):
+    """Members of an `Enum` as their names."""
+
+    def __init__(self, cls: type[Enum]) -> None:
+        self.cls = cls
+        self.name = cls.__name__
+        self.arrow_type = pa.string()
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        _refuse_others(values, types, self.cls, self.name)
+        names = [None if v is None else v.name for v in values]
+        for unnamed in set(names) - self.cls.__members__.keys() - {None}:  # a combination of flags
+            raise Refusal(names.index(unnamed), f"{short(unnamed)} is no member of {self.name}")
+        return pa.array(names, self.arrow_type)
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        members = self.cls.__members__
+        return [None if v is None else members[v] for v in array.to_pylist()]
+
+
+class Units(BuiltIn):
+    """Nothing but `None`."""
+
+    name = "null"
+
+    def __init__(self) -> None:
+        self.arrow_type = pa.null()
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        if not types <= {NONE}:
+            row = next(i for i, v in enumerate(values) if v is not None)
+            raise Refusal(row, f"{short(values[row])} is not None")
+        return pa.nulls(len(values))
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        return [None] * len(array)
+
+
+def plain(arrow_type: pa.DataType) -> BuiltIn:
+    """The codec of an Arrow type without parts; `TypeError` for one that cannot be stored."""
+    is_ = pa.types
+    t = arrow_type
+    if is_.is_null(t):
+        return Units()
+    if is_.is_timestamp(t) and t.unit != "ns":
+        return Timestamps(t, (dt.datetime,))
+    for accepted, applies in _accepted(t):
+        if applies:
+            return Plain(t, accepted)
+    raise TypeError(f"cannot store {t}")
+
+
+def _accepted(t: pa.DataType) -> Iterable[tuple[tuple[type, ...], bool]]:
+    is_ = pa.types
+    yield (bool,), is_.is_boolean(t)
+    yield (int,), is_.is_integer(t)
+    yield (float, int), is_.is_float32(t) or is_.is_float64(t)
+    yield (str,), is_.is_string(t) or is_.is_large_string(t)
+    yield (bytes,), is_.is_binary(t) or is_.is_large_binary(t) or is_.is_fixed_size_binary(t)
+    yield (dt.date,), is_.is_date32(t)
+    yield (dt.time,), is_.is_time(t) and t.unit != "ns"  # Python has no nanoseconds
+    yield (dt.timedelta,), is_.is_duration(t) and t.unit != "ns"
+    yield (Decimal,), is_.is_decimal128(t)
+
+
+def _exact_float(value: float) -> float:
+    result = float(value)
+    if result != value and result == result:
+        raise ValueError("the nearest float is another number")
+    return result
+
+
+def _refuse_others(values: Sequence[Any], types: set[type], cls: type, name: str) -> None:
+    if types <= {cls, NONE}:
+        return
+    for row, value in enumerate(values):
+        if value is not None and not isinstance(value, cls):
+            raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {name}")
+
+
+def _encode_own(codec: Codec, values: Sequence[Any], *, has_nulls: bool) -> pa.Array:
+    present = [v for v in values if v is not None] if has_nulls else values
+    try:
+        array = _checked(codec, present)
+    except Exception as e:  # whatever it raises is its way to refuse
+        at, reason = first_failure(present, lambda some: _checked(codec, some))
+        rows = [i for i, v in enumerate(values) if v is not None] if has_nulls else range(len(values))
+        raise Refusal(rows[at] if present else 0, f"codec {codec.name}: {reason}") from e
+    return scatter(array, [v is not None for v in values]) if has_nulls else array
+
+
+def _checked(codec: Codec, values: Sequence[Any]) -> pa.Array:
+    array = codec.encode(values)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if array.type != codec.arrow_type or len(array) != len(values):
+        raise TypeError(f"gave {len(array)} of {array.type} for {len(values)} of {codec.arrow_type}")
+    if array.null_count:
+        raise ValueError("gave null for a value")
+    return canonical(array)
