@@ -16,7 +16,9 @@ MINORS = range(14, 10, -1)
 
 def add_pyenv_to_path() -> None:
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = [str(p.parent) for minor in MINORS for p in root.glob(f"versions/3.{minor}.*/bin/python3.{minor}")]
+    found = [
+        str(p.parent) for minor in MINORS for p in root.glob(f"versions/3.{minor}.*/bin/python3.{minor}")
+    ]
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *found])
 
 

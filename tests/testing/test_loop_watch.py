@@ -35,9 +35,9 @@ def test_what_blocks_the_loop_fails_and_says_where(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     (tmp_path / "test_cases.py").write_text(CASES)
     (tmp_path / "conftest.py").write_text((root / "tests/conftest.py").read_text())
+    options = ["-q", "-c", str(root / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", str(root / "pyproject.toml"), "--rootdir", str(tmp_path)]
-        + ["-p", "no:cacheprovider", str(tmp_path)],
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
