@@ -1,0 +1,154 @@
+"""Sorting and summing: at most one update per (key, val, time), in order, none with a diff of zero.
+
+One sort, then neighbours are compared once: where a row differs from the one before it a group
+begins, and a group's sum is a difference of prefix sums. (A hash aggregation costs three times as
+much and would have to be sorted too.)
+
+Sums never wrap. If the magnitudes of all diffs together fit in 62 bits, 64-bit prefix sums cannot
+overflow, which a glance at the greatest diff tells; else groups are summed in 128 bits. A sum beyond
+64 bits stays as several updates side by side, as few as possible: the greatest diff as often as it
+fits and the rest, so the same updates always give the same rows. Where sums are final there is no
+side by side: `DiffOverflow`.
+
+Small tables are sorted as Python tuples: the entry into each kernel would cost more than the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.lazy import pa, pc, pl
+from aiopersist.data.order import flatten, row_keys
+from aiopersist.errors import DiffOverflow
+
+DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
+SMALL_ROWS = 96  # below this, tuples are faster than kernels
+
+
+def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None = None) -> pa.Table:
+    """The same updates sorted by all columns but `diff`, in their order, and summed."""
+    return _consolidate(table, final=None)
+
+
+def contents(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """The sums per (key, val), as columns `key`, `val`, `diff`, in order; times are ignored, so the
+    caller has filtered by them. `DiffOverflow` when a sum does not fit in 64 bits."""
+    return _consolidate(table.select(["key", "val", "diff"]), final=schema)
+
+
+def sum_columns(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """As `contents` over whatever columns the table has beside `diff`: those of a projection."""
+    return _consolidate(table, final=schema)
+
+
+def pieces(total: int) -> list[int]:
+    """The fewest diffs within 64 bits with this sum, the greatest magnitudes first."""
+    limit = DIFF_MAX if total > 0 else DIFF_MIN
+    whole, rest = divmod(total, limit) if total else (0, 0)
+    return [limit] * whole + ([rest] if rest else [])
+
+
+def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.Table:
+    names = [name for name in table.column_names if name != "diff"]
+    if table.num_rows <= SMALL_ROWS:
+        return _small(table, names, final)
+    return _large(table, names, final)
+
+
+def _small(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | None) -> pa.Table:
+    keys = row_keys(table, names)
+    diffs = table.column("diff").to_pylist()
+    rows, sums = [], []
+    for row, total in _sums(keys, diffs):
+        split = pieces(total)
+        if final is not None and len(split) > 1:
+            raise _overflow(table.slice(row, 1), final)
+        rows += [row] * len(split)
+        sums += split
+    if sums == diffs and rows == list(range(table.num_rows)):
+        return table
+    taken = table.take(pa.array(rows, pa.int64()))
+    index = table.schema.get_field_index("diff")
+    return taken.set_column(index, table.schema.field(index), pa.array(sums, pa.int64()))
+
+
+def _sums(keys: list[tuple[Any, ...]], diffs: list[int]) -> Iterator[tuple[int, int]]:
+    """Per group of equal keys, in order, its first row and its sum."""
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    start = 0
+    while start < len(order):
+        first, end = order[start], start + 1
+        while end < len(order) and keys[order[end]] == keys[first]:
+            end += 1
+        yield first, sum(diffs[row] for row in order[start:end])
+        start = end
+
+
+def _large(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | None) -> pa.Table:
+    leaves: list[Any] = []
+    rebuilds = [flatten(table.column(name), leaves) for name in names]
+    keys = [str(i) for i in range(len(leaves))]
+    frame = pl.from_arrow(pa.table([*leaves, table.column("diff")], [*keys, "diff"]))
+    assert isinstance(frame, pl.DataFrame)
+    if keys:
+        frame = frame.sort(keys, nulls_last=False)
+    frame = _summed(frame, keys)
+    if frame.schema["diff"] == pl.Int128:
+        over = frame.filter((pl.col("diff") > DIFF_MAX) | (pl.col("diff") < DIFF_MIN))
+        if final is not None and over.height:
+            raise _overflow(_rebuilt(over.head(1).with_columns(diff=pl.lit(0)), table, rebuilds), final)
+        frame = _side_by_side(frame)
+    return _rebuilt(frame, table, rebuilds)
+
+
+def _side_by_side(frame: pl.DataFrame) -> pl.DataFrame:
+    """Sums of 128 bits as diffs of 64, in several rows where they must be."""
+    over = (pl.col("diff") > DIFF_MAX) | (pl.col("diff") < DIFF_MIN)
+    if not frame.select(over.any()).item():
+        return frame.with_columns(pl.col("diff").cast(pl.Int64))
+    split = list(map(pieces, frame["diff"].to_list()))
+    rows = [row for row, diffs in enumerate(split) for _ in diffs]
+    return frame[rows].with_columns(diff=pl.Series([d for diffs in split for d in diffs], dtype=pl.Int64))
+
+
+def _rebuilt(frame: pl.DataFrame, like: pa.Table, rebuilds: list[Any]) -> pa.Table:
+    """The flattened columns and `diff` as a table with the columns and types of `like`."""
+    flat = frame.to_arrow(compat_level=pl.CompatLevel.newest())
+    leaves = iter(flat.columns)
+    columns = [rebuild(leaves, flat.num_rows) for rebuild in rebuilds] + [flat.column("diff")]
+    names = [name for name in like.column_names if name != "diff"] + ["diff"]
+    fields = [like.schema.field(name) for name in names]
+    return pa.table(columns, pa.schema(fields))
+
+
+def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:
+    """Names the key and val of a row; of a projection, what it has of them."""
+    names = row.column_names
+    key = schema.key.decode(row.column("key"))[0] if "key" in names else None
+    val = schema.val.decode(row.column("val"))[0] if "val" in names else None
+    return DiffOverflow(key, val)
+
+
+def _summed(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """One row per group of equal neighbours with its sum, none that is zero. Where 64 bits may not
+    do, `diff` has 128."""
+    differs = [pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys]
+    first = pl.int_range(pl.len()) == 0
+    starts = frame.select(pl.any_horizontal(first, *differs).alias("s")).to_series()
+    if starts.all():
+        return frame if (frame["diff"] != 0).all() else frame.filter(pl.col("diff") != 0)
+    at = starts.arg_true()
+    ends = at.shift(-1, fill_value=frame.height) - 1
+    wide = _magnitude(frame["diff"]) * frame.height >= 2**62
+    totals = frame["diff"].cast(pl.Int128 if wide else pl.Int64).cum_sum().gather(ends)
+    sums = (totals - totals.shift(1, fill_value=0)).alias("diff")
+    frame = frame.filter(starts).with_columns(sums).filter(pl.col("diff") != 0)
+    return frame
+
+
+def _magnitude(diffs: pl.Series) -> int:
+    least, greatest = diffs.min(), diffs.max()
+    assert isinstance(least, int) and isinstance(greatest, int)
+    return max(abs(least), abs(greatest))

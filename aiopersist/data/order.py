@@ -1,0 +1,117 @@
+"""The order of updates, by (key, val, time), the same on every machine: unsigned bytes for binary
+and UTF-8, numbers by value, false before true, nulls first, NaN last; structs field by field, an
+absent struct first; lists element by element, a prefix first.
+
+It exists twice, and tests hold one against the other. Large tables are *flattened* for polars:
+structs become their validity and their fields, product times their components (sorting structs is
+four times slower); lists stay, polars orders them so. Single rows become *row keys*, Python tuples
+that compare in the same order: for tiny tables, for bisection in sorted ones, and for telling
+whether a part continues a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.times import components, from_components
+
+Column = Any  # an Array or a ChunkedArray
+Rebuild = Callable[[Iterator[Column], int], Column]
+"""Puts a column together again from its leaves, taken in order, and the number of rows."""
+
+
+def flatten(column: Column, leaves: list[Column]) -> Rebuild:
+    """Appends the leaves of a column, in the order in which they decide; returns the way back."""
+    t = column.type
+    if pa.types.is_null(t):
+        return lambda _, rows: pa.nulls(rows)
+    if pa.types.is_fixed_size_list(t):
+        leaves.extend(components(column))
+        return lambda found, _: from_components([next(found) for _ in range(t.list_size)], t)
+    if pa.types.is_struct(t):
+        return _flatten_struct(column, leaves)
+    leaves.append(column)
+    return lambda found, _: _typed(next(found), t)
+
+
+def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Per row a tuple that compares as the row does, by the given columns."""
+    keys = [_column_keys(table.column(name)) for name in columns]
+    return list(zip(*keys, strict=True)) if keys else [()] * table.num_rows
+
+
+def row_key(table: pa.Table | pa.RecordBatch, row: int, columns: Sequence[str] = ("key", "val", "time")) -> Any:
+    """The row key of one row, which may be negative to count from the end."""
+    return row_keys(table.slice(row % table.num_rows, 1), columns)[0]
+
+
+def _flatten_struct(column: Column, leaves: list[Column]) -> Rebuild:
+    t = column.type
+    nulls = column.null_count > 0
+    if nulls:
+        leaves.append(pc.is_valid(column))
+    # `struct_field` puts null where the struct is absent, as all our structs hold it.
+    rebuilds = [flatten(pc.struct_field(column, [i]), leaves) for i in range(t.num_fields)]
+
+    def rebuild(found: Iterator[Column], rows: int) -> Column:
+        mask = pc.invert(_one(next(found))) if nulls else None
+        children = [_one(r(found, rows)) for r in rebuilds]
+        return pa.StructArray.from_arrays(children, fields=list(t), mask=mask)
+
+    return rebuild
+
+
+def _one(column: Column) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _column_keys(column: Column) -> list[Any]:
+    physical = _physical(column.type)
+    if physical != column.type:
+        column = column.cast(physical)
+    values: list[Any] = column.to_pylist()
+    if not column.null_count and _natural(column.type):
+        return values
+    return list(map(_comparable(column.type), values))
+
+
+def _comparable(t: pa.DataType) -> Callable[[Any], Any]:
+    """What makes Python's order that of the type: nulls are (), which is before any (x,)."""
+    if pa.types.is_floating(t):
+        return lambda v: () if v is None else (v != v, v if v == v else 0.0)
+    if pa.types.is_struct(t):
+        fields = [(field.name, _comparable(field.type)) for field in t]
+        return lambda v: () if v is None else (tuple(c(v[name]) for name, c in fields),)
+    if pa.types.is_list(t):
+        element = _comparable(t.value_type)
+        return lambda v: () if v is None else (tuple(map(element, v)),)
+    return lambda v: () if v is None else (v,)
+
+
+def _natural(t: pa.DataType) -> bool:
+    """Whether Python orders the values of the type as we do."""
+    if pa.types.is_fixed_size_list(t):
+        return True  # of ints
+    return not (pa.types.is_nested(t) or pa.types.is_floating(t))
+
+
+def _physical(t: pa.DataType) -> pa.DataType:
+    """The type with numbers for points in time: Python's own do not reach as far."""
+    if pa.types.is_struct(t):
+        return pa.struct([f.with_type(_physical(f.type)) for f in t])
+    if pa.types.is_list(t):
+        return pa.list_(t.value_field.with_type(_physical(t.value_type)))
+    if pa.types.is_temporal(t):
+        return pa.int32() if t.bit_width == 32 else pa.int64()
+    return t
+
+
+def _typed(column: Any, wanted: pa.DataType) -> Any:
+    """polars gives views for text and bytes; back to the types of the schema."""
+    if column.type == wanted:
+        return column
+    if pa.types.is_fixed_size_binary(wanted):
+        column = column.cast(pa.binary())
+    return column.cast(wanted)

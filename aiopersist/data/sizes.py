@@ -1,0 +1,95 @@
+"""How large updates are: *goodbytes* are the bytes of their values, without overhead.
+
+A number counts its width, a text or bytes their length, a list its elements, a bool one byte; a
+null counts as an empty value of its type. `time` and `diff` count 8 bytes per number. Arrow columns
+know the length of any range of rows from two offsets, so the size of a slice costs no pass over the
+rows, and cuts are found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import unpack_from
+
+from aiopersist.data.lazy import pa
+from aiopersist.errors import InvalidUpdate
+
+
+def goodbytes(table: pa.Table | pa.RecordBatch) -> int:
+    """Goodbytes of all columns of the table, `time` and `diff` included."""
+    return sum(column_bytes(column) for column in table.columns)
+
+
+def payload_bytes(table: pa.Table | pa.RecordBatch) -> int:
+    """Goodbytes of key and val alone, which the largest size of one update limits."""
+    return column_bytes(table.column("key")) + column_bytes(table.column("val"))
+
+
+def column_bytes(column: pa.Array | pa.ChunkedArray) -> int:
+    """Goodbytes of one column."""
+    if isinstance(column, pa.ChunkedArray):
+        return sum(_range_bytes(chunk, 0, len(chunk)) for chunk in column.chunks)
+    return _range_bytes(column, 0, len(column))
+
+
+def check_update_size(table: pa.Table, update_size_max: int, *, row_base: int = 0) -> None:
+    """`InvalidUpdate` with its row if the key and val of an update are larger than allowed."""
+    size = payload_bytes(table)
+    if size <= update_size_max:
+        return
+    if table.num_rows == 1:
+        raise InvalidUpdate(f"{size} bytes of key and val, at most {update_size_max}", row=row_base)
+    half = table.num_rows // 2
+    check_update_size(table.slice(0, half), update_size_max, row_base=row_base)
+    check_update_size(table.slice(half), update_size_max, row_base=row_base + half)
+
+
+def split(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
+    """The table in pieces of at most `target_bytes` goodbytes, or of one row that is larger."""
+    table = table.combine_chunks()
+    start = 0
+    while start < table.num_rows:
+        rows = rows_within(table.slice(start), target_bytes)
+        yield table.slice(start, rows)
+        start += rows
+
+
+def rows_within(table: pa.Table, target_bytes: int) -> int:
+    """How many rows from the first on have at most `target_bytes` goodbytes; at least one."""
+    fits, over = 1, table.num_rows + 1
+    while over - fits > 1:
+        middle = (fits + over) // 2
+        if goodbytes(table.slice(0, middle)) <= target_bytes:
+            fits = middle
+        else:
+            over = middle
+    return fits
+
+
+def _range_bytes(array: pa.Array, start: int, stop: int) -> int:
+    """Goodbytes of the rows `start:stop` of one array."""
+    t = array.type
+    if pa.types.is_null(t) or start >= stop:
+        return 0
+    if pa.types.is_struct(t):
+        return sum(_range_bytes(array.field(i), start, stop) for i in range(t.num_fields))
+    if pa.types.is_fixed_size_list(t):
+        offset = array.offset
+        return _range_bytes(array.values, (offset + start) * t.list_size, (offset + stop) * t.list_size)
+    if pa.types.is_list(t):
+        return _range_bytes(array.values, *_offsets(array, start, stop))
+    if pa.types.is_string(t) or pa.types.is_binary(t):
+        first, last = _offsets(array, start, stop)
+        return last - first
+    if pa.types.is_large_string(t) or pa.types.is_large_binary(t):
+        first, last = _offsets(array, start, stop, width=8)
+        return last - first
+    return (stop - start) * max(t.bit_width // 8, 1)
+
+
+def _offsets(array: pa.Array, start: int, stop: int, *, width: int = 4) -> tuple[int, int]:
+    buffer, kind = array.buffers()[1], "<i" if width == 4 else "<q"
+    if buffer is None or buffer.size == 0:
+        return 0, 0
+    at = [unpack_from(kind, buffer, (array.offset + row) * width)[0] for row in (start, stop)]
+    return at[0], at[1]
