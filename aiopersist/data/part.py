@@ -1,0 +1,291 @@
+"""Parts: sorted, consolidated updates as one Parquet file, and the proof that its bytes are ours.
+
+A part is written once and read by ranges, so what is read is checked piece by piece, in a chain:
+
+1. The state holds the size of the part and a checksum over its *footer*: the last `footer_bytes`
+   bytes, all that follows the last row group.
+2. The footer holds, in the key-value metadata of Parquet, the *index*: for each row group its range
+   of bytes, their CRC-32, its rows and statistics. The first range begins at byte 0, so that ranges
+   and footer cover every byte of the file.
+
+So damaged bytes are told from ours wherever they lie, and so is another valid part: its footer has
+another checksum, since it carries the checksums of its row groups. Any Parquet reader can open one.
+
+The metadata also holds the format version and the description as known when the part was written:
+its lower and since, and the empty upper, since the bounds in the state rule.
+"""
+
+from __future__ import annotations
+
+from binascii import crc32
+from collections.abc import Iterable
+from json import dumps, loads
+from typing import Any, NamedTuple, Protocol
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.inline import checksum
+from aiopersist.data.lazy import pa, pq
+from aiopersist.data.ranges import Ranges
+from aiopersist.data.sizes import split
+from aiopersist.data.stats import Record, collect, key_lower, merge, trim
+from aiopersist.errors import Corruption, Unsupported
+from aiopersist.frontier import Antichain, Description
+from aiopersist.settings import UntrimmableColumns
+
+FORMAT = 1
+INDEX = b"aiopersist"  # the key of the index in the file's metadata
+DATA_PAGE_BYTES = 1 << 20
+
+
+class PartRef(Protocol):
+    """What the state knows of a part."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def footer_bytes(self) -> int: ...
+    @property
+    def checksum(self) -> str: ...
+
+
+class EncodedPart(NamedTuple):
+    """A part and what the state keeps of it."""
+
+    data: bytes
+    size: int
+    footer_bytes: int
+    checksum: str
+    rows: int
+    row_groups: int
+    key_lower: Any
+    """JSON; `stats.decode_key_lower` gives the value."""
+    stats: Record | None
+    """JSON; `stats.decode_stats` gives the values."""
+
+
+class RowGroup(NamedTuple):
+    """Where a row group lies, what its bytes sum to and what is in it."""
+
+    offset: int
+    length: int
+    rows: int
+    crc32: int
+    stats: Record
+
+
+class PartIndex(NamedTuple):
+    """What the footer of a part tells."""
+
+    size: int
+    rows: int
+    row_groups: tuple[RowGroup, ...]
+    lower: Antichain
+    since: Antichain
+    footer: bytes
+    metadata: Any
+    """Parquet's own, parsed."""
+
+
+class StatsSpec(NamedTuple):
+    """Which statistics a part carries; see `Settings`."""
+
+    enabled: bool = True
+    budget_bytes: int = 1024
+    untrimmable: UntrimmableColumns = UntrimmableColumns()
+
+
+def encode_part(
+    table: pa.Table,
+    schema: Schema[Any, Any, Any],
+    description: Description,
+    *,
+    row_group_bytes: int,
+    stats: StatsSpec = StatsSpec(),
+) -> EncodedPart:
+    """The sorted, consolidated updates (at least one) as a part, in row groups of at most
+    `row_group_bytes` goodbytes, or of one larger row."""
+    sink = _Sink()
+    writer = pq.ParquetWriter(
+        sink, schema.arrow_schema, compression="zstd", compression_level=1, data_page_size=DATA_PAGE_BYTES
+    )
+    groups: list[RowGroup] = []
+    for piece in split(table, row_group_bytes):
+        found = _collected(piece) if stats.enabled else None
+        writer.write_table(_writable(piece), row_group_size=piece.num_rows)
+        offset = groups[-1].offset + groups[-1].length if groups else 0
+        groups.append(RowGroup(offset, sink.tell() - offset, piece.num_rows, sink.take_crc(), found or {}))
+    groups_end = sink.tell()
+    writer.add_key_value_metadata({INDEX: _index(groups, description, stats)})
+    writer.close()
+    data = sink.data()
+    footer_bytes = len(data) - groups_end
+    whole = merge([g.stats for g in groups], schema) if all(g.stats for g in groups) else None
+    return EncodedPart(
+        data=data,
+        size=len(data),
+        footer_bytes=footer_bytes,
+        checksum=checksum(memoryview(data)[groups_end:]),
+        rows=table.num_rows,
+        row_groups=len(groups),
+        key_lower=key_lower(table),
+        stats=whole if whole is None else trim(whole, stats.budget_bytes, stats.untrimmable),
+    )
+
+
+def read_footer(footer: bytes, ref: PartRef) -> PartIndex:
+    """The index, from the last `ref.footer_bytes` bytes of the part. `Corruption` unless they are ours."""
+    if len(footer) != ref.footer_bytes or checksum(footer) != ref.checksum:
+        raise Corruption("the footer of a part does not have its checksum")
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        index = loads(metadata.metadata[INDEX])
+        if index["format"] != FORMAT:
+            raise Unsupported(f"a part of format {index['format']}; this version reads {FORMAT}")
+        groups = tuple(RowGroup(*group) for group in index["row_groups"])
+        lower, since = (_frontier(index[name]) for name in ("lower", "since"))
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as e:
+        raise Corruption(f"the footer of a part cannot be read: {e}") from e
+    rows = sum(group.rows for group in groups)
+    return PartIndex(ref.size, rows, groups, lower, since, footer, metadata)
+
+
+def read_row_groups(
+    index: PartIndex,
+    fetched: Iterable[tuple[int, bytes]],
+    row_groups: Iterable[int],
+    schema: Schema[Any, Any, Any],
+    columns: list[str] | None = None,
+) -> pa.Table:
+    """The rows of some row groups, in order, from ranges of bytes `(offset, data)` that cover them
+    (`plan_ranges`). `schema` is that of the part. `Corruption` unless all bytes are ours."""
+    chosen = list(row_groups)
+    ranges = Ranges([*fetched, (index.size - len(index.footer), index.footer)], index.size)
+    for number in chosen:
+        group = index.row_groups[number]
+        data = ranges.view(group.offset, group.length)
+        if data is None or crc32(data) != group.crc32:
+            raise Corruption(f"row group {number} of a part does not have its checksum")
+    return _decoded(ranges, index, chosen, schema, columns)
+
+
+def decode_part(data: bytes, ref: PartRef, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """All rows of a part. `schema` is that of the part. `Corruption` unless all bytes are ours."""
+    if len(data) != ref.size:
+        raise Corruption(f"a part of {len(data)} bytes, {ref.size} were written")
+    index = read_footer(data[len(data) - ref.footer_bytes :], ref)
+    return read_row_groups(index, [(0, data)], range(len(index.row_groups)), schema)
+
+
+def plan_ranges(
+    index: PartIndex, row_groups: Iterable[int], *, gap_bytes: int, range_bytes_max: int
+) -> list[tuple[int, int]]:
+    """The ranges `(offset, length)` to fetch for some row groups: neighbours that are at most
+    `gap_bytes` apart come in one request, up to `range_bytes_max`."""
+    plan: list[tuple[int, int]] = []
+    for number in sorted(set(row_groups)):
+        group = index.row_groups[number]
+        end = group.offset + group.length
+        if plan:
+            offset, length = plan[-1]
+            near = group.offset - (offset + length) <= gap_bytes
+            if near and end - offset <= range_bytes_max:
+                plan[-1] = (offset, end - offset)
+                continue
+        plan.append((group.offset, group.length))
+    return plan
+
+
+class _Sink:
+    """The file being written: keeps what comes and sums it up to the end of each row group. A file
+    object, since Arrow's own buffers cannot be read before they are closed."""
+
+    closed = False
+    mode = "wb"
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._crc = 0
+
+    def write(self, chunk: Any) -> int:
+        self._chunks.append(bytes(chunk))
+        self._crc = crc32(chunk, self._crc)
+        self._size += len(chunk)
+        return len(chunk)
+
+    def take_crc(self) -> int:
+        """The sum of what came since it was taken last."""
+        crc, self._crc = self._crc, 0
+        return crc
+
+    def tell(self) -> int:
+        return self._size
+
+    def data(self) -> bytes:
+        return b"".join(self._chunks)
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _writable(piece: pa.Table) -> pa.Table:
+    """The piece as Parquet's writer takes it: it refuses nulls in fields that have none even where
+    the struct around them is absent, so there the bits that say null are left out."""
+    columns = [
+        pa.chunked_array([_without_idle_nulls(chunk, field) for chunk in column.chunks], field.type)
+        for column, field in zip(piece.columns, piece.schema, strict=True)
+    ]
+    return pa.table(columns, piece.schema)
+
+
+def _without_idle_nulls(array: pa.Array, field: pa.Field) -> pa.Array:
+    if not pa.types.is_struct(field.type) and not pa.types.is_list(field.type):
+        if field.nullable or not array.null_count:
+            return array
+        buffers = [None, *array.buffers()[1:]]
+        return pa.Array.from_buffers(array.type, len(array), buffers, 0, array.offset)
+    mask = array.is_null() if field.nullable and array.null_count else None
+    if pa.types.is_list(field.type):
+        elements = _without_idle_nulls(array.values, field.type.value_field)
+        offsets = pa.concat_arrays([array.offsets])  # without the offset of a slice
+        return pa.ListArray.from_arrays(offsets, elements, type=field.type, mask=mask)
+    parts = [_without_idle_nulls(c, f) for c, f in zip(array.flatten(), field.type, strict=True)]
+    return pa.StructArray.from_arrays(parts, fields=list(field.type), mask=mask)
+
+
+def _collected(piece: pa.Table) -> Record | None:
+    try:
+        return collect(piece)
+    except (pa.ArrowException, ValueError, OverflowError):  # such a part is never pruned
+        return None
+
+
+def _index(groups: list[RowGroup], description: Description, stats: StatsSpec) -> str:
+    trimmed = [g._replace(stats=trim(g.stats, stats.budget_bytes, stats.untrimmable)) for g in groups]
+    frontiers = {"lower": description.lower.elements, "upper": [], "since": description.since.elements}
+    return dumps({"format": FORMAT, **frontiers, "row_groups": trimmed}, separators=(",", ":"))
+
+
+def _frontier(elements: list[Any]) -> Antichain:
+    return Antichain(*(tuple(e) if isinstance(e, list) else e for e in elements))
+
+
+def _decoded(
+    ranges: Ranges, index: PartIndex, chosen: list[int], schema: Schema[Any, Any, Any], columns: list[str] | None
+) -> pa.Table:
+    names = columns or schema.arrow_schema.names
+    wanted = pa.schema([schema.arrow_schema.field(name) for name in names])
+    try:
+        file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
+        table = file.read_row_groups(chosen, columns=columns).select(names)
+        return table if table.schema.equals(wanted) else table.cast(wanted)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as e:
+        raise Corruption(f"a part cannot be read as {schema!r}: {e}") from e
