@@ -184,9 +184,7 @@ class FaultyConsensus(Consensus):
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         kept = list(entries)
-        return await self.faults.call(
-            "compare_and_set_many", lambda: self.inner.compare_and_set_many(kept)
-        )
+        return await self.faults.call("compare_and_set_many", lambda: self.inner.compare_and_set_many(kept))
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         return await self.faults.call("scan", lambda: self.inner.scan(key, from_seqno, limit))

@@ -1,0 +1,15 @@
+"""The `aiopersist` command. Its extra is imported when it runs: without it, it says what to install."""
+
+import sys
+
+
+def main() -> None:
+    """The entry point; exit status 2 where it cannot begin."""
+    try:
+        from aiopersist.cli.app import app
+    except ModuleNotFoundError as e:
+        if e.name not in ("typer", "rich"):
+            raise
+        sys.stderr.write(f"{e.name} is not installed: pip install 'aiopersist[cli]'\n")
+        raise SystemExit(2) from None
+    app()

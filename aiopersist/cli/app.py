@@ -1,0 +1,53 @@
+"""The commands and their options; what they do is in modules of their own."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from aiopersist.cli import demo as demo_
+from aiopersist.cli.git import GitError
+from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
+
+CANNOT_BEGIN = 2
+CHECK_FAILED = 1
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def root() -> None:
+    """Durable, definite, time-varying collections."""
+
+
+@app.command()
+def demo(
+    repo: Annotated[Path, typer.Argument(help="A git repository.")] = Path(),
+    location: Annotated[Path | None, typer.Option(help="Keep the data in this directory.")] = None,
+    blob: Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")] = None,
+    consensus: Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N commits.")] = None,
+) -> None:
+    """Store the history of a git repository, follow it live, and check it against git."""
+    if location is not None and (blob or consensus):
+        _stop("--location cannot be combined with --blob and --consensus", CANNOT_BEGIN)
+    if (blob is None) is not (consensus is None):
+        _stop("--blob and --consensus need each other", CANNOT_BEGIN)
+    options = demo_.Options(repo, location, blob, consensus, limit)
+    try:
+        asyncio.run(demo_.run(options, Console()))
+    except (GitError, InvalidLocation, StorageUnavailable) as e:
+        _stop(e, CANNOT_BEGIN)
+    except (demo_.CheckFailed, Error) as e:
+        _stop(e, CHECK_FAILED)
+    except KeyboardInterrupt:
+        _stop("interrupted", 130)
+
+
+def _stop(why: object, status: int) -> None:
+    line = " ".join(str(why).split()) or type(why).__name__
+    sys.stderr.write(f"aiopersist: {line}\n")
+    raise typer.Exit(status)

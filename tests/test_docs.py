@@ -1,0 +1,39 @@
+"""What the pages show works."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.examples import ROOT, pages, program
+
+pytest.importorskip("aiopersist.client")
+
+
+@pytest.mark.parametrize("name", pages())
+async def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module: dict[str, Any] = {"__name__": name}
+    exec(compile(program(pages()[name]), name, "exec"), module)
+    await module["page"]()
+
+
+def test_every_option_of_the_command_is_documented() -> None:
+    import typer.main
+
+    from aiopersist.cli.app import app
+
+    text = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    command = typer.main.get_command(app)
+    for name, sub in getattr(command, "commands", {}).items():
+        assert f"## aiopersist {name}" in text
+        for option in sub.params:
+            for spelled in option.opts:
+                assert f"`{spelled}" in text or f"`{spelled.upper()}`" in text, spelled
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+\.md)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).is_file(), f"{path.name} links {target}"
