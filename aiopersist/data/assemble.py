@@ -1,0 +1,25 @@
+"""Tables of updates put together from pieces: several as one, columns with a time given once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.lazy import pa
+from aiopersist.frontier import Time
+
+
+def concat(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
+    """The updates of all tables side by side, without a copy; an empty table for none."""
+    if not tables:
+        return schema.arrow_schema.empty_table()
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+
+def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """Rows of `key`, `val`, `diff` as updates at `time`."""
+    field = schema.arrow_schema.field("time")
+    column = pa.repeat(pa.scalar(time, field.type), table.num_rows)
+    columns = [table.column("key"), table.column("val"), column, table.column("diff")]
+    return pa.table(columns, schema=schema.arrow_schema)

@@ -1,0 +1,103 @@
+"""Schemas that evolve by adding optional fields, at any depth, and nothing else.
+
+Columns are brought from one schema to another by the names of fields: what the wanted one adds is
+null, what it lacks is left out. The fields that both have stay in the same order, so *adding* keeps a
+sorted table sorted (a new field is null in all its rows). *Leaving out* does not: rows become
+equal, or change places, so the result is to be consolidated again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.lazy import pa
+from aiopersist.errors import IncompatibleSchema
+
+
+def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> None:
+    """`IncompatibleSchema` unless `new` is `old` with optional fields added, or the same."""
+    if old.time != new.time:
+        raise IncompatibleSchema(f"times of length {old.time} cannot become times of length {new.time}")
+    for name in ("key", "val"):
+        _check_field(name, old.arrow_schema.field(name), new.arrow_schema.field(name))
+    for path in old.own.keys() | new.own.keys():
+        added = _field_at(old, path) is None
+        if not added and old.own.get(path) != new.own.get(path):
+            raise IncompatibleSchema(f"{path}: codec {old.own.get(path)} cannot become {new.own.get(path)}")
+
+
+def compatible_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> bool:
+    """Whether `new` is `old` with optional fields added, or the same."""
+    try:
+        check_evolution(old, new)
+    except IncompatibleSchema:
+        return False
+    return True
+
+
+def adapt(table: pa.Table, to: Schema[Any, Any, Any]) -> pa.Table:
+    """The table in the types of `to`, of which its own are an earlier or a later version."""
+    fields = [to.arrow_schema.field(name) for name in table.column_names]
+    if table.schema.equals(pa.schema(fields)):
+        return table
+    columns = [
+        pa.chunked_array([_adapted(chunk, field) for chunk in column.chunks], field.type)
+        for column, field in zip(table.columns, fields, strict=True)
+    ]
+    return pa.table(columns, pa.schema(fields))
+
+
+def _check_field(path: str, old: pa.Field, new: pa.Field) -> None:
+    if old.nullable is not new.nullable:
+        raise IncompatibleSchema(f"{path}: {_text(old)} cannot become {_text(new)}")
+    if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
+        _check_struct(path, old.type, new.type)
+    elif pa.types.is_list(old.type) and pa.types.is_list(new.type):
+        _check_field(f"{path}.element", old.type.value_field, new.type.value_field)
+    elif old.type != new.type:
+        raise IncompatibleSchema(f"{path}: {_text(old)} cannot become {_text(new)}")
+
+
+def _check_struct(path: str, old: pa.DataType, new: pa.DataType) -> None:
+    kept = [field.name for field in new if old.get_field_index(field.name) >= 0]
+    if kept != [field.name for field in old]:
+        raise IncompatibleSchema(f"{path}: fields {[f.name for f in old]} cannot become {[f.name for f in new]}")
+    for field in new:
+        if field.name in kept:
+            _check_field(f"{path}.{field.name}", old.field(field.name), field)
+        elif not field.nullable:
+            raise IncompatibleSchema(f"{path}.{field.name} is new, so it must be optional")
+
+
+def _adapted(array: pa.Array, wanted: pa.Field) -> pa.Array:
+    t = wanted.type
+    mask = array.is_null() if array.null_count else None
+    if array.type == t or not pa.types.is_nested(t):
+        return array
+    if pa.types.is_list(t):
+        elements = _adapted(array.values, t.value_field)
+        return pa.ListArray.from_arrays(pa.concat_arrays([array.offsets]), elements, type=t, mask=mask)
+    given = {f.name: child for f, child in zip(array.type, array.flatten(), strict=True)}
+    parts = [
+        _adapted(given[f.name], f) if f.name in given else pa.nulls(len(array), f.type) for f in t
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
+
+
+def _field_at(schema: Schema[Any, Any, Any], path: str) -> pa.Field | None:
+    """The field at a dotted path (`val.items.element`)."""
+    first, *rest = path.split(".")
+    field = schema.arrow_schema.field(first)
+    for name in rest:
+        if pa.types.is_list(field.type):
+            field = field.type.value_field
+        elif pa.types.is_struct(field.type) and field.type.get_field_index(name) >= 0:
+            field = field.type.field(name)
+        else:
+            return None
+    return field
+
+
+def _text(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ' not null'}"

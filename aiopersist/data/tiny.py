@@ -1,0 +1,99 @@
+"""A handful of rows of plain types, straight to a sorted, consolidated batch.
+
+A kernel costs microseconds to enter, whatever it is given, so ten rows are checked, sorted and summed
+as tuples, and Arrow is entered once, to build the batch. What does not fit here (`None`) goes the
+general way, which also tells what is wrong with a row: here nothing is refused, only passed on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.consolidate import DIFF_MAX, DIFF_MIN
+from aiopersist.data.lazy import pa
+from aiopersist.frontier import TIME_MAX
+
+TINY_ROWS = 128  # beyond, kernels win
+
+
+class Tiny(NamedTuple):
+    """A sorted, consolidated batch, and what is to be known of the rows before they were summed."""
+
+    batch: pa.RecordBatch
+    """May be empty."""
+    least_time: int
+    greatest_time: int
+    goodbytes: int
+    """Of the batch, as `sizes.goodbytes`."""
+
+
+def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
+    """The updates as `sort_and_consolidate(to_table(...))` would give them, if they are a short list
+    of `(key, val, time, diff)` tuples of bytes, str and int, and valid; else `None`."""
+    kinds = _kinds(schema)
+    if kinds is None or type(updates) is not list or not 0 < len(updates) <= TINY_ROWS:
+        return None
+    if not set(map(type, updates)) <= {tuple} or set(map(len, updates)) != {4}:
+        return None
+    columns = list(zip(*updates, strict=True))
+    if any(set(map(type, c)) != {kind} for c, kind in zip(columns, kinds, strict=True)):
+        return None
+    _, _, times, diffs = columns
+    least, greatest = min(times), max(times)
+    if least < 0 or greatest > TIME_MAX or min(diffs) < DIFF_MIN or max(diffs) > DIFF_MAX:
+        return None
+    rows = _summed(updates)
+    if rows is None:
+        return None
+    try:
+        batch, size = _batch(rows, schema, kinds)
+    except (pa.ArrowException, OverflowError, UnicodeError):
+        return None
+    return Tiny(batch, least, greatest, size)
+
+
+def _kinds(schema: Schema[Any, Any, Any]) -> tuple[type, ...] | None:
+    """The Python types of the columns, where they are plain and not null."""
+    if schema.time != 1 or schema.own:
+        return None
+    kinds = []
+    for field in (schema.key, schema.val):
+        exact = getattr(field.codec, "accepted", None)
+        if field.nullable or exact not in ((bytes,), (str,), (int,)):
+            return None
+        kinds.append(exact[0])
+    return (*kinds, int, int)
+
+
+def _summed(updates: list[tuple[Any, Any, int, int]]) -> list[tuple[Any, Any, int, int]] | None:
+    """Sorted and summed; `None` where a sum is beyond 64 bits."""
+    distinct = {update[:3] for update in updates}
+    if len(distinct) == len(updates):
+        return sorted(update for update in updates if update[3])
+    sums = dict.fromkeys(distinct, 0)
+    for key, val, time, diff in updates:
+        sums[key, val, time] += diff
+    if min(sums.values()) < DIFF_MIN or max(sums.values()) > DIFF_MAX:
+        return None
+    return sorted((*row, diff) for row, diff in sums.items() if diff)
+
+
+def _batch(
+    rows: list[tuple[Any, Any, int, int]], schema: Schema[Any, Any, Any], kinds: tuple[type, ...]
+) -> tuple[pa.RecordBatch, int]:
+    columns = schema.arrow_schema
+    values = zip(*rows, strict=True) if rows else ((), (), (), ())
+    arrays, size = [], 16 * len(rows)
+    for column, t, kind in zip(values, columns.types, kinds, strict=True):
+        array = pa.array(column, t)
+        arrays.append(array)
+    for array, kind in zip(arrays[:2], kinds, strict=False):
+        size += array.type.bit_width // 8 * len(rows) if kind is int else _length(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=columns), size
+
+
+def _length(array: pa.Array) -> int:
+    from aiopersist.data.sizes import column_bytes
+
+    return column_bytes(array)
