@@ -1,0 +1,115 @@
+"""Blobs kept in memory: values never change, so what was read once is right for ever.
+
+The least recently used go first when the bytes exceed the limit. One value takes at most an eighth, so
+that a large one does not push out all others. Those who ask for the same bytes at the same moment
+share one request; if the one who asks is cancelled, another asks. That a blob is missing is never
+kept: it may be set a moment later.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from aiopersist.storage.blob import Blob
+
+_SHARE = 8  # one value may take this fraction of the cache
+
+Wanted = tuple[str, int, int | None]
+"""Key, offset, length; a whole value is `(key, 0, None)`."""
+
+
+class CacheBlob(Blob):
+    """`inner` behind a cache of `capacity_bytes`. Reads that should not fill it go to `uncached`."""
+
+    def __init__(self, inner: Blob, capacity_bytes: int) -> None:
+        self._inner = inner
+        self._capacity = capacity_bytes
+        self._held: OrderedDict[Wanted, bytes] = OrderedDict()
+        self._by_key: dict[str, set[Wanted]] = {}
+        self._size = 0
+        self._coming: dict[Wanted, asyncio.Future[bytes | None]] = {}
+
+    @property
+    def uncached(self) -> Blob:
+        """The store behind the cache."""
+        return self._inner
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._read((key, 0, None), lambda: self._inner.get(key))
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
+        whole = self._found((key, 0, None))
+        if whole is not None:
+            return whole[offset : offset + length]
+        return await self._read((key, offset, length), lambda: self._inner.get_range(key, offset, length))
+
+    async def set(self, key: str, data: bytes | memoryview) -> None:
+        await self._inner.set(key, data)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            for wanted in list(self._by_key.get(key, ())):
+                self._drop(wanted)
+        await self._inner.delete(keys)
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        async for item in self._inner.list(prefix):
+            yield item
+
+    async def aclose(self) -> None:
+        for wanted in list(self._held):
+            self._drop(wanted)
+        await self._inner.aclose()
+
+    async def _read(self, wanted: Wanted, fetch: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        while True:
+            held = self._found(wanted)
+            if held is not None:
+                return held
+            coming = self._coming.get(wanted)
+            if coming is None:
+                return await self._fetch(wanted, fetch)
+            await asyncio.wait([coming])  # unlike awaiting it, this leaves it alone when we are cancelled
+            if not coming.cancelled():
+                return coming.result()
+
+    async def _fetch(self, wanted: Wanted, fetch: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        coming = self._coming[wanted] = asyncio.get_running_loop().create_future()
+        try:
+            data = await fetch()
+        except Exception as error:
+            coming.set_exception(error)
+            coming.exception()  # seen, also when nobody else waits
+            raise
+        except BaseException:
+            coming.cancel()  # another asks
+            raise
+        else:
+            coming.set_result(data)
+        finally:
+            del self._coming[wanted]
+        if data is not None:
+            self._hold(wanted, data)
+        return data
+
+    def _found(self, wanted: Wanted) -> bytes | None:
+        data = self._held.get(wanted)
+        if data is not None:
+            self._held.move_to_end(wanted)
+        return data
+
+    def _hold(self, wanted: Wanted, data: bytes) -> None:
+        if len(data) > self._capacity // _SHARE:
+            return
+        self._held[wanted] = data
+        self._by_key.setdefault(wanted[0], set()).add(wanted)
+        self._size += len(data)
+        while self._size > self._capacity:
+            self._drop(next(iter(self._held)))
+
+    def _drop(self, wanted: Wanted) -> None:
+        self._size -= len(self._held.pop(wanted))
+        ranges = self._by_key[wanted[0]]
+        ranges.discard(wanted)
+        if not ranges:
+            del self._by_key[wanted[0]]

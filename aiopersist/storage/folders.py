@@ -1,0 +1,51 @@
+"""Folders that survive a power failure.
+
+A new name is durable once the folder that holds it was fsynced. So a folder made here is made together
+with the ones above it that are missing, and each one's parent is fsynced before it counts.
+"""
+
+import errno
+import os
+
+from aiopersist.errors import Indeterminate, StorageUnavailable
+
+_WAITING_DOES_NOT_HELP = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def fsync_folder(path: str) -> None:
+    """Make the names in the folder durable."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: str) -> None:
+    """Make the folder and those above it, durably. A folder whose name could not be made durable is
+    taken away again: another fsync would report a success that means nothing."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_folder(parent)
+    try:
+        os.mkdir(path)
+    except FileExistsError:  # another made it at this moment, and may not have fsynced it yet
+        if not os.path.isdir(path):
+            raise
+    try:
+        fsync_folder(parent)
+    except OSError:
+        try:
+            os.rmdir(path)
+        except OSError:  # no longer empty: another uses it, and sees to its durability
+            pass
+        raise
+
+
+def mapped(error: OSError, what: str, *, determinate: bool = True) -> StorageUnavailable | Indeterminate:
+    """The error of this library for one of the file system."""
+    text = f"{what}: {error.strerror or error}"
+    if error.errno in _WAITING_DOES_NOT_HELP:
+        return StorageUnavailable(text, retry=False)
+    return StorageUnavailable(text) if determinate else Indeterminate(text)

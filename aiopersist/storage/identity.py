@@ -1,0 +1,80 @@
+"""A location's two stores know each other by an id that lies in both.
+
+Without it one store could be paired with a stranger by a wrong URL, and its blobs, which no state of the
+stranger names, be cleaned up as leaks.
+
+The id is *claimed* as version 0 of a key of the consensus store (a compare-and-set, so racing first
+users agree), written to the blob store, and then declared *paired* by version 1. Nobody uses a location
+before it is paired. So each pair of findings has one meaning:
+
+| consensus | blob store    | meaning                                                              |
+|-----------|---------------|----------------------------------------------------------------------|
+| nothing   | empty         | a fresh location: claim it                                           |
+| claimed   | empty         | somebody is at it, or crashed: do his next step                      |
+| claimed   | the same id   | the same, one step later                                             |
+| paired    | the same id   | a location                                                           |
+| anything  | another id    | two locations: refused                                               |
+| paired    | no id         | the blobs are missing: refused                                       |
+| nothing   | an id         | the consensus data is missing, or another's: refused                 |
+| unpaired  | no id, blobs  | somebody else's files: refused                                       |
+
+The consensus store is read first and once more before a refusal: what was found in the blob store may be
+the work of another first user that came in between.
+"""
+
+from itertools import chain, repeat
+
+from aiopersist.errors import Indeterminate, InvalidLocation
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus, Versioned
+
+BLOB_KEY = "location"
+CONSENSUS_KEY = "location/id"
+"""Its version 0 claims the id, its version 1 says that the blob store has it."""
+
+
+async def check_identity(blob: Blob, consensus: Consensus, runtime: Runtime = SYSTEM) -> str:
+    """The id of the location that these two stores are; a fresh location gets one. `InvalidLocation` if
+    they are not of one location. Two requests for a location that is there."""
+    pauses = chain(repeat(0.0, 4), runtime.delays())  # a loser of a race goes on at once
+    for pause in pauses:
+        if pause:
+            await runtime.sleep(pause)
+        head = await consensus.head(CONSENSUS_KEY)
+        found = await blob.get(BLOB_KEY)
+        if head is not None and found == head.data and head.seqno > 0:
+            return head.data.decode()
+        refusal = await _refusal(blob, head, found)
+        if refusal is None:
+            await _next_step(blob, consensus, head, found, runtime)
+        elif head == await consensus.head(CONSENSUS_KEY) and found == await blob.get(BLOB_KEY):
+            raise InvalidLocation(refusal)
+    raise AssertionError("delays do not end")
+
+
+async def _refusal(blob: Blob, head: Versioned | None, found: bytes | None) -> str | None:
+    if head is not None and found is not None:
+        return None if head.data == found else "blob and consensus are stores of different locations"
+    if found is not None:
+        return "the blob store belongs to a location, of which the consensus store knows nothing"
+    if head is not None and head.seqno > 0:
+        return "the consensus store belongs to a location, whose blobs are not in the blob store"
+    async for key, _ in blob.list(""):
+        if key != BLOB_KEY:
+            return "the blob store holds data, but none of a location"
+    return None
+
+
+async def _next_step(
+    blob: Blob, consensus: Consensus, head: Versioned | None, found: bytes | None, runtime: Runtime
+) -> None:
+    try:
+        if head is None:
+            await consensus.compare_and_set(CONSENSUS_KEY, None, str(runtime.uuid()).encode())
+        elif found is None:
+            await blob.set(BLOB_KEY, head.data)
+        else:
+            await consensus.compare_and_set(CONSENSUS_KEY, head.seqno, head.data)
+    except Indeterminate:  # the next look tells
+        pass

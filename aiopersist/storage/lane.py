@@ -1,0 +1,114 @@
+"""A lane: one thread that runs jobs in order, all that wait at the same moment together.
+
+A blocking driver gets lanes so that the event loop never waits for it. While the thread works on one
+round of jobs, the next ones gather; it then takes all of them at once. That is the whole of group
+commit: a round is one transaction. A job's outcome goes back to the loop that asked for it, and all
+outcomes of a round that belong to one loop go in one call.
+
+A caller that is cancelled stops waiting; its job runs nevertheless. The thread starts with the first
+job and ends with `close`.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.storage.keys import closed
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """What a caller wants done, and what came of it. `work` is given the lane's resource."""
+
+    __slots__ = ("error", "future", "result", "work")
+
+    def __init__(self, work: Callable[[Any], T], future: asyncio.Future[T]) -> None:
+        self.work = work
+        self.future = future
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def succeed(self, result: T) -> None:
+        self.result, self.error = result, None
+
+    def fail(self, error: BaseException) -> None:
+        self.result, self.error = None, error
+
+
+class Lane:
+    """One thread. `execute(jobs)` runs a round in it and settles each job."""
+
+    def __init__(self, name: str, execute: Callable[[list[Job[Any]]], None]) -> None:
+        self._name = name
+        self._execute = execute
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)  # starts no thread yet
+        self._lock = threading.Lock()
+        self._waiting: list[Job[Any]] = []
+        self._running = False
+        self._closed = False
+        self._pid = os.getpid()
+
+    async def run(self, work: Callable[[Any], T]) -> T:
+        """Run `work(resource)` in the thread, together with what else waits."""
+        if os.getpid() != self._pid:
+            raise InvalidUsage(UsageKind.WRONG_LOOP, "a store cannot be used after a fork: open it anew")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self._closed:
+                raise closed("store")
+            self._waiting.append(Job(work, future))
+            idle, self._running = not self._running, True
+            if idle:
+                self._executor.submit(self._rounds)
+        return await future
+
+    async def close(self, release: Callable[[], None]) -> None:
+        """Let what waits finish, then run `release` in the thread and end it. Idempotent; when
+        cancelled, the thread ends nevertheless."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            if not first:
+                return
+            done = self._executor.submit(release)
+        self._executor.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(done))
+
+    def _rounds(self) -> None:
+        while True:
+            with self._lock:
+                jobs, self._waiting = self._waiting, []
+                if not jobs:
+                    self._running = False
+                    return
+            try:
+                self._execute(jobs)
+            except BaseException as error:  # told to those who wait
+                for job in jobs:
+                    job.fail(error)
+            _deliver(jobs)
+
+
+def _deliver(jobs: list[Job[Any]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.future.get_loop(), []).append(job)
+    for loop, its_jobs in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_settle, its_jobs)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            pass
+
+
+def _settle(jobs: list[Job[Any]]) -> None:
+    for job in jobs:
+        if job.future.done():  # cancelled: the caller stopped waiting
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)

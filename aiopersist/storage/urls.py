@@ -1,0 +1,190 @@
+"""Which URL opens which store, and what `ap.open` makes of its arguments.
+
+Nothing here does I/O. A backend's module, and the driver it needs, is imported when a URL of its scheme
+is first opened; where the driver is missing, the error says what to install.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+from aiopersist.errors import InvalidLocation
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.storage.address import Address, scheme_of, without_secrets
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus
+
+S = TypeVar("S")
+_SWITCH = {"on": True, "off": False}
+
+
+@dataclass(frozen=True, repr=False)
+class Location:
+    """Where data lies: its two stores, each a URL or an instance."""
+
+    blob: str | Blob
+    consensus: str | Consensus
+
+    def __repr__(self) -> str:
+        return f"Location(blob={_shown(self.blob)}, consensus={_shown(self.consensus)})"
+
+
+def parse_location(
+    location: "str | os.PathLike[str] | Location | None" = None,
+    blob: str | Blob | None = None,
+    consensus: str | Consensus | None = None,
+) -> Location:
+    """The location that these arguments name: a directory, `mem://` or a `Location`; or the two
+    stores; or, with nothing given, `AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
+    `AIOPERSIST_CONSENSUS`. Anything else is `InvalidLocation`."""
+    if location is None and blob is None and consensus is None:
+        return _from_environment()
+    if location is not None:
+        if blob is not None or consensus is not None:
+            raise InvalidLocation("give a location, or blob and consensus, not both")
+        return _from_one(location)
+    if blob is None or consensus is None:
+        raise InvalidLocation(f"{'blob' if blob is None else 'consensus'} is missing: give both stores")
+    if not isinstance(blob, str | Blob):
+        raise InvalidLocation(f"blob must be a URL or a Blob, not {type(blob).__name__}")
+    if not isinstance(consensus, str | Consensus):
+        raise InvalidLocation(f"consensus must be a URL or a Consensus, not {type(consensus).__name__}")
+    return Location(blob, consensus)
+
+
+def open_blob(url: str, *, runtime: Runtime = SYSTEM) -> Blob:
+    """The blob store at `url`. No I/O; what cannot be used is `InvalidLocation`."""
+    return _factory("blob store", _blob_schemes, url)(url, runtime)
+
+
+def open_consensus(url: str, *, runtime: Runtime = SYSTEM) -> Consensus:
+    """The consensus store at `url`. No I/O; what cannot be used is `InvalidLocation`."""
+    return _factory("consensus store", _consensus_schemes, url)(url, runtime)
+
+
+def register_blob_scheme(scheme: str, factory: Callable[[str], Blob]) -> None:
+    """From now on `factory(url)` opens blob stores of `scheme`, in this process."""
+    _blob_schemes[_checked(scheme)] = lambda url, runtime: factory(url)
+
+
+def register_consensus_scheme(scheme: str, factory: Callable[[str], Consensus]) -> None:
+    """From now on `factory(url)` opens consensus stores of `scheme`, in this process."""
+    _consensus_schemes[_checked(scheme)] = lambda url, runtime: factory(url)
+
+
+def _memory_blob(url: str, runtime: Runtime) -> Blob:
+    from aiopersist.storage.memory import MemoryBlob
+
+    return MemoryBlob(_name(url))
+
+
+def _memory_consensus(url: str, runtime: Runtime) -> Consensus:
+    from aiopersist.storage.memory import MemoryConsensus
+
+    return MemoryConsensus(_name(url), runtime=runtime)
+
+
+def _files(url: str, runtime: Runtime) -> Blob:
+    from aiopersist.storage.files import FilesBlob
+
+    address = Address.parse(url, {"fsync"})
+    fsync = _SWITCH.get(address.options.get("fsync", "on"))
+    if fsync is None:
+        raise InvalidLocation("file: option 'fsync' is on or off")
+    return FilesBlob(address.file_path, fsync, runtime=runtime)
+
+
+def _sqlite(url: str, runtime: Runtime) -> Consensus:
+    from aiopersist.storage.sqlite import SqliteConsensus
+
+    return SqliteConsensus(Address.parse(url).file_path, runtime=runtime)
+
+
+def _s3(url: str, runtime: Runtime) -> Blob:
+    with _extra("s3"):
+        from aiopersist.storage.s3 import S3Blob
+    return S3Blob.from_url(url)
+
+
+def _postgres(url: str, runtime: Runtime) -> Consensus:
+    with _extra("postgres"):
+        from aiopersist.storage.postgres import PostgresConsensus
+    return PostgresConsensus(url, runtime=runtime)
+
+
+_blob_schemes: dict[str, Callable[[str, Runtime], Blob]] = {"mem": _memory_blob, "file": _files, "s3": _s3}
+_consensus_schemes: dict[str, Callable[[str, Runtime], Consensus]] = {
+    "mem": _memory_consensus,
+    "sqlite": _sqlite,
+    "postgres": _postgres,
+    "postgresql": _postgres,
+}
+
+
+def _factory(
+    what: str, schemes: dict[str, Callable[[str, Runtime], S]], url: str
+) -> Callable[[str, Runtime], S]:
+    scheme = scheme_of(url)
+    if scheme is None:
+        raise InvalidLocation(f"a {what} is named by a URL such as {next(iter(schemes))}://...")
+    if scheme not in schemes:
+        raise InvalidLocation(f"{scheme}: no {what} has this scheme; there are {', '.join(sorted(schemes))}")
+    return schemes[scheme]
+
+
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidLocation(f"{name}: pip install 'aiopersist[{name}]'") from error
+
+
+def _name(url: str) -> str:
+    address = Address.parse(url)
+    if address.user or address.password:
+        raise InvalidLocation("mem: a name has no user")
+    return (address.host + address.path).rstrip("/")
+
+
+def _checked(scheme: str) -> str:
+    if scheme_of(f"{scheme}://") is None:
+        raise ValueError(f"not a scheme: {scheme!r}")
+    return scheme.lower()
+
+
+def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
+    if isinstance(location, Location):
+        return location
+    if not isinstance(location, str | os.PathLike):
+        raise InvalidLocation(f"a location is a directory or mem://, not {type(location).__name__}")
+    text = os.fspath(location)
+    scheme = scheme_of(text) if isinstance(location, str) else None
+    if scheme == "mem":
+        return Location(text, text)
+    if scheme is not None:
+        raise InvalidLocation(f"{scheme}: a location is a directory or mem://; else give blob and consensus")
+    if not text or "\0" in text:
+        raise InvalidLocation("the location names no directory")
+    folder = quote("/" + Path(text).absolute().as_posix().lstrip("/"))
+    return Location(f"file://{folder}/blob", f"sqlite://{folder}/state.db")
+
+
+def _from_environment() -> Location:
+    found = {name: os.environ.get(f"AIOPERSIST_{name}") or None for name in ("LOCATION", "BLOB", "CONSENSUS")}
+    if not any(found.values()):
+        raise InvalidLocation(
+            "no location: give one, or set AIOPERSIST_LOCATION, or AIOPERSIST_BLOB and AIOPERSIST_CONSENSUS"
+        )
+    try:
+        return parse_location(found["LOCATION"], found["BLOB"], found["CONSENSUS"])
+    except InvalidLocation as error:
+        raise InvalidLocation(f"{error} (from the environment, AIOPERSIST_*)") from None
+
+
+def _shown(store: str | Blob | Consensus) -> str:
+    return without_secrets(store) if isinstance(store, str) else f"<{type(store).__name__}>"

@@ -1,0 +1,80 @@
+"""Every backend, and the stack of wrappers, passes the suite that is shipped."""
+
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from aiopersist.runtime import SYSTEM
+from aiopersist.settings import Settings
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.layers import stack
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.urls import open_blob, open_consensus
+from aiopersist.testing.storage import BlobConformance, ConsensusConformance
+
+
+async def blobs(url: str) -> AsyncIterator[tuple[Blob, Blob]]:
+    one, two = open_blob(url), open_blob(url)
+    yield one, two
+    await one.aclose()
+    await two.aclose()
+
+
+async def consensuses(url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
+    one, two = open_consensus(url), open_consensus(url)
+    yield one, two
+    await one.aclose()
+    await two.aclose()
+
+
+class TestMemoryBlob(BlobConformance):
+    @pytest.fixture
+    async def handles(self) -> AsyncIterator[tuple[Blob, Blob]]:
+        async for handles in blobs(f"mem://{uuid.uuid4()}"):
+            yield handles
+
+
+class TestFilesBlob(BlobConformance):
+    @pytest.fixture(params=["on", "off"], ids=["fsync", "no-fsync"])
+    async def handles(
+        self, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> AsyncIterator[tuple[Blob, Blob]]:
+        async for handles in blobs(f"file://{tmp_path}/blob?fsync={request.param}"):
+            yield handles
+
+
+class TestBlobStack(BlobConformance):
+    @pytest.fixture
+    async def handles(self) -> AsyncIterator[tuple[Blob, Blob]]:
+        name = str(uuid.uuid4())
+        one, two = (stack(MemoryBlob(name), MemoryConsensus(), Settings(), SYSTEM)[0] for _ in range(2))
+        yield one, two
+        await one.aclose()
+        await two.aclose()
+
+
+class TestMemoryConsensus(ConsensusConformance):
+    @pytest.fixture
+    async def handles(self) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(f"mem://{uuid.uuid4()}"):
+            yield handles
+
+
+class TestSqliteConsensus(ConsensusConformance):
+    @pytest.fixture
+    async def handles(self, tmp_path: Path) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(f"sqlite://{tmp_path}/state.db"):
+            yield handles
+
+
+class TestConsensusStack(ConsensusConformance):
+    @pytest.fixture
+    async def handles(self, tmp_path: Path) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for one, two in consensuses(f"sqlite://{tmp_path}/state.db"):
+            yield (
+                stack(MemoryBlob(), one, Settings(), SYSTEM)[1],
+                stack(MemoryBlob(), two, Settings(), SYSTEM)[1],
+            )
