@@ -90,6 +90,13 @@ def _length(result: bytes | None) -> int:
     return len(result or b"")
 
 
+async def _following(items: AsyncIterator[tuple[str, int]]) -> tuple[str, int] | None:
+    try:
+        return await anext(items)
+    except StopAsyncIteration:
+        return None
+
+
 class MetricsBlob(Blob):
     """Counts the requests to `inner`."""
 
@@ -113,15 +120,10 @@ class MetricsBlob(Blob):
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         items = self.inner.list(prefix)
-        end = ("", -1)
-
-        async def first() -> tuple[str, int]:
-            return await anext(items, end)
-
-        item = await self._measure("list", first, _nothing)
-        while item is not end:
+        item = await self._measure("list", lambda: _following(items), _nothing)
+        while item is not None:
             yield item
-            item = await anext(items, end)
+            item = await _following(items)
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -246,17 +248,16 @@ class RetryBlob(Blob):
         """A list that broke off is begun again, without what was told already."""
         told: set[str] = set()
         items = self.inner.list(prefix)
-        end = ("", -1)
 
-        async def following() -> tuple[str, int]:
+        async def following() -> tuple[str, int] | None:
             nonlocal items
             try:
-                return await anext(items, end)
+                return await _following(items)
             except Exception:
                 items = self.inner.list(prefix)
                 raise
 
-        while (item := await self._retry.repeat("list", following)) is not end:
+        while (item := await self._retry.repeat("list", following)) is not None:
             if item[0] not in told:
                 told.add(item[0])
                 yield item

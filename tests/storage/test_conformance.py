@@ -15,6 +15,8 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.urls import open_blob, open_consensus
 from aiopersist.testing.storage import BlobConformance, ConsensusConformance
 
+SETTINGS = Settings(retry_timeout_s=5.0)
+
 
 async def blobs(url: str) -> AsyncIterator[tuple[Blob, Blob]]:
     one, two = open_blob(url), open_blob(url)
@@ -50,7 +52,7 @@ class TestBlobStack(BlobConformance):
     @pytest.fixture
     async def handles(self) -> AsyncIterator[tuple[Blob, Blob]]:
         name = str(uuid.uuid4())
-        one, two = (stack(MemoryBlob(name), MemoryConsensus(), Settings(), SYSTEM)[0] for _ in range(2))
+        one, two = (stack(MemoryBlob(name), MemoryConsensus(), SETTINGS, SYSTEM)[0] for _ in range(2))
         yield one, two
         await one.aclose()
         await two.aclose()
@@ -75,6 +77,6 @@ class TestConsensusStack(ConsensusConformance):
     async def handles(self, tmp_path: Path) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for one, two in consensuses(f"sqlite://{tmp_path}/state.db"):
             yield (
-                stack(MemoryBlob(), one, Settings(), SYSTEM)[1],
-                stack(MemoryBlob(), two, Settings(), SYSTEM)[1],
+                stack(MemoryBlob(), one, SETTINGS, SYSTEM)[1],
+                stack(MemoryBlob(), two, SETTINGS, SYSTEM)[1],
             )
