@@ -62,14 +62,17 @@ def _cast(array: Array, wanted: pa.DataType) -> Array:
 
 
 def _cast_leaf(array: Array, wanted: pa.DataType) -> Array:
-    source = array
-    if pa.types.is_fixed_size_binary(wanted) or pa.types.is_binary_view(array.type):
-        source = source.cast(pa.large_binary())
     try:
-        return source.cast(pa.binary()).cast(wanted) if pa.types.is_fixed_size_binary(wanted) else source.cast(wanted)
+        return _cast_safely(array, wanted)
     except pa.ArrowException as e:
         row = _first_lossy(array, wanted)
         raise Refusal(row, f"{array[row]} is no {wanted}: {e}") from e
+
+
+def _cast_safely(array: Array, wanted: pa.DataType) -> Array:
+    if pa.types.is_fixed_size_binary(wanted):  # Arrow knows no way but this one
+        array = array.cast(pa.binary())
+    return array.cast(wanted)
 
 
 def _first_lossy(array: Array, wanted: pa.DataType) -> int:
@@ -78,7 +81,7 @@ def _first_lossy(array: Array, wanted: pa.DataType) -> int:
         return 0
     half = len(array) // 2
     try:
-        array.slice(0, half).cast(wanted)
+        _cast_safely(array.slice(0, half), wanted)
     except pa.ArrowException:
         return _first_lossy(array.slice(0, half), wanted)
     return half + _first_lossy(array.slice(half), wanted)
@@ -101,8 +104,7 @@ def _cast_list(array: Array, wanted: pa.DataType) -> Array:
         elements = _cast(array.flatten(), wanted.value_type)
     except Refusal as e:
         raise Refusal(_list_of(array, e.row), f"in a list: {e.reason}") from e
-    ends = pc.cumulative_sum(pc.fill_null(array.value_length(), 0) if hasattr(array, "value_length") else
-                             pc.fill_null(pc.list_value_length(array), 0))
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
     mask = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(offsets, elements, type=wanted, mask=mask)
@@ -170,10 +172,11 @@ def _same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(wide_enough or is_.is_integer(given))
     if is_.is_timestamp(wanted):
         return is_.is_timestamp(given) and (given.tz is None) is (wanted.tz is None)
+    is_fixed = is_.is_fixed_size_binary
     kinds = [
         is_.is_integer,
         lambda t: is_.is_string(t) or is_.is_large_string(t) or is_.is_string_view(t),
-        lambda t: is_.is_binary(t) or is_.is_large_binary(t) or is_.is_binary_view(t) or is_.is_fixed_size_binary(t),
+        lambda t: is_.is_binary(t) or is_.is_large_binary(t) or is_.is_binary_view(t) or is_fixed(t),
         is_.is_date,
         is_.is_time,
         is_.is_duration,

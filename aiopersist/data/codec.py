@@ -11,7 +11,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from aiopersist.data.lazy import ipc, pa
 from aiopersist.data.types import BuiltIn, Codec, Field
@@ -33,10 +33,18 @@ class Schema(Generic[K, V, T]):
     `time=1` are int times, `time=n` product times of length n. `TypeError` for what cannot be stored.
     """
 
+    key: Field
+    val: Field
+    time: int
+    own: dict[str, str]
+    """Names of own codecs by the dotted path where they stand."""
+
     @overload
-    def __init__(self: Schema[K, V, int], key: type[K], val: type[V], time: int = 1) -> None: ...
+    def __init__(self: Schema[K, V, int], key: type[K], val: type[V], time: Literal[1] = 1) -> None: ...
     @overload
-    def __init__(self: Schema[K, None, int], key: type[K], val: None, time: int = 1) -> None: ...
+    def __init__(self: Schema[K, None, int], key: type[K], val: None, time: Literal[1] = 1) -> None: ...
+    @overload
+    def __init__(self: Schema[K, V, tuple[int, ...]], key: type[K], val: type[V], time: int) -> None: ...
     @overload
     def __init__(self: Schema[Any, Any, Any], key: Any, val: Any, time: int = 1) -> None: ...
 
@@ -52,7 +60,6 @@ class Schema(Generic[K, V, T]):
         self.val = val
         self.time = time
         self.own = {**own, **dict(_own_names("key", key)), **dict(_own_names("val", val))}
-        """Names of own codecs by the dotted path where they stand."""
 
     @property
     def time_length(self) -> int | None:

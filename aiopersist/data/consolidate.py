@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiopersist.data.codec import Schema
-from aiopersist.data.lazy import pa, pc, pl
+from aiopersist.data.lazy import pa, pl
 from aiopersist.data.order import flatten, row_keys
 from aiopersist.errors import DiffOverflow
 
 DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
-SMALL_ROWS = 96  # below this, tuples are faster than kernels
+SMALL_ROWS = 400  # up to this, tuples are faster than the entry into kernels
 
 
 def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None = None) -> pa.Table:
@@ -144,8 +144,7 @@ def _summed(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     wide = _magnitude(frame["diff"]) * frame.height >= 2**62
     totals = frame["diff"].cast(pl.Int128 if wide else pl.Int64).cum_sum().gather(ends)
     sums = (totals - totals.shift(1, fill_value=0)).alias("diff")
-    frame = frame.filter(starts).with_columns(sums).filter(pl.col("diff") != 0)
-    return frame
+    return frame.filter(starts).with_columns(sums).filter(pl.col("diff") != 0)
 
 
 def _magnitude(diffs: pl.Series) -> int:

@@ -139,7 +139,7 @@ def _arrow(value: Any) -> pa.Table | None:
 
 
 def _iterable(updates: Any) -> Iterable[Any]:
-    if updates is None or isinstance(updates, str | bytes | bytearray | dict) or not hasattr(updates, "__iter__"):
+    if isinstance(updates, str | bytes | bytearray | dict) or not hasattr(updates, "__iter__"):
         kind = "an async iterator" if hasattr(updates, "__aiter__") else type(updates).__name__
         raise InvalidUpdate(f"updates are tuples or Arrow data, not {kind}")
     rows: Iterable[Any] = updates

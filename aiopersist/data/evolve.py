@@ -62,7 +62,8 @@ def _check_field(path: str, old: pa.Field, new: pa.Field) -> None:
 def _check_struct(path: str, old: pa.DataType, new: pa.DataType) -> None:
     kept = [field.name for field in new if old.get_field_index(field.name) >= 0]
     if kept != [field.name for field in old]:
-        raise IncompatibleSchema(f"{path}: fields {[f.name for f in old]} cannot become {[f.name for f in new]}")
+        fields = [[field.name for field in t] for t in (old, new)]
+        raise IncompatibleSchema(f"{path}: fields {fields[0]} cannot become {fields[1]}")
     for field in new:
         if field.name in kept:
             _check_field(f"{path}.{field.name}", old.field(field.name), field)

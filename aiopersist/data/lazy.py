@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
     import pyarrow.compute as pc  # type: ignore[import-untyped]
     import pyarrow.dataset as ds  # type: ignore[import-untyped]
+    import pyarrow.fs as fs  # type: ignore[import-untyped]
     import pyarrow.ipc as ipc  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 else:
     pa = _Module("pyarrow")
     pc = _Module("pyarrow.compute")
     ds = _Module("pyarrow.dataset")
+    fs = _Module("pyarrow.fs")
     ipc = _Module("pyarrow.ipc")
     pq = _Module("pyarrow.parquet")
     pl = _Module("polars")
 
-__all__ = ["ds", "ipc", "pa", "pc", "pl", "pq"]
+__all__ = ["ds", "fs", "ipc", "pa", "pc", "pl", "pq"]

@@ -96,14 +96,16 @@ class Merge:
 
 
 def _is_low(run: _Run) -> bool:
-    return run.pending.num_rows * 2 <= run.slab_rows
+    rows: int = run.pending.num_rows
+    return rows * 2 <= run.slab_rows
 
 
 def _rows_below(table: pa.Table, bound: Any, order: tuple[str, ...]) -> int:
     """How many rows of a sorted table lie strictly below the bound."""
-    below, above = 0, table.num_rows  # rows before `below` are, rows from `above` on are not
+    rows: int = table.num_rows
+    below, above = 0, rows  # rows before `below` are, rows from `above` on are not
     if above and row_key(table, -1, order) < bound:
-        return above
+        return rows
     while below < above:
         middle = (below + above) // 2
         if row_key(table, middle, order) < bound:

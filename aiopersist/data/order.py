@@ -42,7 +42,9 @@ def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[t
     return list(zip(*keys, strict=True)) if keys else [()] * table.num_rows
 
 
-def row_key(table: pa.Table | pa.RecordBatch, row: int, columns: Sequence[str] = ("key", "val", "time")) -> Any:
+def row_key(
+    table: pa.Table | pa.RecordBatch, row: int, columns: Sequence[str] = ("key", "val", "time")
+) -> tuple[Any, ...]:
     """The row key of one row, which may be negative to count from the end."""
     return row_keys(table.slice(row % table.num_rows, 1), columns)[0]
 

@@ -94,13 +94,16 @@ class StatsSpec(NamedTuple):
     untrimmable: UntrimmableColumns = UntrimmableColumns()
 
 
+DEFAULT_STATS = StatsSpec()
+
+
 def encode_part(
     table: pa.Table,
     schema: Schema[Any, Any, Any],
     description: Description,
     *,
     row_group_bytes: int,
-    stats: StatsSpec = StatsSpec(),
+    stats: StatsSpec = DEFAULT_STATS,
 ) -> EncodedPart:
     """The sorted, consolidated updates (at least one) as a part, in row groups of at most
     `row_group_bytes` goodbytes, or of one larger row."""
@@ -279,7 +282,11 @@ def _frontier(elements: list[Any]) -> Antichain:
 
 
 def _decoded(
-    ranges: Ranges, index: PartIndex, chosen: list[int], schema: Schema[Any, Any, Any], columns: list[str] | None
+    ranges: Ranges,
+    index: PartIndex,
+    chosen: list[int],
+    schema: Schema[Any, Any, Any],
+    columns: list[str] | None,
 ) -> pa.Table:
     names = columns or schema.arrow_schema.names
     wanted = pa.schema([schema.arrow_schema.field(name) for name in names])

@@ -84,7 +84,8 @@ def _range_bytes(array: pa.Array, start: int, stop: int) -> int:
     if pa.types.is_large_string(t) or pa.types.is_large_binary(t):
         first, last = _offsets(array, start, stop, width=8)
         return last - first
-    return (stop - start) * max(t.bit_width // 8, 1)
+    width: int = max(t.bit_width // 8, 1)
+    return (stop - start) * width
 
 
 def _offsets(array: pa.Array, start: int, stop: int, *, width: int = 4) -> tuple[int, int]:

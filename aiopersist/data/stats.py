@@ -70,14 +70,12 @@ def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> 
 def decode_stats(record: Mapping[str, Any], schema: Schema[Any, Any, Any]) -> dict[str, ColumnStats]:
     """The stored form as values: of the types of the schema where a bound is one of them."""
     fields, types = _leaf_fields(schema), leaf_types(schema)
-    return {
-        name: ColumnStats(
-            *(_value(entry.get(end), types[name], fields.get(name)) for end in ("min", "max")),
-            entry["nulls"],
-        )
-        for name, entry in record.items()
-        if name in types  # a reader's older schema lacks some
-    }
+    found = {}
+    for name, entry in record.items():
+        if name in types:  # a reader's older schema lacks some
+            low, high = (_value(entry[end], types[name], fields.get(name)) for end in ("min", "max"))
+            found[name] = ColumnStats(low, high, entry["nulls"])
+    return found
 
 
 def key_lower(table: pa.Table | pa.RecordBatch) -> Any:

@@ -24,8 +24,6 @@ class Tiny(NamedTuple):
     """May be empty."""
     least_time: int
     greatest_time: int
-    goodbytes: int
-    """Of the batch, as `sizes.goodbytes`."""
 
 
 def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
@@ -47,10 +45,10 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     if rows is None:
         return None
     try:
-        batch, size = _batch(rows, schema, kinds)
+        batch = _batch(rows, schema)
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
-    return Tiny(batch, least, greatest, size)
+    return Tiny(batch, least, greatest)
 
 
 def _kinds(schema: Schema[Any, Any, Any]) -> tuple[type, ...] | None:
@@ -79,21 +77,7 @@ def _summed(updates: list[tuple[Any, Any, int, int]]) -> list[tuple[Any, Any, in
     return sorted((*row, diff) for row, diff in sums.items() if diff)
 
 
-def _batch(
-    rows: list[tuple[Any, Any, int, int]], schema: Schema[Any, Any, Any], kinds: tuple[type, ...]
-) -> tuple[pa.RecordBatch, int]:
+def _batch(rows: list[tuple[Any, Any, int, int]], schema: Schema[Any, Any, Any]) -> pa.RecordBatch:
     columns = schema.arrow_schema
     values = zip(*rows, strict=True) if rows else ((), (), (), ())
-    arrays, size = [], 16 * len(rows)
-    for column, t, kind in zip(values, columns.types, kinds, strict=True):
-        array = pa.array(column, t)
-        arrays.append(array)
-    for array, kind in zip(arrays[:2], kinds, strict=False):
-        size += array.type.bit_width // 8 * len(rows) if kind is int else _length(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=columns), size
-
-
-def _length(array: pa.Array) -> int:
-    from aiopersist.data.sizes import column_bytes
-
-    return column_bytes(array)
+    return pa.RecordBatch.from_arrays([pa.array(c, t) for c, t in zip(values, columns.types)], schema=columns)

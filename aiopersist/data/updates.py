@@ -28,8 +28,8 @@ class Updates(Generic[K, V, T]):
     __slots__ = ("_schema", "_table")
 
     def __init__(self, table: pa.Table, schema: Schema[K, V, T]) -> None:
-        self._table = table
-        self._schema = schema
+        self._table: pa.Table = table
+        self._schema: Schema[K, V, T] = schema
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -39,7 +39,8 @@ class Updates(Generic[K, V, T]):
 
     def rows(self) -> list[Update[K, V, T]]:
         """All updates as named tuples."""
-        return list(map(Update._make, zip(*decode_columns(self._table, self._schema), strict=True)))
+        columns = decode_columns(self._table, self._schema)
+        return [Update(*row) for row in zip(*columns, strict=True)]
 
     def to_arrow(self) -> pa.Table:
         """The columns `key`, `val`, `time`, `diff`."""

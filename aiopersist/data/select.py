@@ -1,0 +1,157 @@
+"""What a reader asks for: a condition on rows (`where`), a choice of columns, and what of the data
+can be passed over unread.
+
+Columns have dotted names (`val.amount`), and where the name of a field of key or val is unique, that
+name alone. A condition is a `pyarrow.compute` expression over key and val, so that it may be applied
+before diffs are summed. Pruning gives Arrow the bounds of each part as a guarantee and asks whether
+the condition can still hold: what Arrow does not understand is not pruned. A column with NaN gives
+no guarantee, since every comparison with NaN is false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from math import isnan
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.jsonable import from_json
+from aiopersist.data.lazy import ds, fs, pa, pc
+from aiopersist.data.stats import leaf_types
+from aiopersist.errors import InvalidUsage, UsageKind
+
+
+def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
+    """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and val."""
+    if not isinstance(where, pc.Expression):
+        raise _invalid(f"where= is a pyarrow.compute expression, not {type(where).__name__}")
+    empty = schema.arrow_schema.empty_table().select(["key", "val"])
+    try:
+        _with_flat(empty, schema).filter(where)
+    except (pa.ArrowException, ValueError) as e:
+        raise _invalid(f"where={where}: {e}") from e
+
+
+def apply_where(table: pa.Table, where: Any, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """The rows that match: those for which the condition is true, not null."""
+    names = table.column_names
+    return _with_flat(table, schema).filter(where).select(names)
+
+
+def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
+    """The path of each column asked for. `INVALID_COLUMN` for an unknown or repeated one."""
+    if isinstance(columns, str) or len(set(columns)) < len(columns):
+        raise _invalid(f"columns={columns!r} is no list of different names")
+    flat = flat_names(schema)
+    resolved = {}
+    for name in columns:
+        path = flat.get(name, tuple(name.split(".")) if isinstance(name, str) else ())
+        if not _exists(path, schema):
+            raise _invalid(f"no column {name!r}; there are key, val, {', '.join(sorted(flat))}")
+        resolved[name] = path
+    return resolved
+
+
+def project(table: pa.Table, paths: Mapping[str, tuple[str, ...]]) -> pa.Table:
+    """The columns at the paths, under their names, and `diff`; not summed (`sum_columns`)."""
+    fields, columns = [], []
+    for name, path in paths.items():
+        column, nullable = _at(table, path)
+        columns.append(column)
+        fields.append(pa.field(name, column.type, nullable))
+    schema = pa.schema([*fields, table.schema.field("diff")])
+    return pa.table([*columns, table.column("diff")], schema)
+
+
+def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
+    """The names that fields of key and val may go by alone."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for side in ("key", "val"):
+        t = schema.arrow_schema.field(side).type
+        for field in t if pa.types.is_struct(t) else ():
+            found.setdefault(field.name, []).append((side, field.name))
+    taken = {"key", "val", "time", "diff"}
+    return {name: paths[0] for name, paths in found.items() if len(paths) == 1 and name not in taken}
+
+
+def prune(
+    where: Any, records: Sequence[Mapping[str, Any] | None], schema: Schema[Any, Any, Any]
+) -> list[bool]:
+    """Per piece of data whether rows in it may match, by its statistics in stored form; `None` and
+    columns that are left out prune nothing. `schema` is that of the statistics' data or an evolved
+    one: a column that they do not tell of may hold anything."""
+    types = leaf_types(schema)
+    flat = {path: name for name, path in flat_names(schema).items()}
+    layout = ds.ParquetFileFormat()  # never opened: only the expressions matter
+    guarantees = [_guarantee(record or {}, types, flat) for record in records]
+    pieces = [
+        layout.make_fragment(str(i), fs.LocalFileSystem(), partition_expression=holds)
+        for i, holds in enumerate(guarantees)
+    ]
+    bindable = _with_flat(schema.arrow_schema.empty_table(), schema).schema
+    dataset = ds.FileSystemDataset(pieces, bindable, layout)
+    kept = {int(piece.path) for piece in dataset.get_fragments(filter=where)}
+    return [i in kept for i in range(len(records))]
+
+
+def _guarantee(record: Mapping[str, Any], types: Mapping[str, pa.DataType], flat: Mapping[Any, str]) -> Any:
+    """What holds for every row, as an expression."""
+    facts = []
+    for name, entry in record.items():
+        path = tuple(name.split("."))
+        if name not in types or pa.types.is_nested(types[name]) or path[0] == "time":
+            continue
+        facts += _facts(pc.field(*path), entry, types[name])
+        if path in flat:
+            facts += _facts(pc.field(flat[path]), entry, types[name])
+    return reduce(lambda a, b: a & b, facts, pc.scalar(True))
+
+
+def _facts(field: Any, entry: Mapping[str, Any], t: pa.DataType) -> list[Any]:
+    low, high = (from_json(entry[end], t) for end in ("min", "max"))
+    if low is None and high is None:
+        return []
+    if any(isinstance(end, float) and isnan(end) for end in (low, high)):
+        return []
+    bounds = []
+    if low is not None:
+        bounds.append(field >= pa.scalar(low, t))
+    if high is not None:
+        bounds.append(field <= pa.scalar(high, t))
+    within = reduce(lambda a, b: a & b, bounds)
+    return [within | field.is_null()] if entry["nulls"] else [within]
+
+
+def _with_flat(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """The table and, beside it, the fields that go by their names alone."""
+    for name, path in flat_names(schema).items():
+        column, nullable = _at(table, path)
+        table = table.append_column(pa.field(name, column.type, nullable), column)
+    return table
+
+
+def _at(table: pa.Table, path: tuple[str, ...]) -> tuple[Any, bool]:
+    """The column at a path and whether it may be null, its parents considered."""
+    column, field = table.column(path[0]), table.schema.field(path[0])
+    nullable = field.nullable
+    for name in path[1:]:
+        index = field.type.get_field_index(name)
+        column, field = pc.struct_field(column, [index]), field.type.field(index)
+        nullable = nullable or field.nullable
+    return column, nullable
+
+
+def _exists(path: tuple[str, ...], schema: Schema[Any, Any, Any]) -> bool:
+    if not path or path[0] not in ("key", "val"):
+        return False
+    t = schema.arrow_schema.field(path[0]).type
+    for name in path[1:]:
+        if not pa.types.is_struct(t) or t.get_field_index(name) < 0:
+            return False
+        t = t.field(name).type
+    return True
+
+
+def _invalid(message: str) -> InvalidUsage:
+    return InvalidUsage(UsageKind.INVALID_COLUMN, message)
