@@ -1,1 +1,60 @@
-"""Durable, definite, time-varying collections for asyncio."""
+"""Durable, definite, time-varying collections for asyncio.
+
+`ap.open` gives a client; `client.writer` and `client.reader` give handles on a shard.
+"""
+
+from aiopersist.client import Client, open
+from aiopersist.data.codec import Codec, Schema
+from aiopersist.data.updates import Update, Updates
+from aiopersist.errors import (
+    AlreadyAppended,
+    BatchExpired,
+    CodecMismatch,
+    Corruption,
+    DiffOverflow,
+    Error,
+    IncompatibleSchema,
+    Indeterminate,
+    InvalidLocation,
+    InvalidUpdate,
+    InvalidUsage,
+    LeaseExpired,
+    NotReadable,
+    OpaqueMismatch,
+    SchemaMismatch,
+    ShardFinalized,
+    SinceViolation,
+    StorageUnavailable,
+    UnknownShard,
+    Unsupported,
+    UpperMismatch,
+    UsageKind,
+)
+from aiopersist.frontier import Antichain, Description, advance
+from aiopersist.read.handle import ReadHandle
+from aiopersist.read.listen import Listen, Progress, Step
+from aiopersist.read.snapshot import Snapshot
+from aiopersist.settings import Settings, UntrimmableColumns
+from aiopersist.shard.catalog import ShardId
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus, Versioned
+from aiopersist.storage.urls import (
+    Location,
+    open_blob,
+    open_consensus,
+    register_blob_scheme,
+    register_consensus_scheme,
+)
+from aiopersist.write.doubt import Committed, NotCommitted
+from aiopersist.write.handle import WriteHandle
+
+__version__ = "0.1.0"
+
+__all__ = [name for name in dir() if not name.startswith("_") and name[0].isupper()] + [
+    "advance",
+    "open",
+    "open_blob",
+    "open_consensus",
+    "register_blob_scheme",
+    "register_consensus_scheme",
+]

@@ -12,7 +12,9 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -28,6 +30,7 @@ class Closeable(Protocol):
 
 
 R = TypeVar("R", bound=Closeable)
+T = TypeVar("T")
 
 
 class Opening(Generic[R]):
@@ -169,3 +172,96 @@ class _Call:
         if self._task is not asyncio.current_task():
             self._interrupted = True
             self._task.cancel()
+
+
+class Puller(Generic[T]):
+    """An async iterator that survives a cancelled wait: the next item is computed in a task of the
+    supervisor, and is kept for the next call when the caller went away meanwhile."""
+
+    def __init__(self, items: AsyncGenerator[T, None], supervisor: Supervisor, name: str) -> None:
+        self._items = items
+        self._supervisor = supervisor
+        self._name = name
+        self._task: asyncio.Task[T] | None = None
+
+    async def pull(self) -> T:
+        """The next item; `StopAsyncIteration` at the end. After the item is taken there is no await."""
+        if self._task is None:
+            self._task = self._supervisor.spawn(self._advance(), self._name)
+        try:
+            item = await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if self._task.cancelled():  # closed meanwhile, or the client is
+                self._task = None
+            raise
+        except _End:
+            raise StopAsyncIteration from None  # and so at every further call
+        except BaseException:
+            self._task = None
+            raise
+        self._task = None
+        return item
+
+    async def _advance(self) -> T:
+        try:
+            return await anext(self._items)
+        except StopAsyncIteration:
+            raise _End from None  # a task cannot raise StopAsyncIteration through a future's result
+
+    async def aclose(self) -> None:
+        """Stop computing; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        await self._items.aclose()
+
+
+class _End(Exception):
+    """The items are over."""
+
+
+async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of `jobs` in their order, at most `at_once` in flight. When one fails the others are
+    cancelled, and its error is raised unwrapped."""
+    results: dict[int, T] = {}
+    todo = iter(enumerate(jobs))
+
+    async def work() -> None:
+        for number, job in todo:
+            results[number] = await job()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, len(jobs))):
+                group.create_task(work())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    return [results[number] for number in range(len(jobs))]
+
+
+async def in_order(
+    jobs: Sequence[Callable[[], Awaitable[T]]], ahead: int, supervisor: Supervisor
+) -> AsyncGenerator[T, None]:
+    """The results of `jobs` in their order, at most `ahead` of them in flight or waiting to be taken."""
+    if len(jobs) == 1:
+        yield await jobs[0]()
+        return
+    todo = iter(jobs)
+    tasks: deque[asyncio.Task[T]] = deque()
+    try:
+        while True:
+            for job in islice(todo, ahead - len(tasks)):
+                tasks.append(supervisor.spawn(_run(job), "one of several jobs"))
+            if not tasks:
+                return
+            result = await tasks[0]
+            tasks.popleft()
+            yield result
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _run(job: Callable[[], Awaitable[T]]) -> T:
+    return await job()

@@ -61,6 +61,12 @@ async def replay(stack: Stack, shard: str, state: State | None, head: Versioned)
     return state
 
 
+async def version_at(stack: Stack, shard: str, seqno: int, commit: str) -> bool:
+    """Whether version `seqno` is that of `commit`, or was truncated. One request."""
+    versions = await stack.consensus.scan(consensus_key(shard), seqno, 1)
+    return not versions or versions[0].seqno != seqno or _decode(versions[0], shard).commit == commit
+
+
 def _decode(version: Versioned, shard: str) -> Diff:
     diff = decode_diff(version.data)
     if diff.seqno != version.seqno:

@@ -27,10 +27,10 @@ version can slip in between. A lost hint costs `settings.watch_timeout_s`.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, AsyncIterator, TypeVar
+from typing import Any, TypeVar
 
 from aiopersist.errors import Corruption, Error, Indeterminate, ShardFinalized, StorageUnavailable
 from aiopersist.shard.log import consensus_key, load, replay
@@ -48,6 +48,10 @@ LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
 ANSWER_S = 1.0  # how long settling waits for the statement's own answer before it looks
 
 
+class Unknowable(Indeterminate):
+    """It was decided whether the version was written, and every proof of how is gone."""
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
     """One compare-and-set of version `expected + 1`."""
@@ -56,9 +60,13 @@ class Attempt:
     commit: str
     data: bytes
     command: Command
+    result: Any
+    """What the command says happened, if this is what happened."""
     statement: asyncio.Task[bool] | None = None
     sent: int = 0
     """How often. An answer to a second sending says nothing of the first."""
+    happened: bool | None = None
+    """Known once it was settled."""
 
     @property
     def seqno(self) -> int:
@@ -266,7 +274,7 @@ class Register:
         after = apply(diff, state)
         check_version(diff, state, after)
         expected = None if state is None else state.seqno
-        slot.pending = Attempt(expected, diff.commit, encode_diff(diff), command)
+        slot.pending = Attempt(expected, diff.commit, encode_diff(diff), command, outcome.result)
         try:
             ours = await self._send(slot.pending)
         except StorageUnavailable:  # determinate
@@ -321,22 +329,26 @@ class Register:
             ) from cause
         happened = getattr(attempt.command, "happened", lambda state: False)(state)
         if happened is None:
-            raise Indeterminate(
+            raise Unknowable(
                 f"version {attempt.seqno} may have been written: it is no longer there, nor is its writer",
                 shard_id=self.shard,
             ) from cause
         return bool(happened)
 
-    async def settle(self, slot: Slot) -> bool | None:
-        """Decide the pending attempt of `slot`: whether it happened; `None` if there is none."""
+    async def settle(self, slot: Slot) -> Attempt | None:
+        """Decide the pending attempt of `slot` and return it; `None` if there is none."""
         attempt = slot.pending
         if attempt is None:
             return None
-        happened = await self._settle(attempt)
+        try:
+            attempt.happened = await self._settle(attempt)
+        except Unknowable:
+            slot.pending = None  # decided long ago, only nobody can tell how
+            raise
         slot.pending = None
-        if happened:
+        if attempt.happened:
             await self.refresh()
-        return happened
+        return attempt
 
     async def _settle(self, attempt: Attempt) -> bool:
         statement = attempt.statement

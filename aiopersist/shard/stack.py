@@ -1,12 +1,21 @@
 """What every part of a client works with, built once."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio.to_thread
 
 from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
+
+T = TypeVar("T")
+
+THREADS = 4  # for work on columns, whose kernels release the GIL; more would only cost memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +27,11 @@ class Stack:
     settings: Settings
     runtime: Runtime
     supervisor: Supervisor
+    threads: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, THREADS))
+
+    async def compute(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `work` on a worker thread: for what takes more than a millisecond. A cancelled caller stops
+        waiting; the work goes on, and its result is dropped."""
+        return await anyio.to_thread.run_sync(
+            partial(work, *args, **kwargs), abandon_on_cancel=True, limiter=self.threads
+        )

@@ -122,7 +122,14 @@ def apply(diff: Diff, state: State | None) -> State:
         for key in keys:
             del kept[int(key) if name in _INT_KEYS else key]
         update[name] = kept
+    if changes.batches or "batches" in changes.drop:
+        update["inline_bytes"] = state.inline_bytes + _inline_change(changes, state)
     return state.model_copy(update=update)
+
+
+def _inline_change(changes: Changes, state: State) -> int:
+    gone = (state.batches.get(int(ordinal)) for ordinal in (*changes.batches, *changes.drop.get("batches", ())))
+    return sum(b.inline_bytes for b in changes.batches.values()) - sum(b.inline_bytes for b in gone if b)
 
 
 _INT_KEYS = ("schemas", "batches", "rollups")

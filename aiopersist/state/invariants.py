@@ -37,6 +37,11 @@ def trace_ends_at_upper(state: State) -> bool:
     return next(reversed(state.batches.values())).upper == state.upper
 
 
+def inline_bytes_add_up(state: State) -> bool:
+    """The sum that `apply` keeps is the sum."""
+    return state.inline_bytes == sum(batch.inline_bytes for batch in state.batches.values())
+
+
 def new_blobs_are_registered(diff: Diff, after: State) -> bool:
     """Every blob key that this version adds carries the id of a writer that is registered in it:
     what makes the leak sweep safe."""
@@ -58,6 +63,7 @@ def check_version(diff: Diff, before: State | None, after: State) -> None:
 
 def check_state(state: State) -> State:
     """`state` itself, or `Corruption`."""
-    if not batches_are_contiguous(state) or not trace_ends_at_upper(state):
-        raise Corruption(f"the trace of {state!r} has gaps or overlaps", shard_id=state.shard)
+    for holds in (batches_are_contiguous, trace_ends_at_upper, inline_bytes_add_up):
+        if not holds(state):
+            raise Corruption(f"of {state!r} it does not hold that {holds.__name__}", shard_id=state.shard)
     return state

@@ -142,15 +142,13 @@ class State(Record):
     """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
     rollups: dict[int, Rollup] = {}
     """By the seqno they are the state of."""
+    inline_bytes: int = 0
+    """Of all inline parts: kept up to date by `apply`, so that an append need not sum them up."""
 
     @property
     def schema_id(self) -> int:
         """The current schema's."""
         return max(self.schemas)
-
-    @property
-    def inline_bytes(self) -> int:
-        return sum(batch.inline_bytes for batch in self.batches.values())
 
     @property
     def latest_rollup(self) -> int | None:

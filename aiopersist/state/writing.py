@@ -71,11 +71,13 @@ class Appended:
 
     upper: Antichain
     wrote: bool
+    repeats: frozenset[str] = frozenset()
+    """Applications whose transaction numbers had been recorded before; then nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append `batch`, or nothing but a new upper.
+    """Append `batch`, or nothing but a new upper, at its own bounds.
 
     `replica`: definite data that others write too. What the shard has already is dropped by
     truncation: the batch enters with the shard's upper as its lower.
@@ -89,11 +91,8 @@ class Append:
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if self.transactions and any(
-            app in state.transactions and number <= state.transactions[app].number
-            for app, number in self.transactions.items()
-        ):
-            return Keep(result=Appended(state.upper, wrote=False))
+        if repeats := repeated(state, self.transactions):
+            return Keep(result=Appended(state.upper, wrote=False, repeats=repeats))
         lower = self.batch.lower
         if self.replica and self.batch.upper <= state.upper:
             return Keep(result=Appended(state.upper, wrote=False))
@@ -101,27 +100,68 @@ class Append:
             lower = state.upper
         if lower != state.upper:
             return Keep(error=UpperMismatch(lower, state.upper))
-        if self.writer not in state.writers:
-            kind = BatchExpired if any(part.key for part in self.batch.parts) else LeaseExpired
-            return Keep(error=kind(f"writer {self.writer} is no longer registered"))
-        record = renewed(state, self.writer, context).model_copy(
-            update={"token": self.token, "upper": self.batch.upper}
-        )
-        numbers = {a: Transaction(number=n, at=context.now) for a, n in self.transactions.items()}
-        return commit(
-            state,
-            context,
-            result=Appended(self.batch.upper, wrote=True),
-            upper=self.batch.upper,
-            writers={self.writer: record},
-            batches=insert(state, truncate(self.batch, lower)),
-            transactions=numbers,
-        )
+        return _append(state, context, self, truncate(self.batch, lower))
 
     def happened(self, state: State) -> bool | None:
-        """The state keeps each writer's last token, and a writer appends one thing at a time."""
-        writer = state.writers.get(self.writer)
-        return None if writer is None else writer.token == self.token
+        return _token_is_there(state, self.writer, self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Append `batch`, all of it at one time, at whatever time is the shard's upper. Int times only."""
+
+    writer: str
+    token: str
+    batch: HollowBatch
+    transactions: Mapping[str, int]
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if repeats := repeated(state, self.transactions):
+            return Keep(result=Appended(state.upper, wrote=False, repeats=repeats))
+        time = state.upper.time
+        if time is None:
+            return Keep(error=UpperMismatch(self.batch.lower, state.upper))
+        assert isinstance(time, int)
+        batch = self.batch
+        if batch.lower != state.upper:
+            moved = (part.model_copy(update={"rewrite": state.upper}) for part in batch.parts)
+            batch = batch.model_copy(update={"parts": tuple(moved)})
+        bounds = {"lower": state.upper, "upper": Antichain(time + 1)}
+        return _append(state, context, self, batch.model_copy(update=bounds))
+
+    def happened(self, state: State) -> bool | None:
+        return _token_is_there(state, self.writer, self.token)
+
+
+def _append(state: State, context: Context, command: Append | Write, batch: HollowBatch) -> Commit | Keep:
+    if command.writer not in state.writers:
+        kind = BatchExpired if any(part.key for part in batch.parts) else LeaseExpired
+        return Keep(error=kind(f"writer {command.writer} is no longer registered"))
+    written = {"token": command.token, "upper": batch.upper}
+    numbers = {a: Transaction(number=n, at=context.now) for a, n in command.transactions.items()}
+    return commit(
+        state,
+        context,
+        result=Appended(batch.upper, wrote=True),
+        upper=batch.upper,
+        writers={command.writer: renewed(state, command.writer, context).model_copy(update=written)},
+        batches=insert(state, batch),
+        transactions=numbers,
+    )
+
+
+def repeated(state: State, transactions: Mapping[str, int]) -> frozenset[str]:
+    """Those applications whose number, or a greater one, is recorded. Numbers never go back."""
+    known = state.transactions
+    return frozenset(a for a, number in transactions.items() if a in known and number <= known[a].number)
+
+
+def _token_is_there(state: State, writer: str, token: str) -> bool | None:
+    """The state keeps each writer's last token, and a writer appends one thing at a time; of a writer
+    that is gone nothing can be told."""
+    record = state.writers.get(writer)
+    return None if record is None else record.token == token
 
 
 def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:

@@ -1,0 +1,273 @@
+"""The client: builds the stack once, opens handles, owns every task.
+
+It belongs to the process and the event loop that opened it. Closing it closes what it opened,
+gives statements under way a moment to end, and closes the stores it opened itself.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from weakref import WeakSet, WeakValueDictionary
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.evolve import check_evolution
+from aiopersist.errors import SchemaMismatch, StorageUnavailable, UnknownShard
+from aiopersist.frontier import Antichain, Time, frontier
+from aiopersist.maintenance import Maintenance
+from aiopersist.read.handle import ReadHandle
+from aiopersist.resource import Opening, Scope, Supervisor, run_bounded
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.settings import Settings
+from aiopersist.shard import catalog
+from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.register import Slot
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
+from aiopersist.state.lifecycle import EvolveSchema, Finalize
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.identity import check_identity
+from aiopersist.storage.layers import Metrics, stack
+from aiopersist.storage.urls import Location, open_blob, open_consensus, parse_location
+from aiopersist.write.handle import WriteHandle
+
+K = TypeVar("K")
+V = TypeVar("V")
+H = TypeVar("H", bound="WriteHandle[Any, Any] | ReadHandle[Any, Any]")
+
+CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a few statements
+
+_closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is cancelled
+
+
+def open(
+    location: str | os.PathLike[str] | Location | None = None,
+    *,
+    blob: str | Blob | None = None,
+    consensus: str | Consensus | None = None,
+    settings: Settings | None = None,
+    maintenance: bool = True,
+    runtime: Runtime = SYSTEM,
+) -> Opening["Client"]:
+    """A client of a location: a directory, `mem://`, or two stores as URLs or instances; with nothing
+    given, what the environment says (`AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
+    `AIOPERSIST_CONSENSUS`).
+
+    `InvalidLocation` at once for what cannot be used, `StorageUnavailable` after
+    `settings.open_timeout_s` for a store that cannot be reached. Costs two requests.
+    `maintenance=False` runs no upkeep but the heartbeats of its own handles.
+    """
+    found = parse_location(location, blob, consensus)
+    chosen = settings or Settings()
+    mine: list[Blob | Consensus] = []
+    if isinstance(found.blob, str):
+        blob_store = open_blob(found.blob, runtime=runtime)
+        mine.append(blob_store)
+    else:
+        blob_store = found.blob
+    if isinstance(found.consensus, str):
+        consensus_store = open_consensus(found.consensus, runtime=runtime)
+        mine.append(consensus_store)
+    else:
+        consensus_store = found.consensus
+
+    async def connect() -> Client:
+        client = Client(blob_store, consensus_store, chosen, runtime, mine, maintenance)
+        try:
+            await client.ping()
+        except BaseException:
+            await client.aclose()
+            raise
+        return client
+
+    return Opening(connect)
+
+
+class Client:
+    """Opens writers and readers of the shards of one location. Serves many tasks at once."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        settings: Settings,
+        runtime: Runtime,
+        mine: list[Blob | Consensus],
+        maintenance: bool,
+    ) -> None:
+        self._scope = Scope("the client")
+        self._mine = mine
+        wrapped_blob, wrapped_consensus, self._metrics = stack(blob, consensus, settings, runtime)
+        self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor())
+        hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
+        self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
+        self._maintenance = Maintenance(self._stack) if maintenance else None
+        self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
+        self._handles: WeakSet[WriteHandle[Any, Any] | ReadHandle[Any, Any]] = WeakSet()
+
+    @property
+    def metrics(self) -> Metrics:
+        """Requests of both stores by kind: counts, errors, bytes, seconds."""
+        return self._metrics
+
+    async def ping(self) -> None:
+        """Return if both stores answer and belong together; else `StorageUnavailable` after
+        `settings.open_timeout_s`, or `InvalidLocation`. Two requests."""
+        deadline = self._stack.settings.open_timeout_s
+        with self._scope.call():
+            try:
+                async with asyncio.timeout(deadline * 1.5):  # a store that accepts and never answers
+                    await check_identity(self._hasty_blob, self._hasty_consensus, self._stack.runtime)
+            except TimeoutError as error:
+                raise StorageUnavailable(f"the stores did not answer within {deadline} s") from error
+
+    # --- handles ---------------------------------------------------------------------------------
+
+    def writer(self, shard: str, schema: Schema[K, V, Any]) -> Opening[WriteHandle[K, V]]:
+        """A writer of the shard of that name or id, which is created on first use with
+        `since = upper = {minimum}`. `CodecMismatch` if it is stored with another schema. One commit
+        (two for a new shard)."""
+
+        async def open_writer() -> WriteHandle[K, V]:
+            found = self._shard(await catalog.resolve_or_create(self._stack, shard))
+            return await WriteHandle.open(found, schema, self._scope)
+
+        return Opening(lambda: self._opened(open_writer))
+
+    def reader(
+        self,
+        shard: str,
+        schema: Schema[K, V, Any] | None = None,
+        *,
+        hold: Antichain | Time | None = None,
+        hold_name: str | None = None,
+        lease_s: float | None = None,
+        create: bool = False,
+    ) -> Opening[ReadHandle[K, V]]:
+        """A reader of the shard of that name or id; `UnknownShard` unless it is there, or `create` and a
+        schema are given. Without a schema it reads by the stored one.
+
+        `hold` keeps history at that frontier until it is downgraded, closed or expires
+        (`SinceViolation` if it is gone already). `hold_name` is a hold that a restarted process
+        takes over, at the frontier it had. One commit for the first reader of a process, one more
+        for a hold."""
+
+        async def open_reader() -> ReadHandle[K, V]:
+            if create and schema is not None:
+                found = self._shard(await catalog.resolve_or_create(self._stack, shard))
+                await found.open_or_create(schema)
+            else:
+                found = await self._existing(shard)
+            stored = found.schema(found.state.schema_id)
+            if schema is not None:
+                found.schema_id(schema)
+            return await ReadHandle.open(
+                found,
+                stored if schema is None else schema,
+                self._scope,
+                hold=None if hold is None else frontier(hold),
+                hold_name=None if hold_name is None else catalog.check_name(hold_name),
+                lease_s=lease_s,
+            )
+
+        return Opening(lambda: self._opened(open_reader))
+
+    # --- shards ----------------------------------------------------------------------------------
+
+    async def shard_id(self, name: str) -> ShardId:
+        """The id of the shard of that name; `UnknownShard`. One request."""
+        with self._scope.call():
+            return await catalog.resolve(self._stack, name)
+
+    async def list_shards(self) -> dict[str, ShardId]:
+        """All names in use. One request, and one for each."""
+        with self._scope.call():
+            return await catalog.names(self._stack)
+
+    async def drop(self, name: str) -> None:
+        """Finalize the shard and free its name: both frontiers become empty, every handle is fenced, what
+        waits ends with `ShardFinalized`. Repeating it after a crash finishes the work."""
+        with self._scope.call():
+            shard_id = await catalog.resolve(self._stack, name)
+            shard = self._shard(shard_id)
+            state = await shard.register.refresh()
+            if state is None and name == shard_id:
+                raise UnknownShard(f"there is no shard {name}", shard_id=shard_id)
+            if state is not None:
+                await shard.register.commit(Finalize(), Slot())
+            await catalog.free(self._stack, name, shard_id)
+
+    async def txn_number(self, shard: str, app_id: str) -> int | None:
+        """The last transaction number of that application; `None` if there is none. Linearizable."""
+        with self._scope.call():
+            found = await self._existing(shard)
+            record = found.state.transactions.get(app_id)
+            return record.number if record else None
+
+    async def schema(self, shard: str) -> tuple[int, Schema[Any, Any, Any]]:
+        """The current schema of the shard and its id. Linearizable."""
+        with self._scope.call():
+            found = await self._existing(shard)
+            schema_id = found.state.schema_id
+            return schema_id, found.schema(schema_id)
+
+    async def compare_and_evolve_schema(
+        self, shard: str, expected_id: int, schema: Schema[Any, Any, Any]
+    ) -> int:
+        """Make `schema`, which may add optional fields to the current one, the current one; returns its
+        id. `SchemaMismatch` if the current id is not `expected_id`, `IncompatibleSchema` for any
+        other change. One commit."""
+        with self._scope.call():
+            found = await self._existing(shard)
+            current = found.state.schema_id
+            if current != expected_id:
+                raise SchemaMismatch(expected_id, current, shard_id=found.id)
+            check_evolution(found.schema(current), schema)
+            command = EvolveSchema(expected_id, schema.to_record())
+            evolved: int = await found.register.commit(command, Slot())
+            return evolved
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Close every handle and release what the client holds. Idempotent; goes on in the background if
+        the caller is cancelled."""
+        if not self._scope.closed:
+            task = asyncio.create_task(self._close(), name="close a client")
+            _closing.add(task)
+            task.add_done_callback(_closing.discard)
+            await asyncio.shield(task)
+
+    async def _close(self) -> None:
+        handles = list(self._handles)
+        await run_bounded(CLOSE_AT_ONCE, [handle.aclose for handle in handles])
+        self._scope.close()
+        await self._stack.supervisor.aclose()
+        for store in self._mine:
+            await store.aclose()
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
+        with self._scope.call():
+            handle = await opener()
+        self._handles.add(handle)
+        return handle
+
+    async def _existing(self, name: str) -> Shard:
+        shard = self._shard(await catalog.resolve(self._stack, name))
+        await shard.open()
+        return shard
+
+    def _shard(self, shard_id: ShardId) -> Shard:
+        shard = self._shards.get(shard_id)
+        if shard is None:
+            shard = self._shards[shard_id] = Shard(self._stack, shard_id)
+            if self._maintenance is not None:
+                self._maintenance.tend(shard)
+        return shard

@@ -1,0 +1,31 @@
+"""Decides when the background work of a client runs, and runs it. Each task does one thing and ends;
+a failure is logged, and the next commit that owes the same tries again."""
+
+import asyncio
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from aiopersist.rollup import due, write_rollup
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
+from aiopersist.state.model import State
+
+
+class Maintenance:
+    """The upkeep of the shards of one client."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._writers: WeakKeyDictionary[Shard, str] = WeakKeyDictionary()
+        self._running: WeakKeyDictionary[Shard, asyncio.Task[None]] = WeakKeyDictionary()
+
+    def tend(self, shard: Shard) -> None:
+        """From now on do what the commits of `shard` owe."""
+        shard.register.on_commit = partial(self._owed, shard)
+
+    def _owed(self, shard: Shard, state: State) -> None:
+        running = self._running.get(shard)
+        if due(state, self._stack.settings.rollup_every) and (running is None or running.done()):
+            writer = self._writers.setdefault(shard, f"w{self._stack.runtime.uuid()}")
+            work = write_rollup(shard, writer)
+            self._running[shard] = self._stack.supervisor.background(work, f"roll up {shard.id}")

@@ -1,0 +1,241 @@
+"""What happens next in a shard: all updates after a time, interval by interval.
+
+A listen stands at a frontier `f`: everything before it was delivered. Whenever the shard's upper
+`u` is beyond `f`, the updates in `[f, u)` are delivered, in any order, and then the progress to
+`u`. They are found in the batches whose description reaches past `f`, by the state as it was when
+`u` was read; the state is pinned until its updates are handed over.
+
+*Product times* are advanced to `as_of` before they are compared with `f` and `u`: so it does not
+matter whether compaction, which may advance times up to the listen's hold, came before. An update
+can so move past the upper of its batch, which is why every batch is looked at for them.
+
+The iterators are objects, not async generators: a wait that is cancelled loses nothing, since the
+next item is computed in a task of the client and kept for the next call (`Puller`), and the
+position moves only as an item is handed over.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from aiopersist.data.assemble import concat
+from aiopersist.data.updates import Updates
+from aiopersist.frontier import TIME_MAX, Antichain, Time, join
+from aiopersist.read.cursor import Cursor, encode
+from aiopersist.resource import Puller, Scope, in_order
+from aiopersist.shard.fetch import Fetch, Selection
+from aiopersist.shard.hold import Need, SharedHold
+from aiopersist.state.model import HollowBatch, HollowPart, State
+
+SMALL_PARTS = 64  # inline parts that are delivered together: one Updates for many tiny appends
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Everything before `upper` was delivered. `cursor` resumes from here."""
+
+    upper: Antichain
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One closed interval: its updates, and where it ends."""
+
+    updates: Updates
+    upper: Antichain
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a listen begins."""
+
+    frontier: Antichain
+    as_of: Time | None
+    until: Antichain | None = None
+    snapshot: bool = False
+    """Whether the snapshot at `as_of` comes first."""
+
+
+def successor(time: Time) -> Antichain:
+    """The least frontier that has passed the int `time`."""
+    assert isinstance(time, int)
+    return Antichain(time + 1) if time < TIME_MAX else Antichain()
+
+
+def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
+    """What must be held to deliver everything from `frontier` on: its component-wise predecessor, joined
+    with `as_of`. Since reading changes from `f` needs `since < f`, or both at the minimum."""
+    before = (
+        max(e - 1, 0) if isinstance(e, int) else tuple(max(c - 1, 0) for c in e) for e in frontier.elements
+    )
+    return Antichain(*(e if as_of is None or isinstance(e, int) else join(e, as_of) for e in before))
+
+
+class Listen:
+    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated. Costs no
+    request while nothing happens; per interval one read of the head if another process wrote, and one
+    request per part that is not inline."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        fetch: Fetch,
+        hold: SharedHold,
+        need: Need,
+        start: Start,
+        snapshot: Callable[[], AsyncGenerator[Updates, None]],
+    ) -> None:
+        self._scope = Scope("the listen", scope)
+        self._fetch = fetch
+        self._hold = hold
+        self._need = need
+        self._schema = fetch.schema
+        self._start = start
+        self._snapshot = snapshot
+        self._frontier = start.frontier
+        self._snapshot_due = start.snapshot
+        self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
+        self._held: list[Updates] = []
+
+    @property
+    def as_of(self) -> Time | None:
+        """Updates at times `<= as_of` are not delivered."""
+        return self._start.as_of
+
+    @property
+    def frontier(self) -> Antichain:
+        """Everything before it was delivered."""
+        return self._frontier
+
+    @property
+    def cursor(self) -> str:
+        """Resumes from `frontier`."""
+        state = self._state()
+        product = self.as_of is not None and not isinstance(self.as_of, int)
+        return encode(
+            Cursor(
+                shard=state.shard,
+                frontier=self._frontier,
+                as_of=self.as_of if product or self._snapshot_due else None,
+                snapshot=self._snapshot_due,
+                seqno=state.seqno,
+                commit=state.commit,
+            )
+        )
+
+    def __aiter__(self) -> "Listen":
+        return self
+
+    async def __anext__(self) -> Updates | Progress:
+        with self._scope.call():
+            item = await self._puller.pull()
+        return self._hand_over(item)
+
+    def steps(self) -> "Steps":
+        """One `Step` per closed interval, instead of updates and progress one by one."""
+        return Steps(self)
+
+    async def aclose(self) -> None:
+        """Stop listening; idempotent."""
+        if self._scope.close():
+            self._hold.drop(self._need)
+            await self._puller.aclose()
+
+    def _hand_over(self, item: Updates | Antichain) -> Updates | Progress:
+        if isinstance(item, Updates):
+            return item
+        self._frontier = item
+        self._snapshot_due = False
+        if item.elements:
+            self._hold.move(self._need, hold_for(item, self.as_of))
+        else:
+            self._hold.drop(self._need)
+        return Progress(item, self.cursor)
+
+    def _state(self) -> State:
+        state = self._fetch.shard.register.state
+        assert state is not None
+        return state
+
+    async def _items(self) -> AsyncGenerator[Updates | Antichain, None]:
+        position, until = self._start.frontier, self._start.until
+        product = self.as_of is not None and not isinstance(self.as_of, int)
+        if self._start.snapshot:
+            async for updates in self._snapshot():
+                yield updates
+            if not product:
+                assert self.as_of is not None
+                position = successor(self.as_of)
+                yield position
+        while position.elements and not (until is not None and until <= position):
+            state = await self._fetch.shard.register.wait(partial(_past, position))
+            self._hold.check(self._need.reader)
+            upper = until if until is not None and until <= state.upper else state.upper
+            release = self._fetch.shard.register.pin(state)
+            try:
+                async for updates in self._interval(state, position, upper):
+                    yield updates
+            finally:
+                release()
+            position = upper
+            yield position
+
+    async def _interval(
+        self, state: State, lower: Antichain, upper: Antichain
+    ) -> AsyncGenerator[Updates, None]:
+        product = self.as_of is not None and not isinstance(self.as_of, int)
+        selection = Selection(
+            lower=lower,
+            upper=upper,
+            not_as_of=self.as_of,
+            advance_to=Antichain(self.as_of) if product else None,
+        )
+        batches = [b for b in state.batches.values() if b.parts and (product or not b.upper <= lower)]
+        jobs = [
+            partial(self._fetch.updates, group, selection, self._need.reader) for group in _groups(batches)
+        ]
+        async for updates in in_order(
+            jobs, self._fetch.stack.settings.fetch_max_outstanding_parts, self._fetch.stack.supervisor
+        ):
+            if len(updates):
+                yield updates
+
+
+class Steps:
+    """An async iterator of `Step`. A wait may be cancelled and repeated."""
+
+    def __init__(self, listen: Listen) -> None:
+        self._listen = listen
+
+    def __aiter__(self) -> "Steps":
+        return self
+
+    async def __anext__(self) -> Step:
+        held = self._listen._held  # kept with the listen: another `steps()` goes on from here
+        with self._listen._scope.call():
+            while isinstance(item := await self._listen._puller.pull(), Updates):
+                held.append(item)
+        updates = Updates(concat([u.to_arrow() for u in held], self._listen._schema), self._listen._schema)
+        held.clear()
+        progress = self._listen._hand_over(item)
+        assert isinstance(progress, Progress)
+        return Step(updates, progress.upper, progress.cursor)
+
+
+def _past(position: Antichain, state: State) -> State | None:
+    return state if position < state.upper else None
+
+
+def _groups(batches: list[HollowBatch]) -> list[list[tuple[HollowBatch, HollowPart]]]:
+    """Parts that are fetched and delivered together: each blob alone, inline parts many at once."""
+    groups: list[list[tuple[HollowBatch, HollowPart]]] = []
+    for batch in batches:
+        for part in batch.parts:
+            small = part.inline is not None
+            if small and groups and len(groups[-1]) < SMALL_PARTS and groups[-1][-1][1].inline is not None:
+                groups[-1].append((batch, part))
+            else:
+                groups.append([(batch, part)])
+    return groups

@@ -1,0 +1,129 @@
+"""Names of shards: keys of the consensus store, each naming a shard id or nothing any more.
+
+A name is created by compare-and-set, so of two first users both get the same shard. A lost answer
+needs no settling here: the name is read again, and whatever it says by then is the truth for
+everybody.
+"""
+
+import json
+import re
+import uuid
+from functools import partial
+from typing import Any
+from urllib.parse import quote, unquote
+
+from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind
+from aiopersist.resource import run_bounded
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.shard.stack import Stack
+
+PREFIX = "name/"
+NAME_BYTES_MAX = 512
+READS_AT_ONCE = 16
+
+_FORM = re.compile(r"s[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+class ShardId(str):
+    """`s` and a random UUID: the name of a shard that nobody else has."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> "ShardId":
+        if not _FORM.fullmatch(text):
+            raise InvalidUsage(
+                UsageKind.INVALID_NAME, f"{text!r} is not a shard id: s and a uuid4", name=text
+            )
+        return super().__new__(cls, text)
+
+    @classmethod
+    def new(cls, runtime: Runtime = SYSTEM) -> "ShardId":
+        """A fresh one."""
+        return cls(f"s{runtime.uuid()}")
+
+    @classmethod
+    def parse(cls, text: str) -> "ShardId":
+        """The id that `text` is; `InvalidUsage` of kind `INVALID_NAME` for anything else."""
+        return cls(text)
+
+    @property
+    def uuid(self) -> uuid.UUID:
+        return uuid.UUID(self[1:])
+
+    def __repr__(self) -> str:
+        return f"ShardId({str(self)!r})"
+
+
+async def resolve(stack: Stack, name: str) -> ShardId:
+    """The shard that `name` names; `UnknownShard`. An id names itself. One request for a name."""
+    shard, _ = await _read(stack, name)
+    if shard is None:
+        raise UnknownShard(f"there is no shard named {name!r}")
+    return shard
+
+
+async def resolve_or_create(stack: Stack, name: str) -> ShardId:
+    """The shard that `name` names, which may have to be created yet. Two requests for a new name."""
+    fresh = ShardId.new(stack.runtime)
+    while True:
+        shard, seqno = await _read(stack, name)
+        if shard is not None:
+            return shard
+        await _write(stack, name, seqno, fresh)
+
+
+async def free(stack: Stack, name: str, shard: ShardId) -> None:
+    """Make `name` name nothing, unless it names another shard by now."""
+    while True:
+        found, seqno = await _read(stack, name)
+        if found != shard or found == name:
+            return
+        await _write(stack, name, seqno, None)
+
+
+async def names(stack: Stack) -> dict[str, ShardId]:
+    """All names in use. One request, and one more for each."""
+    keys = await stack.consensus.list_keys(PREFIX)
+    found = [unquote(key.removeprefix(PREFIX)) for key in keys]
+    read = await run_bounded(READS_AT_ONCE, [partial(_read, stack, name) for name in found])
+    return {name: shard for name, (shard, _) in zip(found, read, strict=True) if shard is not None}
+
+
+async def _read(stack: Stack, name: str) -> tuple[ShardId | None, int | None]:
+    if _FORM.fullmatch(check_name(name)):
+        return ShardId(name), None
+    head = await stack.consensus.head(_key(name))
+    if head is None:
+        return None, None
+    try:
+        value: dict[str, Any] = json.loads(head.data)
+        return (ShardId(value["shard"]) if value["shard"] else None), head.seqno
+    except (ValueError, KeyError, TypeError) as e:
+        raise Corruption(f"the name {name!r} says {head.data[:80]!r}") from e
+
+
+async def _write(stack: Stack, name: str, expected: int | None, shard: ShardId | None) -> None:
+    data = json.dumps({"format": 1, "shard": shard}).encode()
+    try:
+        await stack.consensus.compare_and_set(_key(name), expected, data)
+    except Indeterminate:
+        pass  # the caller reads what is there
+
+
+def _key(name: str) -> str:
+    return PREFIX + quote(name, safe=" ")
+
+
+def check_name(name: object) -> str:
+    """`name` itself if it may name a shard; else `InvalidUsage` of kind `INVALID_NAME`."""
+    if isinstance(name, str):
+        try:
+            if 0 < len(name.encode()) <= NAME_BYTES_MAX:
+                return name
+        except UnicodeEncodeError:
+            pass
+    raise InvalidUsage(
+        UsageKind.INVALID_NAME,
+        f"{name!r:.80} is no name: any text of 1 to {NAME_BYTES_MAX} bytes is",
+        name=name,
+    )

@@ -1,0 +1,228 @@
+"""The leases of readers.
+
+A process has one leased reader per shard (`SharedHold`) that serves all its handles. It holds
+nothing but the blobs of the versions that it may still read, and the history that open
+snapshots and listens need: what each of them *needs* is a frontier, and the hold is the meet of
+all needs. Opening something with an older need than the hold says so with a commit; letting go
+is told by the next heartbeat. After an expiry it registers anew by itself; only what was open at
+that moment is lost (`LeaseExpired`).
+
+A handle that was opened with `hold=` has a reader of its own beside it (`OwnHold`), perhaps under
+a name that a restarted process takes over. It moves when its user moves it; its expiry is final.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch
+from aiopersist.frontier import Antichain
+from aiopersist.shard.lease import keep_alive
+from aiopersist.shard.register import Register, Slot
+from aiopersist.shard.stack import Stack
+from aiopersist.state.command import Command
+from aiopersist.state.reading import (
+    ExpireReader,
+    RegisterReader,
+    RenewReader,
+    TakeNamedHold,
+    named_reader,
+)
+
+
+@dataclass(eq=False)
+class Need:
+    """What one open snapshot or listen needs of history, and which registration holds it."""
+
+    frontier: Antichain
+    reader: str
+    open: bool = True
+
+
+@dataclass(eq=False)
+class SharedHold:
+    """See the header."""
+
+    stack: Stack
+    register: Register
+    reader: str = ""
+    _needs: Counter[Antichain] = field(default_factory=Counter)
+    _users: int = 0
+    _slot: Slot = field(default_factory=Slot)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _beating: asyncio.Task[None] | None = None
+
+    async def acquire(self) -> None:
+        """One more handle. A commit, if none was there or the registration has run out."""
+        self._users += 1
+        try:
+            await self.ensure()
+        except BaseException:
+            self._users -= 1
+            raise
+
+    async def release(self) -> None:
+        """One handle less; the last one ends the registration."""
+        self._users -= 1
+        if not self._users and self.reader:
+            reader, self.reader = self.reader, ""
+            if self._beating is not None:
+                self._beating.cancel()
+            async with self._turn:
+                await self._commit(ExpireReader(reader))
+
+    async def ensure(self) -> None:
+        """Be registered."""
+        async with self._turn:
+            if not self.registered:
+                reader = f"r{self.stack.runtime.uuid()}"
+                lease_s = self.stack.settings.reader_lease_s
+                await self._commit(RegisterReader(reader, Antichain(), lease_s))
+                self.reader = reader
+                self._needs.clear()
+                if self._beating is None or self._beating.done():
+                    self._beating = self.stack.supervisor.background(
+                        keep_alive(self.stack, lease_s, self.heartbeat), "heartbeats of a reader"
+                    )
+
+    @property
+    def registered(self) -> bool:
+        state = self.register.state
+        return state is not None and self.reader in state.readers
+
+    @property
+    def since(self) -> Antichain:
+        """The meet of all needs."""
+        since = Antichain()
+        for need in self._needs:
+            since = since.meet(need)
+        return since
+
+    async def need(self, frontier: Antichain) -> Need:
+        """Hold history at `frontier` until `drop`. A commit, unless the hold reaches back so far already;
+        `SinceViolation` if the shard's since has passed it."""
+        await self.ensure()
+        self._needs[frontier] += 1
+        need = Need(frontier, self.reader)
+        try:
+            state = self.register.state
+            if state is None or not state.readers[self.reader].since <= frontier:
+                async with self._turn:
+                    await self._commit(RenewReader(self.reader, hold=self.since))
+        except BaseException:
+            self.drop(need)
+            raise
+        return need
+
+    def move(self, need: Need, frontier: Antichain) -> None:
+        """`need` is of `frontier` from now on; told by the next heartbeat."""
+        self.drop(need)
+        need.frontier, need.open = frontier, True
+        if need.reader == self.reader:
+            self._needs[frontier] += 1
+
+    def drop(self, need: Need) -> None:
+        """`need` is no more; told by the next heartbeat. Idempotent."""
+        if need.open and need.reader == self.reader:
+            self._needs[need.frontier] -= 1
+            if self._needs[need.frontier] <= 0:
+                del self._needs[need.frontier]
+        need.open = False
+
+    def check(self, reader: str) -> None:
+        """`LeaseExpired` if `reader`, under which something was opened, is no longer registered."""
+        state = self.register.state
+        if state is None or state.finalized or reader not in state.readers:
+            raise LeaseExpired(
+                f"the lease of reader {reader} ran out: what was open under it is lost",
+                shard_id=self.register.shard,
+            )
+
+    async def heartbeat(self) -> None:
+        """Tell that the reader lives, and what it needs now."""
+        async with self._turn:
+            if self.reader:
+                await self._commit(RenewReader(self.reader, hold=self.since))
+
+    async def _commit(self, command: Command) -> None:
+        await self.register.settle(self._slot)
+        await self.register.commit(command, self._slot)
+
+
+@dataclass(eq=False)
+class OwnHold:
+    """A reader of one handle's own."""
+
+    stack: Stack
+    register: Register
+    reader: str
+    since: Antichain
+    lease_s: float
+    owner: str | None = None
+    _slot: Slot = field(default_factory=Slot)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _beating: asyncio.Task[None] | None = None
+    _lost: Error | None = None
+
+    @classmethod
+    async def open(
+        cls, stack: Stack, register: Register, since: Antichain | None, name: str | None, lease_s: float
+    ) -> "OwnHold":
+        """Register it at `since`; or take over the one of that name, which keeps its frontier (a new one
+        begins at `since`, or at the shard's). One commit."""
+        fresh = str(stack.runtime.uuid())
+        if name is None:
+            assert since is not None
+            hold = cls(stack, register, f"r{fresh}", since, lease_s)
+            await register.commit(RegisterReader(hold.reader, since, lease_s), hold._slot)
+        else:
+            hold = cls(stack, register, named_reader(name), Antichain(), lease_s, owner=fresh)
+            hold.since = await register.commit(TakeNamedHold(name, fresh, since, lease_s), hold._slot)
+        hold._beating = stack.supervisor.background(
+            keep_alive(stack, lease_s, hold.heartbeat), "heartbeats of a hold"
+        )
+        return hold
+
+    def check(self) -> None:
+        """Raise what a heartbeat found: the registration is gone, or somebody else's."""
+        state = self.register.state
+        if self._lost is None and state is not None and not state.finalized:
+            record = state.readers.get(self.reader)
+            if record is None:
+                self._lost = LeaseExpired(
+                    f"the lease of reader {self.reader} ran out", shard_id=self.register.shard
+                )
+        if self._lost is not None:
+            raise self._lost
+
+    async def heartbeat(self) -> None:
+        await self.renew(None)
+
+    async def renew(self, downgrade: Antichain | None) -> Antichain:
+        """Heartbeat, and move the hold to its join with `downgrade`. One commit."""
+        async with self._turn:
+            await self.register.settle(self._slot)
+            command = RenewReader(self.reader, self.owner, downgrade=downgrade)
+            self.since = await self.register.commit(command, self._slot)
+            return self.since
+
+    async def confirm(self) -> None:
+        """Raise unless it is still there and ours, by a fresh look: a takeover must be noticed by the very
+        next call. One request."""
+        state = await self.register.refresh()
+        self.check()
+        record = state.readers.get(self.reader) if state else None
+        if record is not None and record.owner != self.owner:
+            raise OpaqueMismatch(self.owner, record.owner, shard_id=self.register.shard)
+
+    async def release(self) -> None:
+        """End the registration; since stays as it is."""
+        self.stop()
+        async with self._turn:
+            await self.register.settle(self._slot)
+            await self.register.commit(ExpireReader(self.reader, self.owner), self._slot)
+
+    def stop(self) -> None:
+        """No more heartbeats: the lease runs out by itself."""
+        if self._beating is not None:
+            self._beating.cancel()

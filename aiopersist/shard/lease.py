@@ -1,0 +1,49 @@
+"""Heartbeats: what keeps a registration alive.
+
+A heartbeat is due after a quarter of the lease, so three may fail before it runs out. One that is
+late, because the process was suspended or the loop was busy, goes out at once. A heartbeat that
+fails ends nothing: it is logged and tried again; that the lease is gone is told by the next use.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized
+from aiopersist.shard.stack import Stack
+
+log = logging.getLogger("aiopersist")
+
+HEARTBEATS_PER_LEASE = 4
+TICKS_PER_HEARTBEAT = 4  # how often the clock is looked at, since sleep does not count suspended time
+
+
+class Heartbeat:
+    """When the next heartbeat of a lease is due. Pure but for the clock that it is asked with."""
+
+    def __init__(self, lease_s: float, now: float) -> None:
+        self.every_s = lease_s / HEARTBEATS_PER_LEASE
+        self._due = now + self.every_s
+
+    def due(self, now: float) -> bool:
+        return now >= self._due
+
+    def beat(self, now: float) -> None:
+        self._due = now + self.every_s
+
+
+async def keep_alive(stack: Stack, lease_s: float, renew: Callable[[], Awaitable[None]]) -> None:
+    """Call `renew` whenever a heartbeat is due, until the registration is gone."""
+    heartbeat = Heartbeat(lease_s, stack.runtime.monotonic())
+    while True:
+        await stack.runtime.sleep(heartbeat.every_s / TICKS_PER_HEARTBEAT)
+        if not heartbeat.due(stack.runtime.monotonic()):
+            continue
+        try:
+            await renew()
+        except (LeaseExpired, OpaqueMismatch, ShardFinalized) as error:
+            log.warning("a heartbeat found that its registration is gone: %s", error)
+            return
+        except Error as error:
+            log.warning("a heartbeat failed and is repeated: %s", error)
+            continue
+        heartbeat.beat(stack.runtime.monotonic())

@@ -1,0 +1,61 @@
+"""A shard as one process sees it: its register, its schemas, and the reader all handles share."""
+
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.errors import CodecMismatch, ShardFinalized, UnknownShard
+from aiopersist.frontier import minimum
+from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.hold import SharedHold
+from aiopersist.shard.register import Register, Slot
+from aiopersist.shard.stack import Stack
+from aiopersist.state.lifecycle import Create
+from aiopersist.state.model import State
+
+
+class Shard:
+    """See the header. One per client and shard, kept alive by its handles."""
+
+    def __init__(self, stack: Stack, shard_id: ShardId) -> None:
+        self.id = shard_id
+        self.stack = stack
+        self.register = Register(stack, shard_id)
+        self.hold = SharedHold(stack, self.register)
+        self._schemas: dict[int, Schema[Any, Any, Any]] = {}
+
+    @property
+    def state(self) -> State:
+        """The newest state that this process knows."""
+        state = self.register.state
+        assert state is not None, "opened before use"
+        return state
+
+    async def open(self) -> State:
+        """Find it: `UnknownShard`, `ShardFinalized`. A read of the head, the rollup and the diffs since, if
+        this process has not seen it yet; else one request."""
+        state = await self.register.refresh()
+        if state is None:
+            raise UnknownShard(f"there is no shard {self.id}", shard_id=self.id)
+        if state.finalized:
+            raise ShardFinalized(f"shard {self.id} is finalized", shard_id=self.id)
+        return state
+
+    async def open_or_create(self, schema: Schema[Any, Any, Any]) -> State:
+        """Find it or make it: one commit more for a new one."""
+        if await self.register.refresh() is None:
+            command = Create(self.id, schema.to_record(), minimum(schema.time_length))
+            await self.register.commit(command, Slot())
+        return await self.open()
+
+    def schema(self, schema_id: int) -> Schema[Any, Any, Any]:
+        """The stored schema of that id, by Arrow types."""
+        if schema_id not in self._schemas:
+            self._schemas[schema_id] = Schema.from_record(self.state.schemas[schema_id])
+        return self._schemas[schema_id]
+
+    def schema_id(self, schema: Schema[Any, Any, Any]) -> int:
+        """The id under which the shard knows `schema`; `CodecMismatch` if it does not."""
+        for schema_id in sorted(self.state.schemas, reverse=True):
+            if self.schema(schema_id).same_as(schema):
+                return schema_id
+        raise CodecMismatch(schema, self.schema(self.state.schema_id), shard_id=self.id)

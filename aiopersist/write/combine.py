@@ -1,0 +1,160 @@
+"""Group commit of `write`: calls on one handle that wait at the same moment share one commit.
+
+Rows are checked in their own call, so a bad call fails alone. Then the call queues, and a task of
+the client, one per handle, takes all that wait and commits them as one batch at one time. So a
+caller that is cancelled takes nothing from the others: if its rows were not taken yet they are
+withdrawn, else they share the fate of their group, which `settle` tells.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.data.assemble import at_time
+from aiopersist.data.convert import ROW, to_table
+from aiopersist.data.sizes import check_update_size
+from aiopersist.errors import Error, InvalidUsage, UpperMismatch, UsageKind
+from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.upload import ON_THE_LOOP_ROWS, Upload
+from aiopersist.state.writing import Appended, Write, repeated
+from aiopersist.write.doubt import Doubt, NotCommitted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from aiopersist.data.codec import Schema
+    from aiopersist.write.handle import WriteHandle
+
+
+@dataclass(eq=False)
+class _Call:
+    """One `write` that waits. `doubt` is the group's once the call was taken."""
+
+    table: "pa.Table"
+    transactions: Mapping[str, int]
+    time: asyncio.Future[int]
+    doubt: Doubt = field(default_factory=Doubt)
+
+
+class Combiner:
+    """The queue of one handle's writes."""
+
+    def __init__(
+        self, handle: "WriteHandle[Any, Any]", shard: Shard, schema: "Schema[Any, Any, Any]"
+    ) -> None:
+        self._handle = handle
+        self._shard = shard
+        self._schema = schema
+        self._waiting: list[_Call] = []
+        self._leader: asyncio.Task[None] | None = None
+
+    async def write(self, rows: Any, diff: int, transactions: Mapping[str, int]) -> int:
+        """See `WriteHandle.write`."""
+        if self._schema.time_length is not None:
+            raise InvalidUsage(UsageKind.INVALID_TIME, "write picks int times; this shard has product times")
+        if isinstance(rows, Sequence) and len(rows) <= ON_THE_LOOP_ROWS:
+            table = self._table(rows, diff)
+        else:
+            table = await self._shard.stack.compute(self._table, rows, diff)
+        if not table.num_rows and not transactions:
+            return _last_complete((await self._shard.open()).upper)
+        call = _Call(table, transactions, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if self._leader is None or self._leader.done():
+            self._leader = self._shard.stack.supervisor.spawn(self._lead(), "commit the writes of a handle")
+        try:
+            return await call.time
+        except asyncio.CancelledError:
+            if call in self._waiting:
+                self._waiting.remove(call)
+            self._handle.doubts(call.doubt)
+            raise
+        except Error:
+            if not isinstance(call.doubt.outcome, NotCommitted):
+                self._handle.doubts(call.doubt)
+            raise
+
+    async def settled(self) -> None:
+        """Wait until no group is being committed."""
+        while self._leader is not None and not self._leader.done():
+            await asyncio.wait([self._leader])
+
+    def _table(self, rows: Any, diff: int) -> "pa.Table":
+        table = to_table(rows, self._schema, columns=ROW, diff=diff)
+        check_update_size(table, self._shard.stack.settings.update_size_max)
+        return table
+
+    async def _lead(self) -> None:
+        while self._waiting:
+            group: list[_Call] = []
+            try:
+                async with self._handle.turn():
+                    group, self._waiting = self._waiting, []
+                    await self._commit(group)
+            except BaseException as error:
+                for call in group:
+                    if not call.time.done():
+                        call.time.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+
+    async def _commit(self, group: list[_Call]) -> None:
+        """Commit all calls of `group` at one time; those whose transaction is a repeat write nothing."""
+        while group := self._without_repeats(group):
+            upper = self._shard.state.upper
+            if not upper.elements:
+                upper = (await self._shard.open()).upper
+                raise UpperMismatch(upper, upper, shard_id=self._shard.id)
+            done = await self._append(group, upper)
+            if done.wrote:
+                for call in group:
+                    if not call.time.done():
+                        call.time.set_result(_last_complete(done.upper))
+                return
+
+    async def _append(self, group: list[_Call], upper: Antichain) -> Appended:
+        time = upper.time
+        assert isinstance(time, int)
+        transactions = {app: number for call in group for app, number in call.transactions.items()}
+        upload: Upload = self._handle.upload(upper, Antichain(time + 1))
+        doubt = Doubt(transactions, upload)
+        for call in group:
+            call.doubt = doubt
+        try:
+            for call in group:
+                if call.table.num_rows:
+                    await upload.add(at_time(call.table, time, self._schema))
+            await self._handle.make_room()
+            batch = await upload.finish()
+            return await self._handle.commit(
+                Write(upload.writer, self._handle.token(), batch, transactions), doubt
+            )
+        finally:
+            if isinstance(doubt.outcome, NotCommitted):
+                upload.discard()
+
+    def _without_repeats(self, group: list[_Call]) -> list[_Call]:
+        """The calls that are still to be committed. One number of an application goes at a time: of
+        calls with the same one the later wait for the next group, which finds out what they are."""
+        state = self._shard.state
+        rest: list[_Call] = []
+        apps: set[str] = set()
+        for call in group:
+            if repeated(state, call.transactions):
+                if not call.time.done():
+                    call.time.set_result(_last_complete(state.upper))
+            elif apps.isdisjoint(call.transactions):
+                apps.update(call.transactions)
+                rest.append(call)
+            else:
+                self._waiting.append(call)
+        return rest
+
+
+def _last_complete(upper: Antichain) -> int:
+    """The greatest int time before `upper`; 0 at the minimum."""
+    time = upper.time
+    assert not isinstance(time, tuple)
+    return TIME_MAX if time is None else max(time - 1, 0)
