@@ -30,6 +30,13 @@ def cast_column(column: Any, field: pa.Field) -> Any:
     return pa.chunked_array(chunks, field.type)
 
 
+def retyped(column: Any, wanted: pa.DataType) -> Any:
+    """The column in a type that means the same (views, large types, other nullability), unchecked."""
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_cast(chunk, wanted) for chunk in column.chunks], wanted)
+    return _cast(column, wanted)
+
+
 def _cast_chunk(array: Array, field: pa.Field) -> Array:
     array = canonical(_cast(array, field.type))
     row = _null_where_none_may_be(array, field)

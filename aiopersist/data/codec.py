@@ -70,8 +70,8 @@ class Schema(Generic[K, V, T]):
     def arrow_schema(self) -> pa.Schema:
         """The columns `key`, `val`, `time`, `diff` of an update, with exact nullability."""
         time = pa.int64() if self.time == 1 else pa.list_(pa.field("element", pa.int64(), False), self.time)
-        fields = [pa.field("time", time, False), pa.field("diff", pa.int64(), False)]
-        return pa.schema([self.key.arrow("key"), self.val.arrow("val"), *fields])
+        last = [pa.field("time", time, False), pa.field("diff", pa.int64(), False)]
+        return pa.schema([self.key.arrow("key"), self.val.arrow("val"), *last])
 
     @cached_property
     def contents_schema(self) -> pa.Schema:

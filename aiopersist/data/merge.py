@@ -55,6 +55,11 @@ class Merge:
         """Whether all was given."""
         return all(run.at_end and not run.pending.num_rows for run in self._runs)
 
+    @property
+    def rows_held(self) -> int:
+        """Rows pushed and not given yet."""
+        return sum(run.pending.num_rows for run in self._runs)
+
     def needs(self) -> list[int]:
         """The runs whose next slab is to be pushed before the next `pop`."""
         wanted = {i for i, run in enumerate(self._runs) if not run.at_end and _is_low(run)}

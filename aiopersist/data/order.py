@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from aiopersist.data.cast import retyped
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.times import components, from_components
 
@@ -33,7 +34,7 @@ def flatten(column: Column, leaves: list[Column]) -> Rebuild:
     if pa.types.is_struct(t):
         return _flatten_struct(column, leaves)
     leaves.append(column)
-    return lambda found, _: _typed(next(found), t)
+    return lambda found, _: retyped(next(found), t)
 
 
 def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -70,9 +71,8 @@ def _one(column: Column) -> pa.Array:
 
 
 def _column_keys(column: Column) -> list[Any]:
-    physical = _physical(column.type)
-    if physical != column.type:
-        column = column.cast(physical)
+    if _has_temporal(column.type):
+        column = column.cast(_physical(column.type))
     values: list[Any] = column.to_pylist()
     if not column.null_count and _natural(column.type):
         return values
@@ -99,21 +99,18 @@ def _natural(t: pa.DataType) -> bool:
     return not (pa.types.is_nested(t) or pa.types.is_floating(t))
 
 
+def _has_temporal(t: pa.DataType) -> bool:
+    if pa.types.is_nested(t):
+        return any(_has_temporal(t.field(i).type) for i in range(t.num_fields))
+    return bool(pa.types.is_temporal(t))
+
+
 def _physical(t: pa.DataType) -> pa.DataType:
     """The type with numbers for points in time: Python's own do not reach as far."""
     if pa.types.is_struct(t):
-        return pa.struct([f.with_type(_physical(f.type)) for f in t])
+        return pa.struct([pa.field(f.name, _physical(f.type)) for f in t])
     if pa.types.is_list(t):
-        return pa.list_(t.value_field.with_type(_physical(t.value_type)))
+        return pa.list_(_physical(t.value_type))
     if pa.types.is_temporal(t):
         return pa.int32() if t.bit_width == 32 else pa.int64()
     return t
-
-
-def _typed(column: Any, wanted: pa.DataType) -> Any:
-    """polars gives views for text and bytes; back to the types of the schema."""
-    if column.type == wanted:
-        return column
-    if pa.types.is_fixed_size_binary(wanted):
-        column = column.cast(pa.binary())
-    return column.cast(wanted)

@@ -1,0 +1,211 @@
+"""Sorting, summing, times and merges: the columns say what the naive rows say."""
+
+from typing import Any
+
+import data_oracle as oracle
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiopersist.data import consolidate, sizes, times
+from aiopersist.data.codec import Schema
+from aiopersist.data.convert import to_table
+from aiopersist.data.merge import Merge
+from aiopersist.data.order import row_keys
+from aiopersist.data.tiny import tiny
+from aiopersist.data.updates import Updates, decode_rows
+from aiopersist.errors import DiffOverflow
+from aiopersist.frontier import Antichain
+
+cases = pytest.mark.parametrize("case", oracle.CASES.values(), ids=oracle.CASES.keys())
+BOTH_WAYS = ("small", "large")
+
+
+def schema_of(case: oracle.Case) -> Schema[Any, Any, Any]:
+    return Schema(key=case.key_type, val=case.val_type, time=case.time)
+
+
+def with_way(way: str, call: Any) -> Any:
+    """Runs `call` with every table taken as small, or as large."""
+    before, consolidate.SMALL_ROWS = consolidate.SMALL_ROWS, 10**9 if way == "small" else -1
+    try:
+        return call()
+    finally:
+        consolidate.SMALL_ROWS = before
+
+
+@pytest.mark.parametrize("way", BOTH_WAYS)
+@cases
+def test_consolidated_is_what_the_oracle_says(case: oracle.Case, way: str) -> None:
+    schema = schema_of(case)
+
+    @settings(max_examples=25)
+    @given(oracle.rows_of(case))
+    def check(rows: list[Any]) -> None:
+        table = with_way(way, lambda: consolidate.sort_and_consolidate(to_table(rows, schema)))
+        table.validate(full=True)
+        assert table.schema.equals(schema.arrow_schema)
+        assert oracle.plain(Updates(table, schema).rows()) == oracle.consolidated(rows)
+
+    check()
+
+
+@cases
+def test_row_keys_order_as_the_oracle(case: oracle.Case) -> None:
+    schema = schema_of(case)
+
+    @settings(max_examples=25)
+    @given(oracle.rows_of(case, oracle.small_diffs))
+    def check(rows: list[Any]) -> None:
+        keys = row_keys(to_table(rows, schema), ("key", "val", "time"))
+        ranks = [[oracle.rank(v) for v in row[:3]] for row in rows]
+        for i in range(len(rows) - 1):
+            assert (keys[i] < keys[i + 1]) == (ranks[i] < ranks[i + 1])
+            assert (keys[i] == keys[i + 1]) == (ranks[i] == ranks[i + 1])
+
+    check()
+
+
+@pytest.mark.parametrize("way", BOTH_WAYS)
+@cases
+def test_contents_sum_or_overflow(case: oracle.Case, way: str) -> None:
+    schema = schema_of(case)
+
+    @settings(max_examples=15)
+    @given(oracle.rows_of(case))
+    def check(rows: list[Any]) -> None:
+        want = oracle.consolidated(rows, columns=2)
+        repeated = len({row[:2] for row in want}) < len(want)
+        table = to_table(rows, schema)
+        if repeated:
+            with pytest.raises(DiffOverflow) as e:
+                with_way(way, lambda: consolidate.contents(table, schema))
+            assert (oracle.canonical(e.value.key), oracle.canonical(e.value.val)) in {r[:2] for r in want}
+        else:
+            got = with_way(way, lambda: consolidate.contents(table, schema))
+            assert oracle.plain(decode_rows(got, schema), columns=2) == want
+
+    check()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_times_of_columns_are_those_of_rows(length: int) -> None:
+    schema = Schema(key=int, val=None, time=length)
+    one = oracle.times(length)
+
+    @settings(max_examples=60)
+    @given(st.lists(one, max_size=20), st.lists(one, max_size=3), one)
+    def check(given_times: list[Any], some: list[Any], as_of: Any) -> None:
+        rows = [(i, None, t, 1) for i, t in enumerate(given_times)]
+        table, frontier = to_table(rows, schema), Antichain(*some)
+        kept = lambda t: [row[0] for row in Updates(t, schema)]  # noqa: E731  # a phrase of this test
+        ahead = [r[0] for r in rows if oracle.beyond(r[2], some)]
+        behind = [r[0] for r in rows if not oracle.beyond(r[2], some)]
+        assert kept(times.filter_times(table, lower=frontier)) == ahead
+        assert kept(times.filter_times(table, upper=frontier)) == behind
+        assert kept(times.filter_times(table, as_of=as_of)) == [r[0] for r in rows if oracle.less_equal(r[2], as_of)]
+        later = [r[0] for r in rows if not oracle.less_equal(r[2], as_of)]
+        assert kept(times.filter_times(table, not_as_of=as_of)) == later
+        assert times.first_row_not_beyond(table, frontier) == next(iter(behind), None)
+        assert times.first_row_beyond(table, frontier) == next(iter(ahead), None)
+        if some:
+            advanced = times.advance(table, frontier)
+            assert advanced.schema.equals(table.schema)
+            assert [u.time for u in Updates(advanced, schema)] == [oracle.advanced(r[2], some) for r in rows]
+
+    check()
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("name", ["bytes-str", "models", "lists", "float-optional float"])
+def test_merged_runs_are_the_consolidated_whole(name: str, final: bool) -> None:
+    case = oracle.CASES[name]
+    schema = schema_of(case)
+    runs = st.lists(oracle.rows_of(case, oracle.small_diffs, max_size=25), min_size=1, max_size=4)
+
+    @settings(max_examples=30)
+    @given(runs, st.integers(1, 7))
+    def check(runs: list[list[Any]], slab: int) -> None:
+        tables = [consolidate.sort_and_consolidate(to_table(rows, schema)) for rows in runs]
+        merge, at, given_out = Merge(len(runs), schema, final=final), [0] * len(runs), []
+        while not merge.done:
+            for run in merge.needs():
+                piece = tables[run].slice(at[run], slab)
+                merge.push(run, piece if piece.num_rows else None)
+                at[run] += slab
+            given_out.append(merge.pop())
+        rows = decode_rows(pa.concat_tables(given_out), schema)
+        columns = 2 if final else 3
+        assert oracle.plain(rows, columns) == oracle.consolidated([r for run in runs for r in run], columns)
+
+    check()
+
+
+def test_a_merge_holds_few_slabs() -> None:
+    """Memory is bounded by the runs and their slabs, whatever the runs hold."""
+    schema = Schema(key=int, val=None)
+    tables = [to_table([(i * 8 + r, None, 0, 1) for i in range(1000)], schema) for r in range(8)]
+    merge, at = Merge(8, schema), [0] * 8
+    while not merge.done:
+        for run in merge.needs():
+            piece = tables[run].slice(at[run], 50)
+            merge.push(run, piece if piece.num_rows else None)
+            at[run] += 50
+        assert merge.rows_held <= 8 * 75
+        merge.pop()
+
+
+def test_a_merge_goes_on_where_a_run_is_one_long_group() -> None:
+    """Sums beyond 64 bits stay side by side: a run may be equal rows, slab after slab."""
+    schema = Schema(key=int, val=None)
+    equal = to_table([(1, None, 0, 2**63 - 1)] * 20, schema)
+    other = to_table([(1, None, 0, -1), (2, None, 0, 1)], schema)
+    merge, left, out = Merge(2, schema), [[equal.slice(i, 2) for i in range(0, 20, 2)], [other]], []
+    for _ in range(100):
+        if merge.done:
+            break
+        for run in merge.needs():
+            merge.push(run, left[run].pop(0) if left[run] else None)
+        out.append(merge.pop())
+    rows = Updates(pa.concat_tables(out), schema).rows()
+    assert sum(r.diff for r in rows) == 20 * (2**63 - 1) and len(rows) == 21
+
+
+@settings(max_examples=60)
+@given(oracle.rows_of(oracle.CASES["bytes-str"]))
+def test_tiny_is_the_general_way(rows: list[Any]) -> None:
+    schema = Schema(key=bytes, val=str)
+    found = tiny(rows, schema)
+    want = consolidate.sort_and_consolidate(to_table(rows, schema))
+    if found is None:
+        sums = oracle.consolidated(rows)
+        assert not rows or len({r[:3] for r in sums}) < len(sums)
+    else:
+        assert pa.Table.from_batches([found.batch]).equals(want)
+        assert (found.least_time, found.greatest_time) == (min(r[2] for r in rows), max(r[2] for r in rows))
+
+
+@cases
+def test_goodbytes_add_up_and_cuts_are_within(case: oracle.Case) -> None:
+    schema = schema_of(case)
+
+    @settings(max_examples=15)
+    @given(oracle.rows_of(case), st.integers(1, 400))
+    def check(rows: list[Any], target: int) -> None:
+        table = to_table(rows, schema)
+        pieces = list(sizes.split(table, target))
+        assert sum(p.num_rows for p in pieces) == table.num_rows
+        assert sum(map(sizes.goodbytes, pieces)) == sizes.goodbytes(table)
+        assert all(p.num_rows == 1 or sizes.goodbytes(p) <= target for p in pieces)
+        assert all(sizes.goodbytes(a) + sizes.goodbytes(b.slice(0, 1)) > target for a, b in zip(pieces, pieces[1:]))
+
+    check()
+
+
+def test_goodbytes_are_the_bytes_of_values() -> None:
+    schema = Schema(key=bytes, val=list[str])
+    table = to_table([(b"abc", ["de", "f"], 0, 1), (b"", [], 0, 1)], schema)
+    assert sizes.payload_bytes(table) == 6
+    assert sizes.goodbytes(table) == 6 + 2 * 16
+    assert sizes.payload_bytes(table.slice(1)) == 0
