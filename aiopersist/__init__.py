@@ -3,7 +3,7 @@
 `ap.open` gives a client; `client.writer` and `client.reader` give handles on a shard.
 """
 
-from aiopersist.client import Client, open
+from aiopersist.client import Client, open  # noqa: A004  # `ap.open`
 from aiopersist.data.codec import Codec, Schema
 from aiopersist.data.updates import Update, Updates
 from aiopersist.errors import (
@@ -50,7 +50,51 @@ from aiopersist.write.handle import WriteHandle
 
 __version__ = "0.1.0"
 
-__all__ = [name for name in dir() if not name.startswith("_") and name[0].isupper()] + [
+__all__ = [
+    "AlreadyAppended",
+    "Antichain",
+    "BatchExpired",
+    "Blob",
+    "Client",
+    "Codec",
+    "CodecMismatch",
+    "Committed",
+    "Consensus",
+    "Corruption",
+    "Description",
+    "DiffOverflow",
+    "Error",
+    "IncompatibleSchema",
+    "Indeterminate",
+    "InvalidLocation",
+    "InvalidUpdate",
+    "InvalidUsage",
+    "LeaseExpired",
+    "Listen",
+    "Location",
+    "NotCommitted",
+    "NotReadable",
+    "OpaqueMismatch",
+    "Progress",
+    "ReadHandle",
+    "Schema",
+    "SchemaMismatch",
+    "Settings",
+    "ShardFinalized",
+    "ShardId",
+    "SinceViolation",
+    "Snapshot",
+    "Step",
+    "StorageUnavailable",
+    "UnknownShard",
+    "Unsupported",
+    "UntrimmableColumns",
+    "Update",
+    "Updates",
+    "UpperMismatch",
+    "UsageKind",
+    "Versioned",
+    "WriteHandle",
     "advance",
     "open",
     "open_blob",

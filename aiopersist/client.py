@@ -41,7 +41,7 @@ CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a f
 _closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is cancelled
 
 
-def open(
+def open(  # noqa: A001  # `ap.open`
     location: str | os.PathLike[str] | Location | None = None,
     *,
     blob: str | Blob | None = None,

@@ -164,9 +164,9 @@ class _Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._scope._calls.discard(self)
-        if self._interrupted and self._task.uncancel() <= self._cancelling:
-            if isinstance(error, asyncio.CancelledError):
-                raise InvalidUsage(UsageKind.CLOSED, f"{self._scope.what} was closed") from None
+        mine = self._interrupted and self._task.uncancel() <= self._cancelling
+        if mine and isinstance(error, asyncio.CancelledError):
+            raise InvalidUsage(UsageKind.CLOSED, f"{self._scope.what} was closed") from None
 
     def interrupt(self) -> None:
         if self._task is not asyncio.current_task():

@@ -26,7 +26,7 @@ ORDER = (
     ("resource",),
     ("data", "storage", "state"),
     ("shard",),
-    ("write", "read", "compact", "gc"),
+    ("write", "read", "rollup", "compact", "gc"),
     ("maintenance",),
     ("client",),
     ("stash", "indexed", "inspect"),

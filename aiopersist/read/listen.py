@@ -17,6 +17,8 @@ position moves only as an item is handed over.
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
+from typing import Any
 
 from aiopersist.data.assemble import concat
 from aiopersist.data.updates import Updates
@@ -42,7 +44,7 @@ class Progress:
 class Step:
     """One closed interval: its updates, and where it ends."""
 
-    updates: Updates
+    updates: Updates[Any, Any, Any]
     upper: Antichain
     cursor: str
 
@@ -85,7 +87,7 @@ class Listen:
         hold: SharedHold,
         need: Need,
         start: Start,
-        snapshot: Callable[[], AsyncGenerator[Updates, None]],
+        snapshot: Callable[[], AsyncGenerator[Updates[Any, Any, Any], None]],
     ) -> None:
         self._scope = Scope("the listen", scope)
         self._fetch = fetch
@@ -97,7 +99,7 @@ class Listen:
         self._frontier = start.frontier
         self._snapshot_due = start.snapshot
         self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
-        self._held: list[Updates] = []
+        self._held: list[Updates[Any, Any, Any]] = []
 
     @property
     def as_of(self) -> Time | None:
@@ -113,7 +115,7 @@ class Listen:
     def cursor(self) -> str:
         """Resumes from `frontier`."""
         state = self._state()
-        product = self.as_of is not None and not isinstance(self.as_of, int)
+        product = isinstance(self.as_of, tuple)
         return encode(
             Cursor(
                 shard=state.shard,
@@ -128,7 +130,7 @@ class Listen:
     def __aiter__(self) -> "Listen":
         return self
 
-    async def __anext__(self) -> Updates | Progress:
+    async def __anext__(self) -> Updates[Any, Any, Any] | Progress:
         with self._scope.call():
             item = await self._puller.pull()
         return self._hand_over(item)
@@ -143,7 +145,7 @@ class Listen:
             self._hold.drop(self._need)
             await self._puller.aclose()
 
-    def _hand_over(self, item: Updates | Antichain) -> Updates | Progress:
+    def _hand_over(self, item: Updates[Any, Any, Any] | Antichain) -> Updates[Any, Any, Any] | Progress:
         if isinstance(item, Updates):
             return item
         self._frontier = item
@@ -159,9 +161,9 @@ class Listen:
         assert state is not None
         return state
 
-    async def _items(self) -> AsyncGenerator[Updates | Antichain, None]:
+    async def _items(self) -> AsyncGenerator[Updates[Any, Any, Any] | Antichain, None]:
         position, until = self._start.frontier, self._start.until
-        product = self.as_of is not None and not isinstance(self.as_of, int)
+        product = isinstance(self.as_of, tuple)
         if self._start.snapshot:
             async for updates in self._snapshot():
                 yield updates
@@ -184,15 +186,16 @@ class Listen:
 
     async def _interval(
         self, state: State, lower: Antichain, upper: Antichain
-    ) -> AsyncGenerator[Updates, None]:
-        product = self.as_of is not None and not isinstance(self.as_of, int)
+    ) -> AsyncGenerator[Updates[Any, Any, Any], None]:
+        as_of, until = self.as_of, self._start.until
+        product = isinstance(as_of, tuple)
         selection = Selection(
             lower=lower,
-            upper=upper,
-            not_as_of=self.as_of,
-            advance_to=Antichain(self.as_of) if product else None,
+            upper=upper if until is None else upper.meet(until),
+            not_as_of=as_of,
+            advance_to=Antichain(as_of) if isinstance(as_of, tuple) else None,
         )
-        batches = [b for b in state.batches.values() if b.parts and (product or not b.upper <= lower)]
+        batches = list(state.batches.values()) if product else _since(state, lower)
         jobs = [
             partial(self._fetch.updates, group, selection, self._need.reader) for group in _groups(batches)
         ]
@@ -222,6 +225,12 @@ class Steps:
         progress = self._listen._hand_over(item)
         assert isinstance(progress, Progress)
         return Step(updates, progress.upper, progress.cursor)
+
+
+def _since(state: State, lower: Antichain) -> list[HollowBatch]:
+    """The batches that reach past `lower`, oldest first: the newest ones, as a rule."""
+    newest_first = takewhile(lambda batch: not batch.upper <= lower, reversed(state.batches.values()))
+    return list(newest_first)[::-1]
 
 
 def _past(position: Antichain, state: State) -> State | None:

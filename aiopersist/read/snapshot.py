@@ -22,9 +22,9 @@ from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.state.model import State
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
     import polars as pl
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -124,8 +124,8 @@ class Snapshot(Generic[K, V]):
 
     async def _rows_of(self, table: Any) -> list[tuple[K, V, int]]:
         if table.num_rows < 512:
-            return decode_rows(table, self._fetch.schema)  # type: ignore[return-value]
-        return await self._fetch.stack.compute(decode_rows, table, self._fetch.schema)  # type: ignore[return-value]
+            return decode_rows(table, self._fetch.schema)
+        return await self._fetch.stack.compute(decode_rows, table, self._fetch.schema)
 
     async def _batches(self) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
@@ -139,10 +139,8 @@ class Snapshot(Generic[K, V]):
 
     async def updates(self) -> AsyncGenerator[Updates[K, V, Any], None]:
         """The contents as updates at `as_of`, in bounded memory."""
-        import pyarrow as pa
-
         async for batch in self._batches():
-            table = at_time(pa.Table.from_batches([batch]), self.as_of, self._fetch.schema)
+            table = at_time(batch, self.as_of, self._fetch.schema)
             yield Updates(table, self._fetch.schema)
 
     def __repr__(self) -> str:

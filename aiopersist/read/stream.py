@@ -17,7 +17,7 @@ from aiopersist.resource import run_bounded
 from aiopersist.shard.fetch import Fetch, Named, Selection
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 BATCH_ROWS = 65_536  # of a batch that is handed out
 

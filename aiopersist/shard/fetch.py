@@ -27,7 +27,7 @@ from aiopersist.shard.stack import Stack
 from aiopersist.state.model import HollowBatch, HollowPart
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 ON_THE_LOOP_BYTES = 32 * 1024  # smaller parts are decoded faster than a thread is reached
 
@@ -82,7 +82,9 @@ class Fetch:
             return self._decode(named, blobs, selection)
         return await self.stack.compute(self._decode, named, blobs, selection)
 
-    async def updates(self, named: Sequence[Named], selection: Selection, reader: str) -> Updates:
+    async def updates(
+        self, named: Sequence[Named], selection: Selection, reader: str
+    ) -> Updates[Any, Any, Any]:
         """`table` as `Updates`."""
         return Updates(await self.table(named, selection, reader), self.schema)
 

@@ -81,6 +81,11 @@ class Slot:
     def __init__(self) -> None:
         self.pending: Attempt | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether an attempt is to be settled before anything else."""
+        return self.pending is not None
+
 
 class Register:
     """See the header. `state` is `None` only until the shard was found or created."""
@@ -179,7 +184,7 @@ class Register:
         try:
             while await self._wanted():
                 try:
-                    await asyncio.sleep(0)  # the hint is asked for before the state is read
+                    await self._stack.runtime.sleep(0)  # the hint is asked for before the state is read
                     await self.refresh()
                     await asyncio.wait([hint], timeout=self._stack.settings.watch_timeout_s)
                     if hint.done():
@@ -298,7 +303,7 @@ class Register:
             )
             cause: Exception | None = None
             try:
-                ours = await asyncio.shield(statement)
+                ours: bool = await asyncio.shield(statement)
                 if ours or attempt.sent == 1:
                     return ours
             except StorageUnavailable as error:
@@ -356,9 +361,8 @@ class Register:
             await asyncio.wait([statement], timeout=ANSWER_S)
             if statement.done() and not statement.cancelled():
                 error = statement.exception()
-                ours = error is None and statement.result()
-                if ours or (error is None and attempt.sent == 1):
-                    return ours
+                if error is None and (statement.result() or attempt.sent == 1):
+                    return bool(statement.result())
                 if isinstance(error, StorageUnavailable) and attempt.sent == 1:
                     return False
         while (decided := await self._look(attempt, None)) is None:

@@ -35,7 +35,7 @@ from aiopersist.state.model import HollowBatch, HollowPart
 log = logging.getLogger("aiopersist")
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 ON_THE_LOOP_ROWS = 256  # fewer rows are converted and sorted faster than a thread is reached
 ROWS_AT_ONCE = 8192  # of an async iterator
@@ -52,6 +52,8 @@ class Upload:
         writer: str,
         lower: Antichain,
         upper: Antichain,
+        *,
+        inline: bool = True,
     ) -> None:
         self.batch = HollowBatch(lower=lower, upper=upper, since=minimum(schema.time_length))
         self.writer = writer
@@ -61,6 +63,7 @@ class Upload:
         self._schema_id = schema_id
         self._buffer = Buffer()
         self._tiny: pa.RecordBatch | None = None
+        self._inline_allowed = inline
         self._rows = 0
         self._in_flight: deque[asyncio.Task[_Part | None]] = deque()
         self._parts: list[_Part] = []
@@ -159,7 +162,8 @@ class Upload:
         settings, state = self._stack.settings, self._shard.state
         size = goodbytes(table)
         return (
-            size < settings.inline_writes_single_max_bytes
+            self._inline_allowed
+            and size < settings.inline_writes_single_max_bytes
             and state.inline_bytes + size < settings.inline_writes_total_max_bytes
         )
 

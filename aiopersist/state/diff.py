@@ -128,7 +128,8 @@ def apply(diff: Diff, state: State | None) -> State:
 
 
 def _inline_change(changes: Changes, state: State) -> int:
-    gone = (state.batches.get(int(ordinal)) for ordinal in (*changes.batches, *changes.drop.get("batches", ())))
+    replaced = (*changes.batches, *changes.drop.get("batches", ()))
+    gone = (state.batches.get(int(ordinal)) for ordinal in replaced)
     return sum(b.inline_bytes for b in changes.batches.values()) - sum(b.inline_bytes for b in gone if b)
 
 

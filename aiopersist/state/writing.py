@@ -183,3 +183,48 @@ def insert(state: State, batch: HollowBatch) -> dict[int, HollowBatch]:
         if not last.parts:
             return {ordinal: last.model_copy(update={"upper": batch.upper})}
     return {state.seqno + 1: batch}
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Replace neighbouring batches by one with the same updates, whose parts are in the blob store.
+    Dropped when they are not what was read any more."""
+
+    writer: str
+    ordinals: tuple[int, ...]
+    batch: HollowBatch
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.writer not in state.writers:
+            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        first, last = self.ordinals[0], self.ordinals[-1]
+        between = tuple(ordinal for ordinal in state.batches if first <= ordinal <= last)
+        if between != self.ordinals or state.batches[last].upper != self.batch.upper:
+            return Keep(result=False)
+        return commit(
+            state,
+            context,
+            result=True,
+            batches={first: self.batch},
+            writers={self.writer: renewed(state, self.writer, context)},
+            drop={"batches": self.ordinals[1:]},
+        )
+
+
+def largest_inline_run(state: State) -> tuple[int, ...]:
+    """The neighbouring batches without blobs that hold the most inline bytes, ends without updates left
+    out."""
+    best: tuple[int, tuple[int, ...]] = (0, ())
+    run: list[int] = []
+    for ordinal, batch in [*state.batches.items(), (-1, None)]:
+        if batch is not None and all(part.inline is not None for part in batch.parts):
+            if run or batch.parts:
+                run.append(ordinal)
+            continue
+        while run and not state.batches[run[-1]].parts:
+            run.pop()
+        size = sum(state.batches[o].inline_bytes for o in run)
+        best = max(best, (size, tuple(run)))
+        run = []
+    return best[1]

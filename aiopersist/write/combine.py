@@ -8,8 +8,9 @@ withdrawn, else they share the fate of their group, which `settle` tells.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiopersist.data.assemble import at_time
 from aiopersist.data.convert import ROW, to_table
@@ -22,10 +23,20 @@ from aiopersist.state.writing import Appended, Write, repeated
 from aiopersist.write.doubt import Doubt, NotCommitted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
     from aiopersist.data.codec import Schema
-    from aiopersist.write.handle import WriteHandle
+
+
+class Appender(Protocol):
+    """What a group needs of the handle: one append at a time, and a memory for what came of it."""
+
+    def turn(self) -> AbstractAsyncContextManager[None]: ...
+    def upload(self, lower: Antichain, upper: Antichain) -> Upload: ...
+    async def make_room(self) -> None: ...
+    def token(self) -> str: ...
+    async def commit(self, command: Write, doubt: Doubt) -> Appended: ...
+    def doubts(self, doubt: Doubt) -> None: ...
 
 
 @dataclass(eq=False)
@@ -41,9 +52,7 @@ class _Call:
 class Combiner:
     """The queue of one handle's writes."""
 
-    def __init__(
-        self, handle: "WriteHandle[Any, Any]", shard: Shard, schema: "Schema[Any, Any, Any]"
-    ) -> None:
+    def __init__(self, handle: Appender, shard: Shard, schema: "Schema[Any, Any, Any]") -> None:
         self._handle = handle
         self._shard = shard
         self._schema = schema

@@ -20,6 +20,7 @@ from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageK
 from aiopersist.frontier import Antichain, Time, frontier, minimum
 from aiopersist.resource import RELEASE_DEADLINE_S, Scope
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.flush import flush_inline, must_flush
 from aiopersist.shard.lease import keep_alive
 from aiopersist.shard.register import Slot, Unknowable
 from aiopersist.shard.shard import Shard
@@ -195,7 +196,10 @@ class WriteHandle(Generic[K, V]):
         self._doubt = doubt
 
     async def make_room(self) -> None:
-        """Flush inline parts to a blob if the state holds too many."""
+        """Flush inline parts to a blob if the state holds too many: one append of some thousands pays for
+        it, with a blob and a commit more."""
+        if must_flush(self._shard):
+            await flush_inline(self._shard, self.writer_id, self._slot)
 
     async def commit(self, command: Append | Write, doubt: Doubt) -> Appended:
         """One append by compare-and-append; `doubt` knows what came of it, or that it must be settled."""
@@ -203,7 +207,7 @@ class WriteHandle(Generic[K, V]):
         try:
             done: Appended = await self._shard.register.commit(command, self._slot)
         except BaseException:
-            if self._slot.pending is not None:
+            if self._slot.busy:
                 self._pending = doubt
             else:
                 doubt.outcome = NotCommitted()
@@ -227,18 +231,17 @@ class WriteHandle(Generic[K, V]):
 
     async def _settle(self) -> None:
         """Decide the pending append, if there is one, and delete its blobs if it did not happen."""
-        if self._slot.pending is None:
+        if not self._slot.busy:
             return
         doubt = self._pending
         try:
             attempt = await self._shard.register.settle(self._slot)
         except Unknowable as error:
+            self._pending = None
             if doubt is not None:
                 doubt.outcome = error
             return
-        finally:
-            if self._slot.pending is None:
-                self._pending = None
+        self._pending = None
         if doubt is not None and attempt is not None:
             doubt.decide(attempt, self._shard.state)
 
@@ -268,7 +271,7 @@ class WriteHandle(Generic[K, V]):
 
     async def _heartbeat(self) -> None:
         async with self._turn:
-            if self._slot.pending is None:
+            if not self._slot.busy:
                 await self._shard.register.commit(HeartbeatWriter(self.writer_id), self._slot)
 
     # --- checks ----------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""Inline parts to the blob store, many at once: what keeps the state small under small appends."""
+
+from functools import reduce
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.errors import BatchExpired
+from aiopersist.frontier import Antichain
+from aiopersist.shard.fetch import Fetch, Selection
+from aiopersist.shard.register import Slot
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.upload import Upload
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.writing import Flush, largest_inline_run
+
+
+def must_flush(shard: Shard) -> bool:
+    """Whether another inline part could take the state beyond its bound."""
+    settings = shard.stack.settings
+    room = settings.inline_writes_total_max_bytes - shard.state.inline_bytes
+    return 0 < settings.inline_writes_single_max_bytes and room < min(
+        2 * settings.inline_writes_single_max_bytes, settings.inline_writes_total_max_bytes
+    )
+
+
+async def flush_inline(shard: Shard, writer: str, slot: Slot) -> bool:
+    """Merge the largest run of neighbouring inline batches into one batch with one blob; whether that
+    was done. One blob and one commit. The updates keep their times: no reader sees a difference."""
+    state = shard.state
+    ordinals = largest_inline_run(state)
+    if not ordinals:
+        return False
+    batches = [state.batches[ordinal] for ordinal in ordinals]
+    schema_id = max(part.schema_id for batch in batches for part in batch.parts)
+    upload = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches)
+    try:
+        done: bool = await shard.register.commit(Flush(writer, ordinals, upload.batch), slot)
+    except BatchExpired:
+        done = False
+    if not done:
+        upload.discard()
+    return done
+
+
+async def _upload(
+    shard: Shard, schema: Schema[Any, Any, Any], schema_id: int, writer: str, batches: list[HollowBatch]
+) -> Upload:
+    upload = Upload(shard, schema, schema_id, writer, batches[0].lower, batches[-1].upper, inline=False)
+    named = [(batch, part) for batch in batches for part in batch.parts]
+    since = reduce(Antichain.join, (batch.since for batch in batches))
+    upload.batch = upload.batch.model_copy(update={"since": since})
+    await upload.add(await Fetch(shard, schema).table(named, Selection(), ""))
+    await upload.finish()
+    return upload
