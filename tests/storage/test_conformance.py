@@ -80,3 +80,10 @@ class TestConsensusStack(ConsensusConformance):
                 stack(MemoryBlob(), one, SETTINGS, SYSTEM)[1],
                 stack(MemoryBlob(), two, SETTINGS, SYSTEM)[1],
             )
+
+
+class TestPostgresConsensus(ConsensusConformance):
+    @pytest.fixture
+    async def handles(self, postgres_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(postgres_url):
+            yield handles

@@ -1,0 +1,184 @@
+"""A consensus store in Postgres, for any number of processes on any number of hosts.
+
+Per key there is one row in `heads`, with the seqno of the newest version, and one row in `log` per live
+version. READ COMMITTED is enough, and SERIALIZABLE is not used: its predicate locks collapse under load.
+
+*Linearizable.* A compare-and-set is one statement that updates the head row where `seqno = expected`, and
+inserts the version it moved to. The predicate is evaluated on the statement's snapshot; if another
+transaction holds the row, the lock waits for its end, and then the predicate is evaluated again on the
+newest row. So of several with the same `expected` one finds it and moves the head, and the others find
+another seqno, which they will find for ever, because seqnos only grow: each takes effect at the moment
+its transaction commits, and a mismatch at the moment it read the head. The version is inserted in the
+same transaction, so whoever sees a head sees its version, and the primary key of `log` would refuse a
+second one. A read is one statement, thus one snapshot, taken after the call began: it contains all
+commits that were reported before it, since a commit is visible before it is reported. `head` joins the
+head row with its version in that snapshot.
+
+*A concurrent truncate* deletes only versions below a seqno that is at most the head of its snapshot. Heads
+only grow, so the head it leaves alone may be old, never too new: no head row is ever without its
+version. It takes effect at its snapshot; two of them count each deleted row once, because the second
+skips rows whose deletion it waited for.
+
+*First versions*: INSERT ... ON CONFLICT DO NOTHING waits for the end of another's insert of the same key
+and then does nothing: exactly one wins.
+
+*Several at once*: see `postgres_group`. `compare_and_set_many` locks all its head rows in key order, waiting
+(so two of them cannot block each other), and moves them only if it got all; where some keys are new, it does
+so in a transaction that inserts those first, also in key order.
+
+*Durable*: `synchronous_commit = on` on every connection. *Errors*, cancellation: see `postgres_pool`.
+
+The store's clock comes with its answers, and between them advances by a local one.
+"""
+
+from collections.abc import Sequence
+from urllib.parse import urlencode
+
+from aiopersist.errors import InvalidLocation
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.storage.address import Address
+from aiopersist.storage.consensus import Consensus, Entry, Versioned
+from aiopersist.storage.keys import check_consensus_key, check_entries, closed
+from aiopersist.storage.postgres_group import GroupCommit
+from aiopersist.storage.postgres_hints import Hints
+from aiopersist.storage.postgres_pool import Connection, Pool
+from aiopersist.storage.postgres_sql import CLOCK, SCHEMA_BYTES_MAX, statements
+from aiopersist.storage.watchers import Watchers
+
+# Two flights of group commits, six that may wait for locks or first versions; the rest for reads and hints.
+_POOL_SIZE = 12
+_SEQNO_MAX = 2**63 - 1
+_OWN_OPTIONS = {"schema"}
+_DRIVER_OPTIONS = {  # handed on as they are
+    "host", "port", "user", "password", "passfile", "dbname", "database", "sslmode", "sslrootcert", "sslcert",
+    "sslkey", "sslpassword", "sslcrl", "sslnegotiation", "target_session_attrs", "krbsrvname", "gsslib",
+    "service", "servicefile",
+}  # fmt: skip
+
+
+class PostgresConsensus(Consensus):
+    """Versions in the Postgres database at `url`, in the tables of `?schema=` (default `aiopersist`), which
+    are created on first use. Other options are those of libpq.
+
+    A compare-and-set is one round trip, shared by those of other keys that wait at the same moment."""
+
+    def __init__(self, url: str, *, runtime: Runtime = SYSTEM) -> None:
+        address = Address.parse(url, _OWN_OPTIONS | _DRIVER_OPTIONS)
+        schema = address.options.get("schema", "aiopersist")
+        if not 0 < len(schema.encode()) <= SCHEMA_BYTES_MAX or "\0" in schema:
+            raise InvalidLocation("postgres: option 'schema' is not the name of a schema")
+        self._shown = repr(address)
+        self._runtime = runtime
+        self._sql = statements(schema)
+        self._watchers = Watchers()
+        self._pool = Pool(_driver_arguments(url, address), schema, _POOL_SIZE)
+        self._hints = Hints(self._pool, schema, self._watchers, runtime)
+        self._group = GroupCommit(self._pool, self._sql, self._hints.moved, self._set_clock)
+        self._clock: tuple[float, float] | None = None  # the store's, and the local one at its arrival
+
+    def __repr__(self) -> str:
+        return f"<PostgresConsensus {self._shown}>"
+
+    async def head(self, key: str) -> Versioned | None:
+        check_consensus_key(key)
+        row = await self._pool.read(lambda connection: connection.fetchrow(self._sql.head, key))
+        if row is None:
+            return None
+        self._set_clock(row["clock"])
+        return Versioned(row["seqno"], row["data"])
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        check_consensus_key(key)
+        if self._pool.closed:
+            raise closed("consensus store")
+        return await self._group.compare_and_set(Entry(key, expected, data))
+
+    async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
+        check_entries(entries)
+        if not entries:
+            return True
+        created = [entry for entry in entries if entry.expected is None]
+        appended = [entry for entry in entries if entry.expected is not None]
+
+        async def statement(connection: Connection) -> bool:
+            if not created:
+                return await self._append_all(connection, appended)
+            transaction = connection.transaction()
+            await transaction.start()
+            won = await self._create_all(connection, created)
+            won = won and (not appended or await self._append_all(connection, appended))
+            await (transaction.commit() if won else transaction.rollback())
+            return won
+
+        won = await self._pool.write(statement)
+        if won:
+            self._hints.moved([entry.key for entry in entries])
+        return won
+
+    async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
+        check_consensus_key(key)
+        bounds = (key, min(from_seqno, _SEQNO_MAX), min(max(limit, 0), _SEQNO_MAX))
+        rows = await self._pool.read(lambda connection: connection.fetch(self._sql.scan, *bounds))
+        return [Versioned(row["seqno"], row["data"]) for row in rows]
+
+    async def truncate(self, key: str, seqno: int) -> int:
+        check_consensus_key(key)
+        row = await self._pool.write(
+            lambda connection: connection.fetchrow(self._sql.truncate, key, min(seqno, _SEQNO_MAX))
+        )
+        assert row is not None  # the statement gives one row
+        if row["head"] is None or seqno > row["head"]:
+            raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {row['head']}")
+        dropped: int = row["dropped"]
+        return dropped
+
+    async def list_keys(self, prefix: str) -> list[str]:
+        rows = await self._pool.read(lambda connection: connection.fetch(self._sql.list_keys, prefix))
+        return [row["key"] for row in rows]
+
+    async def watch(self, key: str) -> None:
+        check_consensus_key(key)
+        if self._pool.closed:
+            raise closed("consensus store")
+        self._hints.listen()
+        await self._watchers.wait(key)
+
+    async def now(self) -> float:
+        if self._clock is None:
+            self._set_clock(await self._pool.read(lambda c: c.fetchval(f"SELECT {CLOCK}")))
+        assert self._clock is not None  # set above
+        theirs, ours = self._clock
+        return theirs + self._runtime.monotonic() - ours
+
+    async def aclose(self) -> None:
+        self._hints.stop_listening()
+        self._watchers.wake_all()
+        await self._pool.aclose()
+
+    async def _append_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
+        columns = [list(column) for column in zip(*entries, strict=True)]
+        row = await connection.fetchrow(self._sql.append_all, *columns)
+        assert row is not None  # the statement gives one row
+        self._set_clock(row["clock"])
+        won: bool = row["won"]
+        return won
+
+    async def _create_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
+        keys, data = [entry.key for entry in entries], [entry.data for entry in entries]
+        won: bool = await connection.fetchval(self._sql.create_all, keys, data)
+        return won
+
+    def _set_clock(self, seconds: float) -> None:
+        self._clock = (seconds, self._runtime.monotonic())
+
+
+def _driver_arguments(url: str, address: Address) -> dict[str, str]:
+    """The URL without what is ours. The password goes beside it, so that no text of the driver shows it."""
+    options = {name: value for name, value in address.options.items() if name in _DRIVER_OPTIONS}
+    authority = url.partition("://")[2].partition("?")[0]
+    userinfo, at, rest = authority.partition("/")[0].rpartition("@")
+    database = authority.partition("/")[1:]
+    password = options.pop("password", "") or address.password
+    dsn = f"postgresql://{userinfo.partition(':')[0]}{at}{rest}{''.join(database)}"
+    arguments = {"dsn": dsn + ("?" + urlencode(options) if options else "")}
+    return arguments | ({"password": password} if password else {})

@@ -1,0 +1,154 @@
+"""The statements of `postgres`.
+
+| table | row                                                    |
+|-------|--------------------------------------------------------|
+| heads | one per key: the seqno of its newest version           |
+| log   | one per live version                                   |
+
+Both are changed by one statement, so they agree at every moment. Keys collate by bytes ("C"): the order
+of `list_keys`, and the order in which locks are taken, is the same everywhere. `heads` leaves room in
+its pages, so an update touches no index; `log` keeps values up to some KiB in the row and never spends
+time on compressing them.
+"""
+
+from dataclasses import dataclass
+
+CLOCK = "extract(epoch FROM clock_timestamp())::float8"
+SCHEMA_BYTES_MAX = 63  # what Postgres keeps of a name
+
+
+def quoted(name: str) -> str:
+    """`name` as an identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+LOCK = "SELECT pg_advisory_xact_lock(7164775410254338405)"
+"""First users take turns: IF NOT EXISTS alone is not safe for them. The number is ours, no more."""
+
+
+def create_schema(schema: str) -> str:
+    """Not with IF NOT EXISTS, which asks for a privilege even where there is nothing to do."""
+    return f"CREATE SCHEMA {quoted(schema)}"
+
+
+def create_tables(schema: str) -> str:
+    """What creates the tables."""
+    s = quoted(schema)
+    return f"""
+        CREATE TABLE {s}.heads (
+            key text COLLATE "C" PRIMARY KEY,
+            seqno bigint NOT NULL
+        ) WITH (fillfactor = 50);
+        CREATE TABLE {s}.log (
+            key text COLLATE "C" NOT NULL,
+            seqno bigint NOT NULL,
+            data bytea NOT NULL,
+            PRIMARY KEY (key, seqno)
+        ) WITH (toast_tuple_target = 8160);
+        ALTER TABLE {s}.log ALTER COLUMN data SET STORAGE EXTERNAL
+    """
+
+
+# Read from the tables of the catalog: to_regclass() may answer from a cache that a lock does not refresh.
+HAS_TABLES = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = 'log')"
+HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)"
+
+
+@dataclass(frozen=True)
+class Statements:
+    """Every statement on the tables of one schema."""
+
+    head: str
+    scan: str
+    list_keys: str
+    truncate: str
+    create: str
+    append: str
+    append_together: str
+    append_all: str
+    create_all: str
+
+
+def statements(schema: str) -> Statements:
+    """The statements for `schema`."""
+    names = {"heads": f"{quoted(schema)}.heads", "log": f"{quoted(schema)}.log", "clock": CLOCK}
+    return Statements(**{name: text.format(**names) for name, text in _TEXTS.items()})
+
+
+_TEXTS = {
+    "head": """
+        SELECT l.seqno, l.data, {clock} AS clock
+        FROM {heads} h JOIN {log} l ON l.key = h.key AND l.seqno = h.seqno WHERE h.key = $1""",
+    "scan": """
+        SELECT seqno, data FROM {log} WHERE key = $1 AND seqno >= $2 ORDER BY seqno LIMIT $3""",
+    "list_keys": """
+        SELECT key FROM {heads} WHERE key >= $1 AND starts_with(key, $1) ORDER BY key""",
+    "truncate": """
+        WITH head AS (SELECT seqno FROM {heads} WHERE key = $1),
+        dropped AS (
+            DELETE FROM {log} WHERE key = $1 AND seqno < $2 AND $2 <= (SELECT seqno FROM head) RETURNING 1
+        )
+        SELECT (SELECT seqno FROM head) AS head, (SELECT count(*) FROM dropped) AS dropped""",
+    "create": """
+        WITH made AS (INSERT INTO {heads} (key, seqno) VALUES ($1, 0) ON CONFLICT DO NOTHING RETURNING key),
+        logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, 0, $2 FROM made RETURNING key)
+        SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock""",
+    "append": """
+        WITH moved AS (
+            UPDATE {heads} SET seqno = seqno + 1 WHERE key = $1 AND seqno = $2 RETURNING key, seqno
+        ),
+        logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, seqno, $3 FROM moved RETURNING key)
+        SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock""",
+    # `maybe`: this statement's snapshot has the expected head, so without a win it is no mismatch (yet)
+    "append_together": """
+        WITH entry AS (
+            SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS e (key, expected, data)
+        ),
+        locked AS (
+            SELECT h.key FROM {heads} h JOIN entry e ON h.key = e.key AND h.seqno = e.expected
+            ORDER BY h.key FOR UPDATE OF h SKIP LOCKED
+        ),
+        moved AS (
+            UPDATE {heads} h SET seqno = h.seqno + 1 FROM locked l WHERE h.key = l.key
+            RETURNING h.key, h.seqno
+        ),
+        logged AS (
+            INSERT INTO {log} (key, seqno, data)
+            SELECT m.key, m.seqno, e.data FROM moved m JOIN entry e
+            ON e.key = m.key AND e.expected + 1 = m.seqno RETURNING key
+        )
+        SELECT e.key, EXISTS (SELECT FROM logged g WHERE g.key = e.key) AS won,
+            EXISTS (SELECT FROM {heads} h WHERE h.key = e.key AND h.seqno = e.expected) AS maybe,
+            {clock} AS clock
+        FROM entry e""",
+    "append_all": """
+        WITH entry AS (
+            SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS e (key, expected, data)
+        ),
+        locked AS (
+            SELECT h.key FROM {heads} h JOIN entry e ON h.key = e.key AND h.seqno = e.expected
+            ORDER BY h.key FOR UPDATE OF h
+        ),
+        moved AS (
+            UPDATE {heads} h SET seqno = h.seqno + 1 FROM locked l
+            WHERE h.key = l.key AND (SELECT count(*) FROM locked) = cardinality($1::text[])
+            RETURNING h.key, h.seqno
+        ),
+        logged AS (
+            INSERT INTO {log} (key, seqno, data)
+            SELECT m.key, m.seqno, e.data FROM moved m JOIN entry e
+            ON e.key = m.key AND e.expected + 1 = m.seqno RETURNING key
+        )
+        SELECT (SELECT count(*) FROM logged) = cardinality($1::text[]) AS won, {clock} AS clock""",
+    "create_all": """
+        WITH entry AS (SELECT * FROM unnest($1::text[], $2::bytea[]) AS e (key, data)),
+        made AS (
+            INSERT INTO {heads} (key, seqno) SELECT key, 0 FROM entry ORDER BY key
+            ON CONFLICT DO NOTHING RETURNING key
+        ),
+        logged AS (
+            INSERT INTO {log} (key, seqno, data)
+            SELECT m.key, 0, e.data FROM made m JOIN entry e ON e.key = m.key RETURNING key
+        )
+        SELECT (SELECT count(*) FROM logged) = cardinality($1::text[]) AS won, {clock} AS clock""",
+}
