@@ -1,0 +1,230 @@
+"""Updates in every form they may be given, and what is wrong with those that are refused."""
+
+import datetime as dt
+from typing import Any
+
+import data_oracle as oracle
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from aiopersist.data import convert, sizes
+from aiopersist.data.codec import Schema
+from aiopersist.data.convert import ROW, Buffer, iter_tables, to_table
+from aiopersist.data.updates import Update, Updates
+from aiopersist.errors import InvalidUpdate
+
+PLAIN = Schema(key=str, val=int)
+ROWS = [("a", 1, 0, 1), ("b", 2, 3, -1)]
+
+
+class Point(BaseModel, frozen=True):
+    x: int
+    name: str | None = None
+
+
+class Clash(BaseModel):
+    x: int
+
+
+POINTS = Schema(key=int, val=Point)
+
+
+def plain_table(**changes: Any) -> pa.Table:
+    columns = {"key": ["a", "b"], "val": [1, 2], "time": [0, 3], "diff": [1, -1], **changes}
+    return pa.table({name: c for name, c in columns.items() if c is not None})
+
+
+FORMS: list[Any] = [
+    ROWS,
+    tuple(ROWS),
+    (row for row in ROWS),
+    [list(row) for row in ROWS],
+    [Update(*row) for row in ROWS],
+    plain_table(),
+    plain_table().to_batches()[0],
+    plain_table().to_reader(),
+    pl.DataFrame(plain_table()),
+    pd.DataFrame({"key": ["a", "b"], "val": [1, 2], "time": [0, 3], "diff": [1, -1]}),
+    plain_table(val=pa.array([1, 2], pa.int8()), time=pa.array([0, 3], pa.uint64())),
+    plain_table(key=pa.array(["a", "b"], pa.string_view())),
+    plain_table(key=pa.array(["a", "b"], pa.large_string())),
+    plain_table(key=pa.array(["a", "b"]).dictionary_encode()),
+    plain_table().select(["diff", "time", "val", "key"]),
+]
+
+
+@pytest.mark.parametrize("updates", FORMS, ids=lambda f: type(f).__module__ + "." + type(f).__name__)
+def test_every_form_is_one_table(updates: Any) -> None:
+    table = to_table(updates, PLAIN)
+    assert table.schema.equals(PLAIN.arrow_schema)
+    assert Updates(table, PLAIN).rows() == [Update(*row) for row in ROWS]
+
+
+def test_flat_columns_are_those_of_the_struct() -> None:
+    flat = pa.table({"key": [1, 2], "x": [5, 6], "name": ["n", None], "time": [0, 0], "diff": [1, 1]})
+    nested = to_table([(1, Point(x=5, name="n"), 0, 1), (2, Point(x=6), 0, 1)], POINTS)
+    assert to_table(flat, POINTS).equals(nested)
+    assert to_table(pl.DataFrame(flat), POINTS).equals(nested)
+    assert to_table(pl.DataFrame(nested), POINTS).equals(nested)
+    both = Schema(key=Point, val=Clash)
+    clash = pa.table({"x": [1], "name": ["a"], "time": [0], "diff": [1]})
+    with pytest.raises(InvalidUpdate, match="ambiguous"):
+        to_table(clash, both)
+
+
+@pytest.mark.parametrize("name", ["models", "lists", "optional bool-decimal", "uuid-enum", "date-datetime"])
+def test_what_comes_back_can_be_given_again(name: str) -> None:
+    case = oracle.CASES[name]
+    schema = Schema(key=case.key_type, val=case.val_type, time=case.time)
+
+    @settings(max_examples=20)
+    @given(oracle.rows_of(case))
+    def check(rows: list[Any]) -> None:
+        table = to_table(rows, schema)
+        for again in (table, pl.DataFrame(table) if rows else table, table.to_reader()):
+            assert oracle.plain(Updates(to_table(again, schema), schema).rows()) == oracle.plain(rows)
+
+    check()
+
+
+def test_write_rows_have_no_time() -> None:
+    rows = [("a", 1), ("b", 2, -3)]
+    table = to_table(rows, PLAIN, columns=ROW, diff=7)
+    assert table.to_pydict() == {"key": ["a", "b"], "val": [1, 2], "diff": [7, -3]}
+    arrow = pa.table({"key": ["a"], "val": [1]})
+    assert to_table(arrow, PLAIN, columns=ROW, diff=7)["diff"].to_pylist() == [7]
+    assert to_table(arrow.append_column("diff", [[2]]), PLAIN, columns=ROW, diff=7)["diff"].to_pylist() == [2]
+    with pytest.raises(InvalidUpdate):
+        to_table([("a", 1, 0, 1)], PLAIN, columns=ROW, diff=1)
+    with pytest.raises(InvalidUpdate, match="time"):
+        to_table(plain_table(), PLAIN, columns=ROW, diff=1)
+
+
+BIG = 2**63
+REFUSED: list[tuple[str, Any, int | None]] = [
+    ("none", None, None), ("int", 3, None), ("str", "ab", None), ("bytes", b"ab", None), ("dict", {}, None),
+    ("no tuple", [ROWS[0], "abcd"], 1), ("short", [ROWS[0], ("a", 1, 2)], 1), ("long", [ROWS[0], (*ROWS[0], 1)], 1),
+    ("negative time", [ROWS[0], ("a", 1, -1, 1)], 1), ("late time", [("a", 1, BIG, 1)], 0),
+    ("bool time", [("a", 1, True, 1)], 0), ("float time", [("a", 1, 1.0, 1)], 0), ("product time", [("a", 1, (1,), 1)], 0),
+    ("null diff", [ROWS[0], ("a", 1, 1, None)], 1), ("big diff", [("a", 1, 1, BIG)], 0), ("small diff", [("a", 1, 1, -BIG - 1)], 0),
+    ("arrow: missing", plain_table(diff=None), None), ("arrow: unknown", plain_table(more=[1, 2]), None),
+    ("arrow: float", plain_table(val=[1.0, 2.0]), None), ("arrow: bytes", plain_table(key=[b"a", b"b"]), None),
+    ("arrow: null key", plain_table(key=["a", None]), 1), ("arrow: null diff", plain_table(diff=[1, None]), 1),
+    ("arrow: null time", plain_table(time=[None, 1]), 0), ("arrow: negative time", plain_table(time=[0, -1]), 1),
+    ("arrow: late time", plain_table(time=pa.array([0, BIG], pa.uint64())), 1),
+    ("arrow: big diff", plain_table(diff=pa.array([1, BIG], pa.uint64())), 1),
+    ("arrow: twice", pa.table([["a"], ["a"], [1], [1], [1]], ["key", "key", "val", "time", "diff"]), None),
+    ("series", pl.Series([1]), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("updates", "row"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_refusals_name_the_row_or_the_table(updates: Any, row: int | None) -> None:
+    with pytest.raises(InvalidUpdate) as e:
+        to_table(updates, PLAIN)
+    assert e.value.row == row
+    if row is not None:
+        with pytest.raises(InvalidUpdate) as e:
+            to_table(updates, PLAIN, row_base=100)
+        assert e.value.row == row + 100
+
+
+@pytest.mark.parametrize(
+    ("time", "row"),
+    [((1,), 1), (1, 1), ((1, 2, 3), 1), ((1, -1), 1), ((1, BIG), 1), ((1, None), 1), ([1, 2], 1), ((1, True), 1)],
+)
+def test_product_times_have_one_length(time: Any, row: int) -> None:
+    schema = Schema(key=int, val=None, time=2)
+    with pytest.raises(InvalidUpdate) as e:
+        to_table([(1, None, (0, 0), 1), (1, None, time, 1)], schema)
+    assert e.value.row == row
+
+
+def test_product_times_from_arrow() -> None:
+    schema = Schema(key=int, val=None, time=2)
+    columns = {"key": [1, 2], "val": pa.nulls(2), "diff": [1, 1]}
+    table = to_table(pa.table({**columns, "time": [[1, 2], [3, 4]]}), schema)
+    assert [u.time for u in Updates(table, schema)] == [(1, 2), (3, 4)]
+    for bad in ([[1, 2], [3]], [[1, 2], None], [[1, 2], [3, None]], [[1, 2], [3, -1]]):
+        with pytest.raises(InvalidUpdate) as e:
+            to_table(pa.table({**columns, "time": bad}), schema)
+        assert e.value.row == 1
+
+
+def test_nulls_within_are_found_at_their_row() -> None:
+    points = pa.array([{"x": 1, "name": None}, {"x": None, "name": "a"}])
+    with pytest.raises(InvalidUpdate) as e:
+        to_table(pa.table({"key": [1, 2], "val": points, "time": [0, 0], "diff": [1, 1]}), POINTS)
+    assert e.value.row == 1
+    lists = Schema(key=int, val=list[int] | None)
+    table = pa.table({"key": [1, 2, 3], "val": [None, [1], [2, None]], "time": [0] * 3, "diff": [1] * 3})
+    with pytest.raises(InvalidUpdate) as e:
+        to_table(table, lists)
+    assert e.value.row == 2
+    optional = Schema(key=int, val=Point | None)
+    rows = [(1, None, 0, 1), (2, Point(x=1), 0, 1)]
+    assert Updates(to_table(to_table(rows, optional), optional), optional).rows() == rows
+
+
+def test_moments_of_other_units_and_zones() -> None:
+    schema = Schema(key=int, val=dt.datetime)
+    columns = {"key": [1], "time": [0], "diff": [1]}
+    moment = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+    for t in (pa.timestamp("s", "UTC"), pa.timestamp("ns", "Europe/Berlin")):
+        table = to_table(pa.table({**columns, "val": pa.array([moment], t)}), schema)
+        assert [u.val for u in Updates(table, schema)] == [moment]
+    for values in (pa.array([1], pa.timestamp("ns", "UTC")), pa.array([1], pa.timestamp("us"))):
+        with pytest.raises(InvalidUpdate):
+            to_table(pa.table({**columns, "val": values}), schema)
+
+
+def test_floats_of_arrow_are_canonical() -> None:
+    schema = Schema(key=int, val=list[float])
+    table = pa.table({"key": [1], "val": [[-0.0, 1.5]], "time": [0], "diff": [1]})
+    assert str(to_table(table, schema)["val"][0].as_py()) == "[0.0, 1.5]"
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from(["rows", "table", "batch"]), max_size=5), st.integers(1, 200))
+def test_large_inputs_come_in_pieces(kinds: list[str], target: int) -> None:
+    def mixed() -> Any:
+        for kind in kinds:
+            if kind == "rows":
+                yield from ROWS
+            else:
+                yield plain_table() if kind == "table" else plain_table().to_batches()[0]
+
+    tables = list(iter_tables(mixed(), PLAIN, target))
+    assert [tuple(u) for t in tables for u in Updates(t, PLAIN)] == ROWS * len(kinds)
+    assert all(t.num_rows for t in tables)
+
+
+def test_rows_are_counted_over_the_whole_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "ROWS_AT_ONCE", 2)
+    rows = [("a", 1, 0, 1)] * 5 + [("a", None, 0, 1)]
+    with pytest.raises(InvalidUpdate) as e:
+        list(iter_tables(iter(rows), PLAIN, 10**6))
+    assert e.value.row == 5
+
+
+def test_a_buffer_gives_what_was_added() -> None:
+    buffer = Buffer()
+    buffer.add(to_table(ROWS[:1], PLAIN))
+    buffer.add(to_table(ROWS[1:], PLAIN))
+    assert (buffer.rows, buffer.goodbytes) == (2, 2 * (1 + 8 + 16))
+    assert Updates(buffer.take(), PLAIN).rows() == ROWS
+    assert (buffer.rows, buffer.goodbytes) == (0, 0)
+
+
+def test_one_update_has_a_largest_size() -> None:
+    schema = Schema(key=bytes, val=bytes)
+    table = to_table([(b"k", b"v" * n, 0, 1) for n in (1, 5, 10, 11, 3, 12)], schema)
+    sizes.check_update_size(table.slice(0, 2), 11)
+    with pytest.raises(InvalidUpdate) as e:
+        sizes.check_update_size(table, 11, row_base=10)
+    assert e.value.row == 13
