@@ -122,9 +122,12 @@ class GroupCommit:
     async def _send_together(self, group: list[_Waiting]) -> list[_Waiting]:
         """Settle the entries that can be settled; the others are to be sent again alone."""
         by_key = {waiting.entry.key: waiting for waiting in group}
-        columns = [list(column) for column in zip(*(waiting.entry for waiting in group), strict=True)]
+        statement, arguments = self._sql.append_one, tuple[object, ...](group[0].entry)
+        if len(group) > 1:  # the simpler statement takes half the time to plan and run
+            statement = self._sql.append_together
+            arguments = tuple(zip(*(waiting.entry for waiting in group), strict=True))
         try:
-            rows = await self._pool.use(lambda c: c.fetch(self._sql.append_together, *columns))
+            rows = await self._pool.use(lambda connection: connection.fetch(statement, *arguments))
         except Refused:
             return group
         self._clock(rows[0]["clock"])

@@ -64,6 +64,7 @@ class Statements:
     truncate: str
     create: str
     append: str
+    append_one: str
     append_together: str
     append_all: str
     create_all: str
@@ -99,6 +100,15 @@ _TEXTS = {
         ),
         logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, seqno, $3 FROM moved RETURNING key)
         SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock""",
+    # One entry of a group of one. `maybe`: as in `append_together`.
+    "append_one": """
+        WITH locked AS (SELECT key FROM {heads} WHERE key = $1 AND seqno = $2 FOR UPDATE SKIP LOCKED),
+        moved AS (
+            UPDATE {heads} SET seqno = seqno + 1 WHERE key = (SELECT key FROM locked) RETURNING key, seqno
+        ),
+        logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, seqno, $3 FROM moved RETURNING key)
+        SELECT $1 AS key, EXISTS (SELECT FROM logged) AS won,
+            EXISTS (SELECT FROM {heads} WHERE key = $1 AND seqno = $2) AS maybe, {clock} AS clock""",
     # `maybe`: this statement's snapshot has the expected head, so without a win it is no mismatch (yet)
     "append_together": """
         WITH entry AS (
