@@ -63,7 +63,9 @@ class Address:
     def __repr__(self) -> str:
         """Without anything that may be secret."""
         user = f"{self.user}@" if self.user else ""
-        shown = [f"{k}={v if k in _PUBLIC_OPTIONS else '***'}" for k, v in self.options.items()]
+        shown = [
+            f"{k}={v if k in _PUBLIC_OPTIONS and '@' not in v else '***'}" for k, v in self.options.items()
+        ]
         return f"{self.scheme}://{user}{self.host}{self.path}" + ("?" + "&".join(shown) if shown else "")
 
 

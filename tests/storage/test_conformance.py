@@ -87,3 +87,10 @@ class TestPostgresConsensus(ConsensusConformance):
     async def handles(self, postgres_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for handles in consensuses(postgres_url):
             yield handles
+
+
+class TestS3Blob(BlobConformance):
+    @pytest.fixture
+    async def handles(self, s3_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
+        async for handles in blobs(s3_url):
+            yield handles

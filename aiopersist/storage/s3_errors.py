@@ -1,0 +1,103 @@
+"""What the errors of S3 and its driver mean.
+
+Where the request was surely not carried out, or only read, it is `StorageUnavailable`; a write whose
+answer is lost is `Indeterminate`. Texts hold the operation and the server's code, never its message.
+"""
+
+import aiohttp
+from botocore import exceptions as driver
+
+from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_BEYOND_THE_END = {"InvalidRange", "416"}
+# Waiting does not help.
+_LASTING = {
+    "AccessDenied", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken",
+    "InsufficientStorage", "InvalidAccessKeyId", "InvalidToken", "NoSuchBucket", "PermanentRedirect", "QuotaExceeded",
+    "SignatureDoesNotMatch", "XMinioStorageFull",
+}  # fmt: skip
+# Refused for the moment, and surely not done.
+_PASSING = {
+    "BadDigest", "IncompleteBody", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown",
+    "Throttling", "ThrottlingException", "TooManyRequests", "XAmzContentChecksumMismatch",
+}  # fmt: skip
+_NO_CREDENTIALS = (
+    driver.NoCredentialsError,
+    driver.PartialCredentialsError,
+    driver.NoRegionError,
+    driver.ParamValidationError,
+    driver.ProfileNotFound,
+)
+
+
+def code(error: BaseException) -> str:
+    """The server's code, or nothing."""
+    if isinstance(error, driver.ClientError):
+        return str(error.response.get("Error", {}).get("Code", ""))
+    return ""
+
+
+def is_missing(error: BaseException) -> bool:
+    return code(error) in _MISSING
+
+
+def is_beyond_the_end(error: BaseException) -> bool:
+    return code(error) in _BEYOND_THE_END
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Whether what came is not what the server announced: a checksum or a length is wrong."""
+    if isinstance(error, driver.FlexibleChecksumError | driver.ChecksumError | driver.IncompleteReadError):
+        return True
+    return any(isinstance(e, aiohttp.ClientPayloadError) for e in _causes(error))
+
+
+def mapped(error: Exception, op: str, *, writing: bool) -> Exception:
+    """The error of this library for one of the driver."""
+    if isinstance(error, Error):
+        return error
+    if isinstance(error, driver.ClientError):
+        return _of_server(error, op, writing)
+    text = f"s3: {op}: {type(error).__name__}"
+    if isinstance(error, _NO_CREDENTIALS):
+        return StorageUnavailable(text, retry=False)
+    if not writing or _was_not_sent(error):
+        return StorageUnavailable(text)
+    return Indeterminate(text)
+
+
+def of_code(name: str, op: str) -> Exception:
+    """The error for one key of several, of which the server gave only a code."""
+    return StorageUnavailable(f"s3: {op}: {name}", retry=name not in _LASTING)
+
+
+def _of_server(error: driver.ClientError, op: str, writing: bool) -> Exception:
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    name = code(error)
+    text = f"s3: {op}: {status} {name}"
+    if name in _LASTING or status in (403, 507):
+        return StorageUnavailable(text, retry=False)
+    if name in _PASSING or status in (408, 429, 503):
+        return StorageUnavailable(text)
+    if status >= 500 and writing:
+        return Indeterminate(text)
+    return StorageUnavailable(text, retry=status >= 500 or status < 300)
+
+
+def _was_not_sent(error: Exception) -> bool:
+    if isinstance(error, driver.ConnectTimeoutError):
+        return True
+    return any(isinstance(e, aiohttp.ClientConnectorError) for e in _causes(error))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, and what it was made from: the driver keeps that in an attribute, too."""
+    found: list[BaseException] = []
+    rest: list[object] = [error]
+    while rest:
+        e = rest.pop()
+        if isinstance(e, BaseException) and e not in found:
+            found.append(e)
+            rest += [e.__cause__, e.__context__, getattr(e, "kwargs", {}).get("error")]
+    return found
