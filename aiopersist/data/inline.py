@@ -36,6 +36,6 @@ def decode_inline(data: bytes, schema: Schema[Any, Any, Any], expected: str | No
     try:
         batch = ipc.read_record_batch(pa.py_buffer(data), schema.arrow_schema)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as e:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as e:
         raise Corruption(f"an inline part cannot be read: {e}") from e
     return pa.Table.from_batches([batch])

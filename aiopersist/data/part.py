@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.inline import checksum
+from aiopersist.data.layout import layout, writable
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.ranges import Ranges
 from aiopersist.data.sizes import split
@@ -34,7 +35,6 @@ from aiopersist.settings import UntrimmableColumns
 
 FORMAT = 1
 INDEX = b"aiopersist"  # the key of the index in the file's metadata
-DATA_PAGE_BYTES = 1 << 20
 
 
 class PartRef(Protocol):
@@ -108,13 +108,11 @@ def encode_part(
     """The sorted, consolidated updates (at least one) as a part, in row groups of at most
     `row_group_bytes` goodbytes, or of one larger row."""
     sink = _Sink()
-    writer = pq.ParquetWriter(
-        sink, schema.arrow_schema, compression="zstd", compression_level=1, data_page_size=DATA_PAGE_BYTES
-    )
+    writer = pq.ParquetWriter(sink, schema.arrow_schema, **layout(table))
     groups: list[RowGroup] = []
     for piece in split(table, row_group_bytes):
         found = _collected(piece) if stats.enabled else None
-        writer.write_table(_writable(piece), row_group_size=piece.num_rows)
+        writer.write_table(writable(piece), row_group_size=piece.num_rows)
         offset = groups[-1].offset + groups[-1].length if groups else 0
         groups.append(RowGroup(offset, sink.tell() - offset, piece.num_rows, sink.take_crc(), found or {}))
     groups_end = sink.tell()
@@ -237,31 +235,6 @@ class _Sink:
 
     def seekable(self) -> bool:
         return False
-
-
-def _writable(piece: pa.Table) -> pa.Table:
-    """The piece as Parquet's writer takes it: it refuses nulls in fields that have none even where
-    the struct around them is absent, so there the bits that say null are left out."""
-    columns = [
-        pa.chunked_array([_without_idle_nulls(chunk, field) for chunk in column.chunks], field.type)
-        for column, field in zip(piece.columns, piece.schema, strict=True)
-    ]
-    return pa.table(columns, piece.schema)
-
-
-def _without_idle_nulls(array: pa.Array, field: pa.Field) -> pa.Array:
-    if not pa.types.is_struct(field.type) and not pa.types.is_list(field.type):
-        if field.nullable or not array.null_count:
-            return array
-        buffers = [None, *array.buffers()[1:]]
-        return pa.Array.from_buffers(array.type, len(array), buffers, 0, array.offset)
-    mask = array.is_null() if field.nullable and array.null_count else None
-    if pa.types.is_list(field.type):
-        elements = _without_idle_nulls(array.values, field.type.value_field)
-        offsets = pa.concat_arrays([array.offsets])  # without the offset of a slice
-        return pa.ListArray.from_arrays(offsets, elements, type=field.type, mask=mask)
-    parts = [_without_idle_nulls(c, f) for c, f in zip(array.flatten(), field.type, strict=True)]
-    return pa.StructArray.from_arrays(parts, fields=list(field.type), mask=mask)
 
 
 def _collected(piece: pa.Table) -> Record | None:
