@@ -18,7 +18,7 @@ def must_flush(shard: Shard) -> bool:
     """Whether another inline part could take the state beyond its bound."""
     settings = shard.stack.settings
     room = settings.inline_writes_total_max_bytes - shard.state.inline_bytes
-    return 0 < settings.inline_writes_single_max_bytes and room < min(
+    return settings.inline_writes_single_max_bytes > 0 and room < min(
         2 * settings.inline_writes_single_max_bytes, settings.inline_writes_total_max_bytes
     )
 
@@ -48,7 +48,7 @@ async def _upload(
     upload = Upload(shard, schema, schema_id, writer, batches[0].lower, batches[-1].upper, inline=False)
     named = [(batch, part) for batch in batches for part in batch.parts]
     since = reduce(Antichain.join, (batch.since for batch in batches))
-    upload.batch = upload.batch.model_copy(update={"since": since})
+    upload.batch = upload.batch.replace(since=since)
     await upload.add(await Fetch(shard, schema).table(named, Selection(), ""))
     await upload.finish()
     return upload

@@ -27,8 +27,7 @@ version can slip in between. A lost hint costs `settings.watch_timeout_s`.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -236,7 +235,8 @@ class Register:
         after a cancellation, the attempt stays in `slot` until `settle`."""
         fresh = False
         while True:
-            async with self._turns():
+            mine = await self._take_turn()
+            try:
                 context = await self._context()
                 state = self.state
                 outcome = command(state, context)
@@ -248,25 +248,21 @@ class Register:
                         raise outcome.error
                 elif await self._attempt(command, state, outcome, context.now, slot):
                     return outcome.result
+            finally:
+                if mine:
+                    self._turn.release()
             await self.refresh()
             fresh = True
 
-    @asynccontextmanager
-    async def _turns(self) -> AsyncIterator[None]:
-        mine = False
+    async def _take_turn(self) -> bool:
+        """Wait for the turn, but not for long; whether it was taken."""
         if not self._turn.locked():
-            mine = await self._turn.acquire()
-        else:
-            try:
-                async with asyncio.timeout(TURN_S):
-                    mine = await self._turn.acquire()
-            except TimeoutError:
-                pass
+            return await self._turn.acquire()
         try:
-            yield
-        finally:
-            if mine:
-                self._turn.release()
+            async with asyncio.timeout(TURN_S):
+                return await self._turn.acquire()
+        except TimeoutError:
+            return False
 
     async def _context(self) -> Context:
         return Context(now=await self._stack.consensus.now(), pinned=min(self.pins, default=None))
@@ -275,7 +271,7 @@ class Register:
         self, command: Command, state: State | None, outcome: Commit, now: float, slot: Slot
     ) -> bool:
         """Write the version after `state`; whether it is ours."""
-        diff = seal(outcome.changes, state, commit=self._stack.runtime.uuid().hex, at=now)
+        diff = seal(outcome.changes, state, commit=self._stack.runtime.token(), at=now)
         after = apply(diff, state)
         check_version(diff, state, after)
         expected = None if state is None else state.seqno

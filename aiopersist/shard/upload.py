@@ -55,7 +55,7 @@ class Upload:
         *,
         inline: bool = True,
     ) -> None:
-        self.batch = HollowBatch(lower=lower, upper=upper, since=minimum(schema.time_length))
+        self.batch = HollowBatch.of(lower=lower, upper=upper, since=minimum(schema.time_length))
         self.writer = writer
         self._stack: Stack = shard.stack
         self._shard = shard
@@ -103,7 +103,7 @@ class Upload:
                 await self._collect()
         runs = tuple(i for i in range(1, len(self._parts)) if self._parts[i].first < self._parts[i - 1].last)
         parts = tuple(part.hollow for part in self._parts)
-        self.batch = self.batch.model_copy(update={"parts": parts, "runs": runs})
+        self.batch = self.batch.replace(parts=parts, runs=runs)
         return self.batch
 
     def discard(self) -> None:
@@ -176,7 +176,7 @@ class Upload:
 
     def _inline_part(self, columns: "pa.Table | pa.RecordBatch") -> "_Part":
         data = encode_inline(columns)
-        hollow = HollowPart(
+        hollow = HollowPart.of(
             inline=data,
             size=len(data),
             rows=columns.num_rows,

@@ -68,7 +68,7 @@ def live(state: State | None) -> State:
 
 
 def renewed(state: State, writer: str, context: Context) -> Writer:
-    return state.writers[writer].model_copy(update={"heartbeat": context.now})
+    return state.writers[writer].replace(heartbeat=context.now)
 
 
 def seqno_hold_of(state: State, context: Context) -> int:
@@ -93,7 +93,7 @@ def commit(
             changes["since"] = since
     if dropped:
         changes["drop"] = dropped
-    return Commit(Changes(**{name: value for name, value in changes.items() if value != {}}), result)
+    return Commit(Changes.of(**{name: value for name, value in changes.items() if value != {}}), result)
 
 
 def meet_of_holds(

@@ -72,8 +72,8 @@ class Diff(Record):
 def seal(changes: Changes, state: State | None, *, commit: str, at: float) -> Diff:
     """The version that makes `changes` of `state` (`None`: of nothing, the first version)."""
     if state is None:
-        return Diff(format=FORMAT, seqno=0, commit=commit, prev=None, at=at, rollup=None, changes=changes)
-    return Diff(
+        return Diff.of(format=FORMAT, seqno=0, commit=commit, prev=None, at=at, rollup=None, changes=changes)
+    return Diff.of(
         format=FORMAT,
         seqno=state.seqno + 1,
         commit=commit,
@@ -109,9 +109,8 @@ def apply(diff: Diff, state: State | None) -> State:
     changes = diff.changes
     update: dict[str, Any] = {"seqno": diff.seqno, "commit": diff.commit, "at": diff.at}
     if state is None:
-        return State(**changes.model_dump(include={"shard", "since", "upper"}), **update).model_copy(
-            update={name: getattr(changes, name) for name in MAPS}
-        )
+        maps = {name: getattr(changes, name) for name in MAPS}
+        return State.of(shard=changes.shard, since=changes.since, upper=changes.upper, **maps, **update)
     for name in changes.model_fields_set:
         if name == "drop":
             continue
@@ -124,7 +123,7 @@ def apply(diff: Diff, state: State | None) -> State:
         update[name] = kept
     if changes.batches or "batches" in changes.drop:
         update["inline_bytes"] = state.inline_bytes + _inline_change(changes, state)
-    return state.model_copy(update=update)
+    return state.replace(**update)
 
 
 def _inline_change(changes: Changes, state: State) -> int:

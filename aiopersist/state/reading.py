@@ -88,13 +88,11 @@ class RenewReader:
             since = self.hold
         if self.downgrade is not None:
             since, moving = since.join(self.downgrade), True
-        record = found.model_copy(
-            update={
-                "since": since,
-                "moving": moving,
-                "heartbeat": context.now,
-                "seqno_hold": max(found.seqno_hold, seqno_hold_of(state, context)),
-            }
+        record = found.replace(
+            since=since,
+            moving=moving,
+            heartbeat=context.now,
+            seqno_hold=max(found.seqno_hold, seqno_hold_of(state, context)),
         )
         return commit(state, context, result=since, moved=moving, readers={self.reader: record})
 

@@ -125,10 +125,10 @@ class Write:
         assert isinstance(time, int)
         batch = self.batch
         if batch.lower != state.upper:
-            moved = (part.model_copy(update={"rewrite": state.upper}) for part in batch.parts)
-            batch = batch.model_copy(update={"parts": tuple(moved)})
+            moved = (part.replace(rewrite=state.upper) for part in batch.parts)
+            batch = batch.replace(parts=tuple(moved))
         bounds = {"lower": state.upper, "upper": Antichain(time + 1)}
-        return _append(state, context, self, batch.model_copy(update=bounds))
+        return _append(state, context, self, batch.replace(**bounds))
 
     def happened(self, state: State) -> bool | None:
         return _token_is_there(state, self.writer, self.token)
@@ -138,14 +138,16 @@ def _append(state: State, context: Context, command: Append | Write, batch: Holl
     if command.writer not in state.writers:
         kind = BatchExpired if any(part.key for part in batch.parts) else LeaseExpired
         return Keep(error=kind(f"writer {command.writer} is no longer registered"))
-    written = {"token": command.token, "upper": batch.upper}
+    record = state.writers[command.writer].replace(
+        heartbeat=context.now, token=command.token, upper=batch.upper
+    )
     numbers = {a: Transaction(number=n, at=context.now) for a, n in command.transactions.items()}
     return commit(
         state,
         context,
         result=Appended(batch.upper, wrote=True),
         upper=batch.upper,
-        writers={command.writer: renewed(state, command.writer, context).model_copy(update=written)},
+        writers={command.writer: record},
         batches=insert(state, batch),
         transactions=numbers,
     )
@@ -168,8 +170,8 @@ def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
     """`batch` from `lower` on. Its parts are marked: they may hold updates before `lower`."""
     if lower == batch.lower:
         return batch
-    parts = tuple(part.model_copy(update={"truncated": True}) for part in batch.parts)
-    return batch.model_copy(update={"lower": lower, "parts": parts})
+    parts = tuple(part.replace(truncated=True) for part in batch.parts)
+    return batch.replace(lower=lower, parts=parts)
 
 
 def insert(state: State, batch: HollowBatch) -> dict[int, HollowBatch]:
@@ -181,7 +183,7 @@ def insert(state: State, batch: HollowBatch) -> dict[int, HollowBatch]:
         ordinal = next(reversed(state.batches))
         last = state.batches[ordinal]
         if not last.parts:
-            return {ordinal: last.model_copy(update={"upper": batch.upper})}
+            return {ordinal: last.replace(upper=batch.upper)}
     return {state.seqno + 1: batch}
 
 

@@ -246,7 +246,7 @@ class WriteHandle(Generic[K, V]):
             doubt.decide(attempt, self._shard.state)
 
     def token(self) -> str:
-        return self._stack.runtime.uuid().hex
+        return self._stack.runtime.token()
 
     # --- registration ----------------------------------------------------------------------------
 
