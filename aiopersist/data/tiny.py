@@ -24,6 +24,8 @@ class Tiny(NamedTuple):
     """May be empty."""
     least_time: int
     greatest_time: int
+    goodbytes: int
+    """Of the rows as given: what a batch of them has at most."""
 
 
 def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
@@ -48,7 +50,13 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
         batch = _batch(rows, schema)
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
-    return Tiny(batch, least, greatest)
+    return Tiny(batch, least, greatest, sum(map(_width, kinds, columns)))
+
+
+def _width(kind: type, values: tuple[Any, ...]) -> int:
+    if kind is bytes:
+        return sum(map(len, values))
+    return 8 * len(values) if kind is int else sum(len(value.encode()) for value in values)
 
 
 def _kinds(schema: Schema[Any, Any, Any]) -> tuple[type, ...] | None:

@@ -25,7 +25,7 @@ from aiopersist.data.order import row_key
 from aiopersist.data.part import EncodedPart, StatsSpec, encode_part
 from aiopersist.data.sizes import check_update_size, goodbytes, split
 from aiopersist.data.times import first_row_beyond, first_row_not_beyond
-from aiopersist.data.tiny import tiny
+from aiopersist.data.tiny import Tiny, tiny
 from aiopersist.errors import Error, Indeterminate, InvalidUsage, StorageUnavailable, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.shard.shard import Shard
@@ -62,7 +62,7 @@ class Upload:
         self._schema = schema
         self._schema_id = schema_id
         self._buffer = Buffer()
-        self._tiny: pa.RecordBatch | None = None
+        self._tiny: Tiny | None = None
         self._inline_allowed = inline
         self._rows = 0
         self._in_flight: deque[asyncio.Task[_Part | None]] = deque()
@@ -73,7 +73,7 @@ class Upload:
         """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either."""
         if (rows := tiny(updates, self._schema)) is not None and self._tiny is None and not self._rows:
             check_int_bounds(rows.least_time, rows.greatest_time, self.batch.lower, self.batch.upper)
-            self._tiny = rows.batch
+            self._tiny = rows
         elif isinstance(updates, AsyncIterable):
             async for piece in _pieces_of(updates):
                 await self._push(piece)
@@ -93,7 +93,12 @@ class Upload:
         if self._tiny is not None:
             await self._take_tiny(self._tiny)
         rest = self._buffer.take() if self._buffer.rows else None
-        if rest is not None and not self._parts and not self._in_flight and self._fits_inline(rest):
+        if (
+            rest is not None
+            and not self._parts
+            and not self._in_flight
+            and self._fits_inline(goodbytes(rest))
+        ):
             part = await self._inline(rest)
             self._parts += [part] if part else []
         else:
@@ -118,14 +123,14 @@ class Upload:
 
     # --- the steps -------------------------------------------------------------------------------
 
-    async def _take_tiny(self, batch: "pa.RecordBatch") -> None:
+    async def _take_tiny(self, rows: Tiny) -> None:
         """A handful of rows that are sorted and summed already."""
-        if not batch.num_rows:
+        if not rows.batch.num_rows:
             return
-        if self._fits_inline(batch):
-            self._parts.append(self._inline_part(batch))
+        if self._fits_inline(rows.goodbytes):
+            self._parts.append(self._inline_part(rows.batch))
         else:
-            table = to_table(batch, self._schema)
+            table = to_table(rows.batch, self._schema)
             check_update_size(table, self._stack.settings.update_size_max)
             await self.add(table)
 
@@ -158,9 +163,8 @@ class Upload:
             else:
                 self._buffer.add(last)
 
-    def _fits_inline(self, table: "pa.Table | pa.RecordBatch") -> bool:
+    def _fits_inline(self, size: int) -> bool:
         settings, state = self._stack.settings, self._shard.state
-        size = goodbytes(table)
         return (
             self._inline_allowed
             and size < settings.inline_writes_single_max_bytes
