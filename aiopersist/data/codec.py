@@ -70,7 +70,7 @@ class Schema(Generic[K, V, T]):
     def arrow_schema(self) -> pa.Schema:
         """The columns `key`, `val`, `time`, `diff` of an update, with exact nullability."""
         time = pa.int64() if self.time == 1 else pa.list_(pa.field("element", pa.int64(), False), self.time)
-        last = [pa.field("time", time, False), pa.field("diff", pa.int64(), False)]
+        last: list[Any] = [pa.field("time", time, False), pa.field("diff", pa.int64(), False)]
         return pa.schema([self.key.arrow("key"), self.val.arrow("val"), *last])
 
     @cached_property

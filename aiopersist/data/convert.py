@@ -157,9 +157,7 @@ def _from_rows(
         return pa.schema(fields).empty_table()
     names = [field.name for field in fields]
     columns = _columns(rows, names, diff)
-    arrays = [
-        _encode(name, values, schema) for name, values in zip(names, columns, strict=True)
-    ]
+    arrays = [_encode(name, values, schema) for name, values in zip(names, columns, strict=True)]
     return pa.table(arrays, pa.schema(fields))
 
 

@@ -80,9 +80,7 @@ def _adapted(array: pa.Array, wanted: pa.Field) -> pa.Array:
         elements = _adapted(array.values, t.value_field)
         return pa.ListArray.from_arrays(pa.concat_arrays([array.offsets]), elements, type=t, mask=mask)
     given = {f.name: child for f, child in zip(array.type, array.flatten(), strict=True)}
-    parts = [
-        _adapted(given[f.name], f) if f.name in given else pa.nulls(len(array), f.type) for f in t
-    ]
+    parts = [_adapted(given[f.name], f) if f.name in given else pa.nulls(len(array), f.type) for f in t]
     return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
 
 

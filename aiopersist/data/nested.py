@@ -69,8 +69,7 @@ class Structs(BuiltIn):
 
     def decode(self, array: pa.Array) -> list[Any]:
         columns = [
-            field.decode(child)
-            for field, child in zip(self.fields.values(), array.flatten(), strict=True)
+            field.decode(child) for field, child in zip(self.fields.values(), array.flatten(), strict=True)
         ]
         names = list(self.fields)
         values = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))

@@ -118,9 +118,7 @@ def _shaped(frontier: Antichain, length: int) -> tuple[Time, ...]:
     for element in frontier.elements:
         if isinstance(element, tuple) is not (length > 1) or len(_tuple(element)) != length:
             wanted = "ints" if length == 1 else f"product times of length {length}"
-            raise InvalidUsage(
-                UsageKind.INVALID_TIME, f"{frontier} where times are {wanted}", time=element
-            )
+            raise InvalidUsage(UsageKind.INVALID_TIME, f"{frontier} where times are {wanted}", time=element)
     return frontier.elements
 
 

@@ -56,11 +56,17 @@ class Case(NamedTuple):
 floats = st.sampled_from([0.0, -0.0, 1.5, -1.5, float("nan"), float("inf"), float("-inf"), 5e-324, 1e308])
 ints = st.sampled_from([0, 1, -1, MAX, -(2**63), 255, 256])
 binaries = st.sampled_from([b"", b"\x00", b"\xff", b"\xff\xff", b"a", b"ab", b"\x7f", b"\x80", b"b" * 300])
-texts = st.sampled_from(["", "a", "ab", "\x00", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "😀", "z" * 300])
-moments = st.datetimes(
-    min_value=dt.datetime(1, 1, 3), max_value=dt.datetime(9999, 12, 29), timezones=st.sampled_from([dt.UTC])
+texts = st.sampled_from(
+    ["", "a", "ab", "\x00", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "😀", "z" * 300]
 )
-decimals = st.sampled_from([Decimal(0), Decimal("-1.5"), Decimal("0.000000001"), Decimal(10**28), Decimal("1.5")])
+moments = st.datetimes(
+    min_value=dt.datetime(1, 1, 3),  # noqa: DTZ001  # hypothesis adds the zone
+    max_value=dt.datetime(9999, 12, 29),  # noqa: DTZ001
+    timezones=st.sampled_from([dt.UTC]),
+)
+decimals = st.sampled_from(
+    [Decimal(0), Decimal("-1.5"), Decimal("0.000000001"), Decimal(10**28), Decimal("1.5")]
+)
 inners = st.builds(Inner, text=texts, score=st.none() | floats)
 keys = st.builds(Key, name=texts, number=st.none() | ints, inner=st.none() | inners)
 vals = st.builds(
@@ -81,14 +87,19 @@ CASES = {
     "float-optional float": Case(float, float | None, 1, floats, st.none() | floats),
     "models": Case(Key, Val | None, 1, keys, st.none() | vals),
     "lists": Case(
-        list[str], list[int | None] | None, 2,
-        st.lists(texts, max_size=2), st.none() | st.lists(st.none() | ints, max_size=3),
+        list[str],
+        list[int | None] | None,
+        2,
+        st.lists(texts, max_size=2),
+        st.none() | st.lists(st.none() | ints, max_size=3),
     ),
     "optional bool-decimal": Case(bool | None, Decimal, 3, st.none() | st.booleans(), decimals),
-    "uuid-enum": Case(UUID, Color, 2, st.sampled_from([UUID(int=i) for i in (0, 1, 2**127)]), st.sampled_from(Color)),
+    "uuid-enum": Case(
+        UUID, Color, 2, st.sampled_from([UUID(int=i) for i in (0, 1, 2**127)]), st.sampled_from(Color)
+    ),
     "date-datetime": Case(dt.date, dt.datetime, 1, st.dates(), moments),
     "optional model": Case(int, Inner | None, 1, st.sampled_from([1, 2]), st.none() | inners),
-}  # fmt: skip
+}
 
 components = st.sampled_from([0, 1, 2, 3, MAX - 1, MAX])
 diffs = st.sampled_from([1, -1, 2, -2, 0, MAX, -(2**63), 2**62, -(2**62)])
@@ -101,12 +112,11 @@ def times(length: int) -> st.SearchStrategy[Any]:
 
 def rows_of(case: Case, diffs: st.SearchStrategy[int] = diffs, max_size: int = 30) -> st.SearchStrategy[Any]:
     """Updates of which many meet: keys and vals come from a small pool."""
-    pool = st.tuples(
-        st.lists(case.keys, min_size=1, max_size=3), st.lists(case.vals, min_size=1, max_size=3)
-    )
+    pool = st.tuples(st.lists(case.keys, min_size=1, max_size=3), st.lists(case.vals, min_size=1, max_size=3))
     return pool.flatmap(
         lambda p: st.lists(
-            st.tuples(st.sampled_from(p[0]), st.sampled_from(p[1]), times(case.time), diffs), max_size=max_size
+            st.tuples(st.sampled_from(p[0]), st.sampled_from(p[1]), times(case.time), diffs),
+            max_size=max_size,
         )
     )
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import AwareDatetime, BaseModel, PositiveInt
 
 from aiopersist.data.codec import Codec, Schema
-from aiopersist.data.evolve import adapt, check_evolution, compatible_evolution
 from aiopersist.data.convert import to_table
+from aiopersist.data.evolve import adapt, check_evolution, compatible_evolution
 from aiopersist.data.updates import Updates
 from aiopersist.errors import Corruption, IncompatibleSchema, InvalidUpdate
 
@@ -84,7 +84,9 @@ def test_values_come_back(case: oracle.Case) -> None:
     def check(rows: list[Any]) -> None:
         back = Updates(to_table(rows, schema), schema).rows()
         assert oracle.plain(back) == oracle.plain(rows)
-        assert all(type(a) is type(b) for u, r in zip(back, rows, strict=True) for a, b in zip(u, r, strict=True))
+        assert all(
+            type(a) is type(b) for u, r in zip(back, rows, strict=True) for a, b in zip(u, r, strict=True)
+        )
 
     check()
 
@@ -116,10 +118,27 @@ def test_types_that_are_stored(val: Any, values: list[Any]) -> None:
 
 
 REFUSED_TYPES = [
-    object, Any, dict, list, dict[str, int], int | str, tuple[int, str], Extra, Bare, Recursive, complex,
-    pa.timestamp("ns"), pa.map_(pa.string(), pa.int64()), pa.float16(), pa.dictionary(pa.int8(), pa.string()),
-    pa.struct([]), pa.struct([("a", pa.int8()), ("a", pa.int8())]), pa.date64(), "int", 3,
-]  # fmt: skip
+    object,
+    Any,
+    dict,
+    list,
+    dict[str, int],
+    int | str,
+    tuple[int, str],
+    Extra,
+    Bare,
+    Recursive,
+    complex,
+    pa.timestamp("ns"),
+    pa.map_(pa.string(), pa.int64()),
+    pa.float16(),
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.struct([]),
+    pa.struct([("a", pa.int8()), ("a", pa.int8())]),
+    pa.date64(),
+    "int",
+    3,
+]
 
 
 @pytest.mark.parametrize("val", REFUSED_TYPES, ids=lambda v: str(v)[:40])
@@ -144,20 +163,51 @@ def test_models_of_keys_are_frozen() -> None:
 
 NAIVE = dt.datetime(2020, 1, 1)  # noqa: DTZ001  # what is refused
 REFUSED_VALUES: list[tuple[Any, Any, Any]] = [
-    (int, 1, True), (int, 1, 1.5), (int, 1, 1.0), (int, 1, 2**63), (int, 1, -(2**63) - 1), (int, 1, "1"), (int, 1, None),
-    (int | None, None, 1.5), (float, 1.0, True), (float, 1, "1"), (float, 1, 2**53 + 1), (float, 1.0, 10**400),
-    (bytes, b"", ""), (bytes, b"", bytearray()), (str, "", b""), (str, "", "\ud800"), (bool, True, 1),
-    (None, None, 0), (dt.date, dt.date(1, 1, 1), dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
-    (dt.datetime, dt.datetime(2020, 1, 1, tzinfo=dt.UTC), NAIVE), (dt.datetime, dt.datetime.max.replace(tzinfo=dt.UTC), dt.date(1, 1, 1)),
+    (int, 1, True),
+    (int, 1, 1.5),
+    (int, 1, 1.0),
+    (int, 1, 2**63),
+    (int, 1, -(2**63) - 1),
+    (int, 1, "1"),
+    (int, 1, None),
+    (int | None, None, 1.5),
+    (float, 1.0, True),
+    (float, 1, "1"),
+    (float, 1, 2**53 + 1),
+    (float, 1.0, 10**400),
+    (bytes, b"", ""),
+    (bytes, b"", bytearray()),
+    (str, "", b""),
+    (str, "", "\ud800"),
+    (bool, True, 1),
+    (None, None, 0),
+    (dt.date, dt.date(1, 1, 1), dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
+    (dt.datetime, dt.datetime(2020, 1, 1, tzinfo=dt.UTC), NAIVE),
+    (dt.datetime, dt.datetime.max.replace(tzinfo=dt.UTC), dt.date(1, 1, 1)),
     (pa.timestamp("us"), NAIVE, NAIVE.replace(tzinfo=dt.UTC)),
-    (Decimal, Decimal(1), Decimal("1e-10")), (Decimal, Decimal(1), 1), (Decimal, Decimal(1), Decimal("NaN")),
-    (Decimal, Decimal(1), Decimal("Infinity")), (Decimal, Decimal(1), Decimal(10**30)),
-    (UUID, UUID(int=1), UUID(int=1).bytes), (oracle.Color, oracle.Color.RED, "RED"), (Flags, Flags.A, Flags.A | Flags.B),
-    (list[int], [1], [1, None]), (list[int], (1, 2), [1, "a"]), (list[int], [], "ab"), (list[int], [], {1}), (list[str], [], 3),
-    (Loose, Loose(x=1), {"x": 1}), (Loose, Loose(x=1), Loose.model_construct(x="a")), (Loose, Loose(x=1), None),
-    (pa.struct([("a", pa.int8())]), {"a": 1}, {"b": 1}), (pa.struct([("a", pa.int8())]), {}, {"a": 128}),
-    (pa.uint64(), 0, -1), (Money(), "1.00", "x"), (Money(), "1.00", None), (pa.binary(2), b"ab", b"a"),
-]  # fmt: skip
+    (Decimal, Decimal(1), Decimal("1e-10")),
+    (Decimal, Decimal(1), 1),
+    (Decimal, Decimal(1), Decimal("NaN")),
+    (Decimal, Decimal(1), Decimal("Infinity")),
+    (Decimal, Decimal(1), Decimal(10**30)),
+    (UUID, UUID(int=1), UUID(int=1).bytes),
+    (oracle.Color, oracle.Color.RED, "RED"),
+    (Flags, Flags.A, Flags.A | Flags.B),
+    (list[int], [1], [1, None]),
+    (list[int], (1, 2), [1, "a"]),
+    (list[int], [], "ab"),
+    (list[int], [], {1}),
+    (list[str], [], 3),
+    (Loose, Loose(x=1), {"x": 1}),
+    (Loose, Loose(x=1), Loose.model_construct(x="a")),
+    (Loose, Loose(x=1), None),
+    (pa.struct([("a", pa.int8())]), {"a": 1}, {"b": 1}),
+    (pa.struct([("a", pa.int8())]), {}, {"a": 128}),
+    (pa.uint64(), 0, -1),
+    (Money(), "1.00", "x"),
+    (Money(), "1.00", None),
+    (pa.binary(2), b"ab", b"a"),
+]
 
 
 @pytest.mark.parametrize(("val", "good", "bad"), REFUSED_VALUES, ids=lambda v: str(v)[:30])
@@ -203,8 +253,21 @@ def test_identity_is_the_arrow_type_with_nullability() -> None:
     class Other(BaseModel):
         x: int
 
-    same = [(int, pa.int64()), (Loose, Other), (UUID, pa.binary(16)), (oracle.Color, str), (str | None, pa.field("", pa.string()))]
-    differ = [(str, str | None), (list[int], list[int | None]), (int, float), (Money(), int), (Loose, Priced), (bytes, str)]
+    same = [
+        (int, pa.int64()),
+        (Loose, Other),
+        (UUID, pa.binary(16)),
+        (oracle.Color, str),
+        (str | None, pa.field("", pa.string())),
+    ]
+    differ = [
+        (str, str | None),
+        (list[int], list[int | None]),
+        (int, float),
+        (Money(), int),
+        (Loose, Priced),
+        (bytes, str),
+    ]
     for a, b in same:
         assert Schema(key=int, val=a).same_as(Schema(key=int, val=b)), (a, b)
     for a, b in differ:

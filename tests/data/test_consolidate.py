@@ -1,5 +1,6 @@
 """Sorting, summing, times and merges: the columns say what the naive rows say."""
 
+from itertools import pairwise
 from typing import Any
 
 import data_oracle as oracle
@@ -104,7 +105,9 @@ def test_times_of_columns_are_those_of_rows(length: int) -> None:
         behind = [r[0] for r in rows if not oracle.beyond(r[2], some)]
         assert kept(times.filter_times(table, lower=frontier)) == ahead
         assert kept(times.filter_times(table, upper=frontier)) == behind
-        assert kept(times.filter_times(table, as_of=as_of)) == [r[0] for r in rows if oracle.less_equal(r[2], as_of)]
+        assert kept(times.filter_times(table, as_of=as_of)) == [
+            r[0] for r in rows if oracle.less_equal(r[2], as_of)
+        ]
         later = [r[0] for r in rows if not oracle.less_equal(r[2], as_of)]
         assert kept(times.filter_times(table, not_as_of=as_of)) == later
         assert times.first_row_not_beyond(table, frontier) == next(iter(behind), None)
@@ -198,7 +201,7 @@ def test_goodbytes_add_up_and_cuts_are_within(case: oracle.Case) -> None:
         assert sum(p.num_rows for p in pieces) == table.num_rows
         assert sum(map(sizes.goodbytes, pieces)) == sizes.goodbytes(table)
         assert all(p.num_rows == 1 or sizes.goodbytes(p) <= target for p in pieces)
-        assert all(sizes.goodbytes(a) + sizes.goodbytes(b.slice(0, 1)) > target for a, b in zip(pieces, pieces[1:]))
+        assert all(sizes.goodbytes(a) + sizes.goodbytes(b.slice(0, 1)) > target for a, b in pairwise(pieces))
 
     check()
 

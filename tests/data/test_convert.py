@@ -107,20 +107,35 @@ def test_write_rows_have_no_time() -> None:
 
 BIG = 2**63
 REFUSED: list[tuple[str, Any, int | None]] = [
-    ("none", None, None), ("int", 3, None), ("str", "ab", None), ("bytes", b"ab", None), ("dict", {}, None),
-    ("no tuple", [ROWS[0], "abcd"], 1), ("short", [ROWS[0], ("a", 1, 2)], 1), ("long", [ROWS[0], (*ROWS[0], 1)], 1),
-    ("negative time", [ROWS[0], ("a", 1, -1, 1)], 1), ("late time", [("a", 1, BIG, 1)], 0),
-    ("bool time", [("a", 1, True, 1)], 0), ("float time", [("a", 1, 1.0, 1)], 0), ("product time", [("a", 1, (1,), 1)], 0),
-    ("null diff", [ROWS[0], ("a", 1, 1, None)], 1), ("big diff", [("a", 1, 1, BIG)], 0), ("small diff", [("a", 1, 1, -BIG - 1)], 0),
-    ("arrow: missing", plain_table(diff=None), None), ("arrow: unknown", plain_table(more=[1, 2]), None),
-    ("arrow: float", plain_table(val=[1.0, 2.0]), None), ("arrow: bytes", plain_table(key=[b"a", b"b"]), None),
-    ("arrow: null key", plain_table(key=["a", None]), 1), ("arrow: null diff", plain_table(diff=[1, None]), 1),
-    ("arrow: null time", plain_table(time=[None, 1]), 0), ("arrow: negative time", plain_table(time=[0, -1]), 1),
+    ("none", None, None),
+    ("int", 3, None),
+    ("str", "ab", None),
+    ("bytes", b"ab", None),
+    ("dict", {}, None),
+    ("no tuple", [ROWS[0], "abcd"], 1),
+    ("short", [ROWS[0], ("a", 1, 2)], 1),
+    ("long", [ROWS[0], (*ROWS[0], 1)], 1),
+    ("negative time", [ROWS[0], ("a", 1, -1, 1)], 1),
+    ("late time", [("a", 1, BIG, 1)], 0),
+    ("bool time", [("a", 1, True, 1)], 0),
+    ("float time", [("a", 1, 1.0, 1)], 0),
+    ("product time", [("a", 1, (1,), 1)], 0),
+    ("null diff", [ROWS[0], ("a", 1, 1, None)], 1),
+    ("big diff", [("a", 1, 1, BIG)], 0),
+    ("small diff", [("a", 1, 1, -BIG - 1)], 0),
+    ("arrow: missing", plain_table(diff=None), None),
+    ("arrow: unknown", plain_table(more=[1, 2]), None),
+    ("arrow: float", plain_table(val=[1.0, 2.0]), None),
+    ("arrow: bytes", plain_table(key=[b"a", b"b"]), None),
+    ("arrow: null key", plain_table(key=["a", None]), 1),
+    ("arrow: null diff", plain_table(diff=[1, None]), 1),
+    ("arrow: null time", plain_table(time=[None, 1]), 0),
+    ("arrow: negative time", plain_table(time=[0, -1]), 1),
     ("arrow: late time", plain_table(time=pa.array([0, BIG], pa.uint64())), 1),
     ("arrow: big diff", plain_table(diff=pa.array([1, BIG], pa.uint64())), 1),
     ("arrow: twice", pa.table([["a"], ["a"], [1], [1], [1]], ["key", "key", "val", "time", "diff"]), None),
     ("series", pl.Series([1]), None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("updates", "row"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
@@ -136,7 +151,16 @@ def test_refusals_name_the_row_or_the_table(updates: Any, row: int | None) -> No
 
 @pytest.mark.parametrize(
     ("time", "row"),
-    [((1,), 1), (1, 1), ((1, 2, 3), 1), ((1, -1), 1), ((1, BIG), 1), ((1, None), 1), ([1, 2], 1), ((1, True), 1)],
+    [
+        ((1,), 1),
+        (1, 1),
+        ((1, 2, 3), 1),
+        ((1, -1), 1),
+        ((1, BIG), 1),
+        ((1, None), 1),
+        ([1, 2], 1),
+        ((1, True), 1),
+    ],
 )
 def test_product_times_have_one_length(time: Any, row: int) -> None:
     schema = Schema(key=int, val=None, time=2)

@@ -49,7 +49,9 @@ def schema_of(case: oracle.Case) -> Schema[Any, Any, Any]:
     return Schema(key=case.key_type, val=case.val_type, time=case.time)
 
 
-def encode(table: pa.Table, schema: Schema[Any, Any, Any], row_group_bytes: int = 10**6, **spec: Any) -> EncodedPart:
+def encode(
+    table: pa.Table, schema: Schema[Any, Any, Any], row_group_bytes: int = 10**6, **spec: Any
+) -> EncodedPart:
     return encode_part(table, schema, DESCRIPTION, row_group_bytes=row_group_bytes, stats=StatsSpec(**spec))
 
 
@@ -100,7 +102,9 @@ def test_ranges_are_read_alone() -> None:
     got = read_row_groups(index, fetched, chosen, PLAIN)
     whole = decode_part(part.data, part, PLAIN)
     starts = [sum(g.rows for g in index.row_groups[:n]) for n in chosen]
-    want = pa.concat_tables([whole.slice(s, index.row_groups[n].rows) for s, n in zip(starts, chosen, strict=True)])
+    want = pa.concat_tables(
+        [whole.slice(s, index.row_groups[n].rows) for s, n in zip(starts, chosen, strict=True)]
+    )
     assert got.equals(want)
     narrow = read_row_groups(index, fetched, chosen, PLAIN, columns=["key", "diff"])
     assert narrow.equals(want.select(["key", "diff"]))
@@ -114,7 +118,10 @@ def test_near_ranges_are_one_request() -> None:
     groups, everything = index.row_groups, range(len(index.row_groups))
     end = sum(g.length for g in groups)
     assert plan_ranges(index, everything, gap_bytes=0, range_bytes_max=10**9) == [(0, end)]
-    assert plan_ranges(index, [0, 2], gap_bytes=10**6, range_bytes_max=10**9)[0] == (0, groups[2].offset + groups[2].length)
+    assert plan_ranges(index, [0, 2], gap_bytes=10**6, range_bytes_max=10**9)[0] == (
+        0,
+        groups[2].offset + groups[2].length,
+    )
     single = [(g.offset, g.length) for g in groups]
     assert plan_ranges(index, everything, gap_bytes=0, range_bytes_max=1) == single
     assert end + part.footer_bytes == part.size
@@ -132,10 +139,19 @@ def test_every_damaged_byte_is_found() -> None:
 
 def test_another_valid_part_is_not_ours() -> None:
     ours, other = plain_part(), plain_part(first=1)
-    for ref in (ours, Ref(other.size, ours.footer_bytes, ours.checksum), Ref(other.size, other.footer_bytes, ours.checksum)):
+    for ref in (
+        ours,
+        Ref(other.size, ours.footer_bytes, ours.checksum),
+        Ref(other.size, other.footer_bytes, ours.checksum),
+    ):
         with pytest.raises(Corruption):
             decode_part(other.data, ref, PLAIN)
-    for data in (ours.data[:-1], ours.data + b"x", b"", other.data[: -other.footer_bytes] + ours.data[-ours.footer_bytes :]):
+    for data in (
+        ours.data[:-1],
+        ours.data + b"x",
+        b"",
+        other.data[: -other.footer_bytes] + ours.data[-ours.footer_bytes :],
+    ):
         with pytest.raises(Corruption):
             decode_part(data, ours, PLAIN)
     index = read_footer(ours.data[-ours.footer_bytes :], ours)
@@ -182,7 +198,9 @@ def leaf_values(name: str, rows: list[Any]) -> list[Any]:
     side, *path = name.split(".")
     values = [row[("key", "val", "time").index(side)] for row in rows]
     for step in path:
-        values = [None if v is None else v[int(step)] if isinstance(v, tuple) else getattr(v, step) for v in values]
+        values = [
+            None if v is None else v[int(step)] if isinstance(v, tuple) else getattr(v, step) for v in values
+        ]
     return values
 
 
@@ -276,9 +294,16 @@ def test_statistics_are_trimmed_by_whole_columns() -> None:
 
 
 CONDITIONS: list[Any] = [
-    lambda f, v: f == v, lambda f, v: f < v, lambda f, v: f >= v, lambda f, v: f != v, lambda f, v: ~(f <= v),
-    lambda f, v: f.is_null(), lambda f, v: f.is_valid(), lambda f, v: f.isin([v.as_py()]), lambda f, v: (f > v) | f.is_null(),
-]  # fmt: skip
+    lambda f, v: f == v,
+    lambda f, v: f < v,
+    lambda f, v: f >= v,
+    lambda f, v: f != v,
+    lambda f, v: ~(f <= v),
+    lambda f, v: f.is_null(),
+    lambda f, v: f.is_valid(),
+    lambda f, v: f.isin([v.as_py()]),
+    lambda f, v: (f > v) | f.is_null(),
+]
 
 
 @pytest.mark.parametrize("condition", range(len(CONDITIONS)))
