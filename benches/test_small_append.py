@@ -1,0 +1,79 @@
+"""A small append beside one bare compare-and-set of the same backend, and beside the same by hand."""
+
+import asyncio
+import itertools
+import uuid
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from benches import byhand
+
+SCHEMA = ap.Schema(key=bytes, val=bytes)
+KINDS = ["mem", "files+sqlite", "files+postgres", "s3+postgres"]
+
+
+@pytest.mark.parametrize("place", KINDS, indirect=True)
+@pytest.mark.parametrize("n", [10, 100])
+def test_append(place: Any, n: int, run: Any, rounds: Any) -> None:
+    client = run(ap.open(blob=place.blob, consensus=place.consensus))
+    writer = run(client.writer("shard", SCHEMA))
+    consensus = ap.open_consensus(place.consensus)
+    times, bare_seqno, hand_seqno = itertools.count(), itertools.count(-1), itertools.count(-1)
+    bare_key, hand_key = f"bench/{uuid.uuid4()}", f"bench/{uuid.uuid4()}"
+    updates = byhand.rows(n, 0)
+    payload = byhand.record(updates)
+
+    def expected(seqnos: "itertools.count[int]") -> int | None:
+        seqno = next(seqnos)
+        return None if seqno < 0 else seqno
+
+    async def ours() -> None:
+        time = next(times)
+        await writer.compare_and_append([(k, v, time, d) for k, v, _, d in updates], time, time + 1)
+
+    async def bare() -> None:
+        assert await consensus.compare_and_set(bare_key, expected(bare_seqno), payload)
+
+    async def by_hand() -> None:
+        assert await consensus.compare_and_set(hand_key, expected(hand_seqno), byhand.record(updates))
+
+    medians = rounds({"by hand": by_hand, "ours": ours, "bare compare-and-set": bare}, 300)
+    assert medians["ours"] > 0
+    run(client.aclose())
+    run(consensus.aclose())
+
+
+@pytest.mark.parametrize("place", ["files+sqlite", "files+postgres"], indirect=True)
+def test_many_shards(place: Any, run: Any, rounds: Any, capsys: Any) -> None:
+    """64 shards in one process, 10 rows each: appends per second."""
+    from benches.conftest import report
+
+    shards = 64
+    client = run(ap.open(blob=place.blob, consensus=place.consensus))
+
+    async def writers() -> list[Any]:
+        return [await client.writer(f"shard-{i}", SCHEMA) for i in range(shards)]
+
+    handles = run(writers())
+    consensus = ap.open_consensus(place.consensus)
+    times, seqnos = itertools.count(), itertools.count(-1)
+    updates = byhand.rows(10, 0)
+    payload = byhand.record(updates)
+    keys = [f"bench/{uuid.uuid4()}" for _ in range(shards)]
+
+    async def ours() -> None:
+        time = next(times)
+        rows = [(k, v, time, d) for k, v, _, d in updates]
+        await asyncio.gather(*(w.compare_and_append(rows, time, time + 1) for w in handles))
+
+    async def bare() -> None:
+        seqno = next(seqnos)
+        expected = None if seqno < 0 else seqno
+        assert all(await asyncio.gather(*(consensus.compare_and_set(k, expected, payload) for k in keys)))
+
+    medians = rounds({"64 bare compare-and-sets": bare, "64 appends": ours}, 60)
+    report(capsys, "appends per second", ours=round(shards / medians["64 appends"]))
+    run(client.aclose())
+    run(consensus.aclose())
