@@ -203,7 +203,7 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_sessionstart() -> None:
     """Heavy modules are imported once, before any loop runs: the first test that needs one would
     seem to block its loop."""
-    for name in ("polars", "pyarrow.parquet", "pyarrow.compute", "asyncpg", "aiobotocore.session"):
+    for name in ("pandas", "polars", "pyarrow.parquet", "pyarrow.compute", "asyncpg", "aiobotocore.session"):
         importlib.import_module(name)
 
 

@@ -1,0 +1,171 @@
+"""The demo verifies itself, and can tell when it should fail: it runs as a command, on real stores."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.cli.git import FileVersion, Repository
+from aiopersist.testing.servers import free_port
+
+COMMITS = 9
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = os.environ | who | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", "-C", folder, *arguments], env=env, capture_output=True, check=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Files that come, change, and go."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    for n in range(COMMITS):
+        (folder / f"file-{n}").write_text("x" * n)
+        (folder / "always").write_text(str(n))
+        if n > 2:
+            (folder / f"file-{n - 2}").unlink()
+        git(folder, "add", "-A")
+        git(folder, "commit", "-q", "-m", str(n))
+    return folder
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def demo(*arguments: object, cwd: Path | None = None, **env: str) -> Result:
+    run = subprocess.run(
+        [sys.executable, "-c", "from aiopersist.cli import main; main()", "demo", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | env,
+    )
+    return Result(run.returncode, run.stdout, run.stderr)
+
+
+def one_line(result: Result) -> str:
+    """The only thing that was said."""
+    assert result.err.count("\n") == 1, result.err
+    assert result.err.startswith("aiopersist: ")
+    return result.err
+
+
+def test_it_stores_follows_and_checks_the_repository_it_is_in(repository: Path) -> None:
+    result = demo(cwd=repository)
+    assert (result.status, result.err) == (0, "")
+    assert f"{COMMITS} commits in" in result.out
+    assert re.search(r"commits/s; 32 rows, [\d,]+ bytes", result.out)
+    assert re.search(r"from append to subscriber: p50 [\d.]+ ms, p99 [\d.]+ ms", result.out)
+    assert f"{COMMITS} snapshots (33 rows) and the subscriber's contents are what git says" in result.out
+    wins = [int(n) for n in re.findall(r"won (\d+)", result.out)]
+    assert sum(wins) == COMMITS
+
+
+@pytest.mark.slow
+def test_it_runs_on_every_location(repository: Path, location: tuple[str, str]) -> None:
+    blob, consensus = location
+    result = demo(repository, "--blob", blob, "--consensus", consensus)
+    assert (result.status, result.err) == (0, "")
+    assert "are what git says" in result.out
+
+
+@pytest.mark.slow
+def test_a_location_is_kept_and_gone_on_with(repository: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    first = demo(repository, "--location", kept, "--limit", 3)
+    assert (first.status, first.err) == (0, "")
+    assert "3 commits in" in first.out
+    assert list(kept.iterdir())
+    second = demo(repository, "--location", kept)
+    assert (second.status, second.err) == (0, "")
+    assert f"{COMMITS - 3} commits in" in second.out
+    again = demo(repository, "--location", kept, "--limit", 5)
+    assert (again.status, again.err) == (0, "")
+    assert "0 commits in" in again.out
+    assert "are what git says" in again.out
+
+
+async def test_a_wrong_row_in_the_middle_is_found(repository: Path, tmp_path: Path) -> None:
+    """Somebody else wrote the first commit, and not as git has it."""
+    commits = await (await Repository.find(repository)).first_parents()
+    async with (
+        ap.open(tmp_path / "kept") as client,
+        client.writer(f"git-{commits[0]}", ap.Schema(key=bytes, val=FileVersion)) as w,
+    ):
+        wrong = FileVersion(mode=0o100644, blob=b"\0" * 20, size=1)
+        await w.compare_and_append([(b"no-such-file", wrong, 0, 1)], 0, 1)
+    result = await asyncio.to_thread(demo, repository, "--location", tmp_path / "kept")
+    assert result.status == 1
+    assert "is not what git says" in one_line(result)
+
+
+def test_no_repository(tmp_path: Path) -> None:
+    result = demo(cwd=tmp_path, GIT_CEILING_DIRECTORIES=str(tmp_path.parent))
+    assert result.status == 2
+    assert "not a git repository" in one_line(result)
+
+
+def test_no_git(repository: Path, tmp_path: Path) -> None:
+    result = demo(repository, PATH=str(tmp_path / "nothing"))
+    assert result.status == 2
+    assert "no git on the PATH" in one_line(result)
+
+
+def test_no_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    result = demo(tmp_path)
+    assert result.status == 2
+    assert "no commit yet" in one_line(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param(["--blob", "mem://"], "need each other", id="only one store"),
+        pytest.param(
+            ["--location", "x", "--blob", "mem://", "--consensus", "mem://"],
+            "cannot be combined",
+            id="two locations",
+        ),
+        pytest.param(["--blob", "nonsense://x", "--consensus", "mem://"], "nonsense", id="an unknown scheme"),
+    ],
+)
+def test_wrong_options(repository: Path, options: list[str], said: str) -> None:
+    result = demo(repository, *options)
+    assert result.status == 2
+    assert said in one_line(result)
+
+
+def test_a_location_that_is_a_file(repository: Path) -> None:
+    result = demo(repository, "--location", repository / "always")
+    assert result.status == 2
+    one_line(result)
+
+
+def test_an_unreachable_store(repository: Path, tmp_path: Path) -> None:
+    consensus = f"postgres://nobody@127.0.0.1:{free_port()}/nothing"
+    result = demo(
+        repository, "--blob", f"file://{tmp_path}/b", "--consensus", consensus, AIOPERSIST_OPEN_TIMEOUT_S="1"
+    )
+    assert result.status == 2
+    one_line(result)
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    hide = "import sys; sys.modules['typer'] = None; from aiopersist.cli import main; main()"
+    run = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr == "typer is not installed: pip install 'aiopersist[cli]'\n"
