@@ -14,6 +14,7 @@ second, and so is done in a worker thread.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import cache
 from typing import Any, Self, TypeVar
 
 from aiobotocore.config import AioConfig
@@ -293,9 +294,15 @@ async def _body(s3: Any, request: dict[str, Any], wanted: tuple[int, int] | None
 
 
 def _load(session: AioSession) -> None:
-    """Read what the driver knows of S3 from its files; the session keeps it."""
-    loader = session.get_component("data_loader")
+    session.register_component("data_loader", _loader())
+
+
+@cache
+def _loader() -> Any:
+    """What the driver knows of S3, read from its files once per process."""
+    loader = get_session().get_component("data_loader")
     for kind in ("service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"):
         loader.load_service_model("s3", kind)
     for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
         loader.load_data(name)
+    return loader

@@ -14,8 +14,8 @@ _BEYOND_THE_END = {"InvalidRange", "416"}
 # Waiting does not help.
 _LASTING = {
     "AccessDenied", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken",
-    "InsufficientStorage", "InvalidAccessKeyId", "InvalidToken", "NoSuchBucket", "PermanentRedirect", "QuotaExceeded",
-    "SignatureDoesNotMatch", "XMinioStorageFull",
+    "InsufficientStorage", "InvalidAccessKeyId", "InvalidToken", "NoSuchBucket", "PermanentRedirect",
+    "QuotaExceeded", "SignatureDoesNotMatch", "XMinioStorageFull",
 }  # fmt: skip
 # Refused for the moment, and surely not done.
 _PASSING = {

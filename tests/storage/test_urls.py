@@ -1,0 +1,202 @@
+"""What each URL and each set of arguments opens; what cannot be used says which part is at fault."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiopersist.errors import InvalidLocation
+from aiopersist.storage.files import FilesBlob
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.sqlite import SqliteConsensus
+from aiopersist.storage.urls import (
+    Location,
+    open_blob,
+    open_consensus,
+    parse_location,
+    register_blob_scheme,
+    register_consensus_scheme,
+)
+
+BAD_BLOBS = {
+    "not-a-url": ("just text", "URL"),
+    "empty": ("", "URL"),
+    "unknown-scheme": ("gopher://x/y", "gopher"),
+    "consensus-scheme": ("sqlite:///x", "sqlite"),
+    "unknown-option": ("file:///x?fsnyc=off", "fsnyc"),
+    "bad-option": ("file:///x?fsync=maybe", "fsync"),
+    "option-twice": ("file:///x?fsync=on&fsync=off", "fsync"),
+    "no-path": ("file://", "file"),
+    "mem-option": ("mem://x?a=b", "'a'"),
+    "no-bucket": ("s3://", "s3"),
+    "s3-user": ("s3://me@bucket/x", "s3"),
+    "s3-option": ("s3://bucket/x?zone=1", "zone"),
+    "s3-endpoint": ("s3://bucket/x?endpoint=localhost:9000", "endpoint"),
+    "s3-half-credentials": ("s3://bucket/x?access_key=a", "secret_key"),
+}
+BAD_CONSENSUSES = {
+    "unknown-scheme": ("mysql://x/y", "mysql"),
+    "blob-scheme": ("file:///x", "file"),
+    "sqlite-option": ("sqlite:///x?mode=ro", "mode"),
+    "sqlite-no-path": ("sqlite://", "sqlite"),
+    "postgres-option": ("postgres://u:hunter2@h/d?sparkle=hunter2", "sparkle"),
+    "postgres-schema": ("postgres://u:hunter2@h/d?schema=", "schema"),
+    "postgres-long-schema": ("postgres://u:hunter2@h/d?schema=" + "x" * 64, "schema"),
+}
+
+
+@pytest.mark.parametrize(("url", "names"), BAD_BLOBS.values(), ids=BAD_BLOBS.keys())
+def test_a_blob_url_that_cannot_be_used(url: str, names: str) -> None:
+    with pytest.raises(InvalidLocation, match=names):
+        open_blob(url)
+
+
+@pytest.mark.parametrize(("url", "names"), BAD_CONSENSUSES.values(), ids=BAD_CONSENSUSES.keys())
+def test_a_consensus_url_that_cannot_be_used(url: str, names: str) -> None:
+    with pytest.raises(InvalidLocation, match=names) as caught:
+        open_consensus(url)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("file:///tmp/a%20b/c%3Fd", "/tmp/a b/c?d"),
+        ("file:///tmp/a#b", "/tmp/a#b"),
+        ("file://localhost/tmp/x?fsync=off", "/tmp/x"),
+        ("FILE:///tmp/x", "/tmp/x"),
+        ("file://some/dir", os.path.abspath("some/dir")),
+        ("file://./some/dir", os.path.abspath("some/dir")),
+    ],
+)
+def test_a_path_is_decoded(url: str, shown: str) -> None:
+    assert repr(open_blob(url)) == f"<FilesBlob {shown}>"
+    if "?" not in url:
+        consensus = open_consensus("sqlite" + url[4:])
+        assert repr(consensus) == f"<SqliteConsensus {shown}>"
+
+
+def test_opening_makes_nothing(tmp_path: Path) -> None:
+    open_blob(f"file://{tmp_path}/x")
+    open_consensus(f"sqlite://{tmp_path}/x/state.db")
+    open_consensus("postgres://u@127.0.0.1:1/d")
+    open_blob("s3://bucket?endpoint=http://127.0.0.1:1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_credentials_do_not_show() -> None:
+    postgres = "postgres://me:hunter2@h:5432/d?schema=persist"
+    in_options = "postgres://h/d?user=me&password=hunter2&sslpassword=hunter2"
+    s3 = "s3://b/p?access_key=hunter2&secret_key=hunter2&session_token=hunter2&endpoint=http://h:1"
+    shown = [repr(open_consensus(url)) for url in (postgres, in_options)]
+    shown += [repr(open_blob(s3)), repr(Location(s3, postgres)), repr(Location(s3, in_options))]
+    assert "hunter2" not in "".join(shown)
+    assert "postgres://me@h:5432/d?schema=persist" in shown[0]
+
+
+async def test_schemes_can_be_added() -> None:
+    register_blob_scheme("My-Blobs", lambda url: MemoryBlob(url))
+    register_consensus_scheme("my-log", lambda url: MemoryConsensus(url))
+    assert isinstance(open_blob("my-blobs://x"), MemoryBlob)
+    assert isinstance(open_consensus("my-log://x"), MemoryConsensus)
+    with pytest.raises(ValueError):
+        register_blob_scheme("no scheme", lambda url: MemoryBlob())
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["asyncpg"] = sys.modules["aiobotocore"] = None
+from aiopersist.storage.urls import open_blob, open_consensus
+open_blob("file:///x"), open_consensus("sqlite:///x")
+for opens, url in ((open_blob, "s3://b"), (open_consensus, "postgres://h/d")):
+    try:
+        opens(url)
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.splitlines() == [
+        "InvalidLocation s3: pip install 'aiopersist[s3]'",
+        "InvalidLocation postgres: pip install 'aiopersist[postgres]'",
+    ]
+
+
+def test_backends_are_imported_by_scheme() -> None:
+    program = """
+import sys
+from aiopersist.storage.urls import open_blob, open_consensus
+open_blob("mem://"), open_consensus("mem://")
+print([name for name in ("asyncpg", "aiobotocore", "sqlite3", "pytest") if name in sys.modules])
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.strip() == "[]"
+
+
+@pytest.fixture
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCATION", "BLOB", "CONSENSUS"):
+        monkeypatch.delenv(f"AIOPERSIST_{name}", raising=False)
+
+
+@pytest.mark.usefixtures("_no_environment")
+class TestParseLocation:
+    def test_a_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        odd = tmp_path / "a b?c#d%20"
+        for given in (odd, str(odd)):
+            location = parse_location(given)
+            assert repr(open_blob(str(location.blob))) == f"<FilesBlob {odd}/blob>"
+            assert repr(open_consensus(str(location.consensus))) == f"<SqliteConsensus {odd}/state.db>"
+        monkeypatch.chdir(tmp_path)
+        assert parse_location("./data") == parse_location(tmp_path / "data")
+        assert isinstance(open_blob(str(parse_location("data").blob)), FilesBlob)
+        assert isinstance(open_consensus(str(parse_location("data").consensus)), SqliteConsensus)
+
+    def test_memory(self) -> None:
+        assert parse_location("mem://") == Location("mem://", "mem://")
+        assert parse_location("mem://name") == Location("mem://name", "mem://name")
+
+    def test_two_stores(self) -> None:
+        blob = MemoryBlob()
+        assert parse_location(blob=blob, consensus="mem://").blob is blob
+        assert parse_location(Location("mem://a", "mem://b")) == Location("mem://a", "mem://b")
+
+    @pytest.mark.parametrize(
+        ("arguments", "names"),
+        [
+            ({}, "AIOPERSIST_LOCATION"),
+            ({"blob": "mem://"}, "consensus"),
+            ({"consensus": "mem://"}, "blob"),
+            ({"location": "x", "blob": "mem://", "consensus": "mem://"}, "not both"),
+            ({"location": "x", "consensus": "mem://"}, "not both"),
+            ({"location": "s3://bucket/x"}, "s3"),
+            ({"location": ""}, "directory"),
+            ({"location": 7}, "int"),
+            ({"blob": 7, "consensus": "mem://"}, "blob"),
+            ({"blob": "mem://", "consensus": MemoryBlob()}, "consensus"),
+        ],
+        ids=str,
+    )
+    def test_what_cannot_be_used(self, arguments: dict[str, object], names: str) -> None:
+        with pytest.raises(InvalidLocation, match=names):
+            parse_location(**arguments)  # type: ignore[arg-type]
+
+    def test_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AIOPERSIST_BLOB", "mem://b")
+        with pytest.raises(InvalidLocation, match="consensus"):
+            parse_location()
+        monkeypatch.setenv("AIOPERSIST_CONSENSUS", "mem://c")
+        assert parse_location() == Location("mem://b", "mem://c")
+        assert parse_location("mem://x") == Location("mem://x", "mem://x")
+        monkeypatch.setenv("AIOPERSIST_LOCATION", "mem://l")
+        with pytest.raises(InvalidLocation, match="not both"):
+            parse_location()
+        monkeypatch.delenv("AIOPERSIST_BLOB")
+        monkeypatch.delenv("AIOPERSIST_CONSENSUS")
+        assert parse_location() == Location("mem://l", "mem://l")
