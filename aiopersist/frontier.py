@@ -108,14 +108,15 @@ class Antichain:
     def __gt__(self, other: "Antichain") -> bool:
         return other < self if isinstance(other, Antichain) else NotImplemented
 
-    def join(self, other: "Antichain") -> "Antichain":
+    def join(self, other: "Antichain | Time") -> "Antichain":
         """The least frontier at or beyond both: times beyond the one *and* the other."""
+        other = frontier(other)
         _same_length(self, other)
         return Antichain(*(join(a, b) for a in self.elements for b in other.elements))
 
-    def meet(self, other: "Antichain") -> "Antichain":
+    def meet(self, other: "Antichain | Time") -> "Antichain":
         """The greatest frontier at or before both: times beyond the one *or* the other."""
-        return Antichain(*self.elements, *other.elements)
+        return Antichain(*self.elements, *frontier(other).elements)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Antichain) and self.elements == other.elements
@@ -152,29 +153,39 @@ def minimum(time_length: int | None) -> Antichain:
     return Antichain(0) if time_length is None else Antichain((0,) * time_length)
 
 
-def advance(time: Time, frontier: Antichain) -> Time:
+def advance(time: Time, frontier: Antichain | Time) -> Time:
     """The time that `time` may be replaced by when only reads at times beyond `frontier` remain:
     the meet over all `f` in the frontier of `join(time, f)`; for ints `max(time, f)`.
 
     The frontier must not be empty (then nobody reads, and there is no time to advance to).
     """
-    if not frontier.elements:
+    target = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
+    if not target.elements:
         raise InvalidUsage(UsageKind.INVALID_TIME, "cannot advance to the empty frontier {}", time=time)
-    _same_shape(frontier, time)
-    joined = [join(time, f) for f in frontier.elements]
+    _same_shape(target, check_time(time))
+    joined = [join(time, f) for f in target.elements]
     result = joined[0]
     for other in joined[1:]:
         result = meet(result, other)
     return result
 
 
-class Description(NamedTuple):
-    """What a batch holds: updates at times beyond `lower` and not beyond `upper`, as seen by
-    readers at times beyond `since`."""
-
+class _Description(NamedTuple):
     lower: Antichain
     upper: Antichain
     since: Antichain
+
+
+class Description(_Description):
+    """What a batch holds: updates at times beyond `lower` and not beyond `upper`, as seen by
+    readers at times beyond `since`."""
+
+    __slots__ = ()
+
+    def __new__(
+        cls, lower: Antichain | Time, upper: Antichain | Time, since: Antichain | Time
+    ) -> "Description":
+        return super().__new__(cls, frontier(lower), frontier(upper), frontier(since))
 
 
 def _minimal(times: Iterable[Time]) -> tuple[Time, ...]:

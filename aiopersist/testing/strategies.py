@@ -1,0 +1,47 @@
+"""Hypothesis strategies for what a shard works with: times, frontiers, histories.
+
+Grids are small on purpose: collisions of keys, times and frontiers are where the bugs are.
+"""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from aiopersist.frontier import Antichain
+
+KEYS = ("", "a", "b", "ba", "é", "\x00")
+
+
+def times(length: int | None = None, *, top: int = 4) -> st.SearchStrategy[Any]:
+    """Ints in `[0, top]`; with a `length` product times of such ints."""
+    component = st.integers(0, top)
+    return component if length is None else st.tuples(*[component] * length)
+
+
+def frontiers(
+    length: int | None = None, *, top: int = 4, elements_max: int = 3, empty: bool = True
+) -> st.SearchStrategy[Antichain]:
+    """Antichains of such times; perhaps the empty one."""
+    found = st.lists(times(length, top=top), min_size=0 if empty else 1, max_size=elements_max)
+    return found.map(lambda elements: Antichain(*elements))
+
+
+def updates(length: int | None = None, *, top: int = 4, keys: Any = KEYS) -> st.SearchStrategy[Any]:
+    """`(key, val, time, diff)` with few keys and vals, so that they often meet and cancel out."""
+    diffs = st.integers(-2, 3).filter(bool)
+    return st.tuples(st.sampled_from(keys), st.integers(0, 1), times(length, top=top), diffs)
+
+
+@st.composite
+def histories(draw: Any, length: int | None = None, *, top: int = 4, appends_max: int = 5) -> Any:
+    """A list of appends `(updates, lower, upper)` that continue each other from the minimum on, each
+    with the updates that lie within."""
+    lower = Antichain(0 if length is None else (0,) * length)
+    appends = []
+    for _ in range(draw(st.integers(1, appends_max))):
+        upper = lower.join(draw(frontiers(length, top=top + 1, empty=False)))
+        rows = draw(st.lists(updates(length, top=top), max_size=8))
+        held = [row for row in rows if lower.less_equal(row[2]) and not upper.less_equal(row[2])]
+        appends.append((held, lower, upper))
+        lower = upper
+    return appends
