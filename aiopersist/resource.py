@@ -62,11 +62,11 @@ class Supervisor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work`, whose outcome somebody awaits, or nobody any more: not even its failure is lost
-        silently by that, since its caller decides what it means."""
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, abandon: bool = False) -> asyncio.Task[Any]:
+        """Run `work`, whose outcome its caller awaits, or does not want any more. At the end it has a
+        moment to end by itself, unless it may be abandoned."""
         task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
+        (self._loops if abandon else self._tasks).add(task)
         task.add_done_callback(self._done)
         return task
 
@@ -91,6 +91,7 @@ class Supervisor:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        self._loops.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen
 
@@ -187,7 +188,7 @@ class Puller(Generic[T]):
     async def pull(self) -> T:
         """The next item; `StopAsyncIteration` at the end. After the item is taken there is no await."""
         if self._task is None:
-            self._task = self._supervisor.spawn(self._advance(), self._name)
+            self._task = self._supervisor.spawn(self._advance(), self._name, abandon=True)
         try:
             item = await asyncio.shield(self._task)
         except asyncio.CancelledError:
@@ -252,7 +253,7 @@ async def in_order(
     try:
         while True:
             for job in islice(todo, ahead - len(tasks)):
-                tasks.append(supervisor.spawn(_run(job), "one of several jobs"))
+                tasks.append(supervisor.spawn(_run(job), "one of several jobs", abandon=True))
             if not tasks:
                 return
             result = await tasks[0]

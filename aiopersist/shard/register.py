@@ -179,7 +179,7 @@ class Register:
 
     async def _follow(self) -> None:
         spawn, watch = self._stack.supervisor.spawn, self._stack.consensus.watch
-        hint = spawn(watch(self._key), "watch a shard")
+        hint = spawn(watch(self._key), "watch a shard", abandon=True)
         try:
             while await self._wanted():
                 try:
@@ -188,7 +188,7 @@ class Register:
                     await asyncio.wait([hint], timeout=self._stack.settings.watch_timeout_s)
                     if hint.done():
                         hint.result()
-                        hint = spawn(watch(self._key), "watch a shard")
+                        hint = spawn(watch(self._key), "watch a shard", abandon=True)
                 except Error as error:
                     self._fail_waiters(error)
         finally:
