@@ -12,6 +12,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import check_evolution
+from aiopersist.data.lazy import import_arrow
 from aiopersist.errors import SchemaMismatch, StorageUnavailable, UnknownShard
 from aiopersist.frontier import Antichain, Time, frontier
 from aiopersist.maintenance import Maintenance
@@ -74,6 +75,7 @@ def open(  # noqa: A001  # `ap.open`
 
     async def connect() -> Client:
         client = Client(blob_store, consensus_store, chosen, runtime, mine, maintenance)
+        client._stack.supervisor.background(client._stack.compute(import_arrow), "import pyarrow")
         try:
             await client.ping()
         except BaseException:

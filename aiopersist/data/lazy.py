@@ -21,6 +21,12 @@ class _Module:
         return getattr(module, attribute)
 
 
+def import_arrow() -> None:
+    """Import what every handle needs: done on a thread before the event loop meets it."""
+    for name in ("pyarrow", "pyarrow.compute", "pyarrow.ipc"):
+        import_module(name)
+
+
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -38,4 +44,4 @@ else:
     pq = _Module("pyarrow.parquet")
     pl = _Module("polars")
 
-__all__ = ["ds", "fs", "ipc", "pa", "pc", "pl", "pq"]
+__all__ = ["ds", "import_arrow", "fs", "ipc", "pa", "pc", "pl", "pq"]
