@@ -17,6 +17,7 @@ A caller that is cancelled stops waiting; its entry goes its way.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
+from copy import copy
 from dataclasses import dataclass
 
 from aiopersist.errors import Error, Indeterminate
@@ -69,7 +70,7 @@ class GroupCommit:
         """The outcome of one entry."""
         waiting = _Waiting(entry, asyncio.get_running_loop().create_future())
         if entry.expected is None:
-            self._pool.spawn(self._send_alone(waiting, self._creating))
+            self._begin_alone(waiting, self._creating)
         else:
             self._waiting.append(waiting)
             self._schedule()
@@ -117,7 +118,7 @@ class GroupCommit:
             self._flights -= 1
             self._schedule()
         for waiting in again:
-            self._pool.spawn(self._send_alone(waiting, self._locking))
+            self._begin_alone(waiting, self._locking)
 
     async def _send_together(self, group: list[_Waiting]) -> list[_Waiting]:
         """Settle the entries that can be settled; the others are to be sent again alone."""
@@ -140,6 +141,12 @@ class GroupCommit:
             else:
                 by_key[row["key"]].settle(row["won"])
         return again
+
+    def _begin_alone(self, waiting: _Waiting, turn: asyncio.Semaphore) -> None:
+        try:
+            self._pool.spawn(self._send_alone(waiting, turn))
+        except Error as error:  # closed
+            _settle_all([waiting], error)
 
     async def _send_alone(self, waiting: _Waiting, turn: asyncio.Semaphore) -> None:
         try:
@@ -166,11 +173,9 @@ class GroupCommit:
 
 
 def _settle_all(group: list[_Waiting], error: BaseException) -> None:
+    if not isinstance(error, Error):
+        error = Indeterminate("postgres: closed before the answer came")
     for waiting in group:  # an error of its own for each: a traceback belongs to one raise
-        if not isinstance(error, Error):
-            waiting.settle(Indeterminate("postgres: closed before the answer came"))
-        else:
-            own = type(error)(*error.args)
-            own.__dict__.update(error.__dict__)
-            own.__cause__ = error.__cause__
-            waiting.settle(own)
+        own = copy(error)
+        own.__cause__ = error.__cause__
+        waiting.settle(own)

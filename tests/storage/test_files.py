@@ -1,0 +1,220 @@
+"""Files: what a crash, a full disk or a failed fsync leaves behind."""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aiopersist.errors import Indeterminate, StorageUnavailable, Unsupported
+from aiopersist.storage import folders
+from aiopersist.storage.files import FilesBlob
+
+
+def tmp_files(root: Path) -> list[str]:
+    return os.listdir(root / "tmp")
+
+
+async def test_a_file_has_the_name_of_its_key(tmp_path: Path) -> None:
+    blob = FilesBlob(tmp_path / "deep" / "blob")
+    await blob.set("s1/w1/a.parquet", b"abc")
+    assert (tmp_path / "deep/blob/s1/w1/a.parquet").read_bytes() == b"abc"
+    assert tmp_files(tmp_path / "deep/blob") == []
+
+
+async def test_values_outlive_the_handle(tmp_path: Path) -> None:
+    blob = FilesBlob(tmp_path)
+    await blob.set("a/k", b"abc")
+    await blob.aclose()
+    assert await FilesBlob(tmp_path).get("a/k") == b"abc"
+
+
+async def test_what_lies_in_tmp_is_never_listed_and_swept_after_a_day(tmp_path: Path) -> None:
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
+    for name, age_s in (("old", 25 * 3600), ("young", 23 * 3600)):
+        (tmp / name).write_bytes(b"x")
+        then = (tmp / name).stat().st_mtime - age_s
+        os.utime(tmp / name, (then, then))
+    blob = FilesBlob(tmp_path)
+    assert [item async for item in blob.list("")] == []
+    await blob.set("k", b"x")
+    assert tmp_files(tmp_path) == ["young"]
+    assert [item async for item in blob.list("")] == [("k", 1)]
+    assert [item async for item in blob.list("t")] == []
+
+
+async def test_a_key_below_another_is_unsupported(tmp_path: Path) -> None:
+    blob = FilesBlob(tmp_path)
+    await blob.set("a/b", b"x")
+    for key in ("a", "a/b/c"):
+        with pytest.raises(Unsupported):
+            await blob.set(key, b"x")
+        assert await blob.get(key) is None
+    assert tmp_files(tmp_path) == []
+
+
+async def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    blob = FilesBlob(tmp_path / "root")
+    await blob.set("a/b/1", b"x")
+    os.unlink(tmp_path / "root/a/b/1")
+    os.rmdir(tmp_path / "root/a/b")
+    await blob.set("a/b/2", b"x")
+    await blob.set("a/b/2", b"x")
+    os.rmdir(tmp_path / "root/tmp")
+    with pytest.raises(StorageUnavailable) as caught:
+        await blob.set("a/b/3", b"x")
+    assert caught.value.retry
+    await blob.set("a/b/3", b"x")
+    assert await blob.get("a/b/3") == b"x"
+
+
+class Fsyncs:
+    """Counts fsyncs by path, and fails those of paths for which `fails` says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of: list[str] = []
+        self.fails: Callable[[str], bool] = lambda path: False
+        real = os.fsync
+
+        def fsync(fd: int) -> None:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            self.of.append(path)
+            if self.fails(path):
+                raise OSError(errno.EIO, "Input/output error")
+            real(fd)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+
+async def test_each_name_is_made_durable_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file, its folder, and for folders that are new to the instance those above."""
+    fsyncs = Fsyncs(monkeypatch)
+    root = tmp_path / "blob"
+    blob = FilesBlob(root)
+    await blob.set("a/b/1", b"x")
+    assert {str(tmp_path), str(root), str(root / "a"), str(root / "a/b")} <= set(fsyncs.of)
+    fsyncs.of.clear()
+    await blob.set("a/b/2", b"x")
+    assert len(fsyncs.of) == 2 and "/blob/tmp/" in fsyncs.of[0] and fsyncs.of[1] == str(root / "a/b")
+    fsyncs.of.clear()
+    other = FilesBlob(root)  # cannot know whether who made the folders got to the fsync
+    await other.set("a/b/3", b"x")
+    assert {str(root), str(root / "a")} <= set(fsyncs.of)
+
+
+async def test_without_fsync_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsyncs = Fsyncs(monkeypatch)
+    await FilesBlob(tmp_path / "blob", fsync=False).set("a/b", b"x")
+    assert fsyncs.of == []
+
+
+async def test_a_failed_fsync_of_the_file_sets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsyncs = Fsyncs(monkeypatch)
+    fsyncs.fails = lambda path: "/tmp/" in path.removeprefix(str(tmp_path))
+    blob = FilesBlob(tmp_path)
+    with pytest.raises(StorageUnavailable) as caught:
+        await blob.set("k", b"x")
+    assert caught.value.retry
+    assert await blob.get("k") is None
+    assert tmp_files(tmp_path) == []
+    fsyncs.fails = lambda path: False
+    await blob.set("k", b"x")
+    assert await blob.get("k") == b"x"
+
+
+async def test_a_failed_fsync_of_the_folder_is_of_unknown_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = FilesBlob(tmp_path)
+    await blob.set("a/0", b"x")
+    fsyncs = Fsyncs(monkeypatch)
+    fsyncs.fails = lambda path: path.endswith("/a")
+    with pytest.raises(Indeterminate):
+        await blob.set("a/0", b"x")
+    fsyncs.fails = lambda path: False
+    fsyncs.of.clear()
+    await blob.set("a/0", b"x")
+    assert ["/tmp/" in path.removeprefix(str(tmp_path)) for path in fsyncs.of] == [
+        True,
+        False,
+    ]  # written anew
+
+
+async def test_a_folder_whose_name_is_not_durable_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsyncs = Fsyncs(monkeypatch)
+    fsyncs.fails = lambda path: path.endswith("/a")
+    blob = FilesBlob(tmp_path)
+    with pytest.raises(StorageUnavailable):
+        await blob.set("a/b/k", b"x")
+    assert not (tmp_path / "a/b").exists()
+    fsyncs.fails = lambda path: False
+    await blob.set("a/b/k", b"x")
+
+
+async def test_a_full_disk(small_disk: Path) -> None:
+    blob = FilesBlob(small_disk)
+    await blob.set("k", b"x" * 1000)
+    with pytest.raises(StorageUnavailable, match="No space") as caught:
+        await blob.set("big", b"x" * 500_000)
+    assert not caught.value.retry
+    assert tmp_files(small_disk) == []
+    assert await blob.get("k") == b"x" * 1000
+    assert await blob.get("big") is None
+    await blob.set("small", b"x")
+    await blob.aclose()
+
+
+async def test_a_read_only_disk(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:
+    blob = FilesBlob(small_disk)
+    await blob.set("k", b"x")
+    make_read_only(small_disk)
+    for refused in (blob.set("l", b"x"), blob.delete(["k"])):
+        with pytest.raises(StorageUnavailable, match="Read-only") as caught:
+            await refused
+        assert not caught.value.retry
+    assert await blob.get("k") == b"x"
+
+
+@pytest.mark.parametrize(
+    ("number", "retry"),
+    [(errno.EACCES, False), (errno.EPERM, False), (errno.EDQUOT, False), (errno.EIO, True)],
+)
+def test_what_waiting_does_not_help(number: int, retry: bool) -> None:
+    error = folders.mapped(OSError(number, os.strerror(number)), "here", determinate=True)
+    assert isinstance(error, StorageUnavailable) and error.retry == retry
+
+
+async def test_closing_waits_for_the_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_files: Callable[[], list[str]]
+) -> None:
+    """A cancelled write goes on; after closing nothing of the location is open."""
+    begun, going = asyncio.Event(), __import__("threading").Event()
+    loop, real = asyncio.get_running_loop(), os.fsync
+
+    def fsync(fd: int) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        going.wait(5)
+        real(fd)
+
+    blob = FilesBlob(tmp_path)
+    await blob.set("warm", b"x")
+    monkeypatch.setattr(os, "fsync", fsync)
+    task = asyncio.create_task(blob.set("k", b"x"))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    closing = asyncio.create_task(blob.aclose())
+    await asyncio.sleep(0.05)
+    assert not closing.done() and open_files() != []
+    going.set()
+    await closing
+    assert open_files() == []
+    assert await FilesBlob(tmp_path).get("k") == b"x"

@@ -1,0 +1,400 @@
+"""Postgres: groups under attack, connections that die, first users, secrets."""
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import asyncpg
+import pytest
+
+from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.storage.consensus import Entry, Versioned
+from aiopersist.storage.postgres import PostgresConsensus
+from aiopersist.storage.postgres_hints import PAYLOAD_BYTES_MAX, payloads
+from aiopersist.testing.proxy import completes_command
+from aiopersist.testing.servers import PostgresServer
+
+Admin = "asyncpg.Connection[asyncpg.Record]"
+
+
+@pytest.fixture
+async def consensus(postgres_url: str) -> AsyncIterator[PostgresConsensus]:
+    consensus = PostgresConsensus(postgres_url)
+    yield consensus
+    await consensus.aclose()
+
+
+@pytest.fixture
+async def admin(postgres_server: PostgresServer, postgres_schema: str) -> AsyncIterator[Admin]:
+    """A connection behind the library's back, in its schema."""
+    settings = {"search_path": postgres_schema}
+    connection = await asyncpg.connect(postgres_server.dsn(), server_settings=settings)
+    yield connection
+    await connection.close()
+
+
+async def check_tables(admin: Admin) -> None:
+    """Each head has its version, each log is contiguous up to the head."""
+    rows = await admin.fetch(
+        """SELECT h.key, h.seqno, count(l.seqno) AS n, min(l.seqno) AS first, max(l.seqno) AS last
+           FROM heads h LEFT JOIN log l ON l.key = h.key GROUP BY h.key, h.seqno"""
+    )
+    for row in rows:
+        assert row["last"] == row["seqno"]
+        assert row["n"] == row["last"] - row["first"] + 1
+    assert await admin.fetchval("SELECT count(*) FROM log WHERE key NOT IN (SELECT key FROM heads)") == 0
+
+
+async def make_keys(consensus: PostgresConsensus, count: int) -> list[str]:
+    keys = [f"k{i:02}" for i in range(count)]
+    assert all(await asyncio.gather(*(consensus.compare_and_set(key, None, b"0") for key in keys)))
+    return keys
+
+
+async def test_groups_go_as_one_statement(consensus: PostgresConsensus, admin: Admin) -> None:
+    keys = await make_keys(consensus, 64)
+    sent: list[int] = []
+    real = consensus._pool.use
+
+    async def use(work: Callable[[object], Awaitable[object]]) -> object:
+        sent.append(1)
+        return await real(work)
+
+    consensus._pool.use = use  # type: ignore[method-assign, assignment]
+    assert all(await asyncio.gather(*(consensus.compare_and_set(key, 0, b"1") for key in keys)))
+    assert len(sent) <= 3  # the group, and hints
+    await check_tables(admin)
+
+
+async def test_each_of_a_group_has_its_own_outcome(consensus: PostgresConsensus, admin: Admin) -> None:
+    """64 shards race for rounds: some expect the wrong head, a trigger refuses others."""
+    keys = await make_keys(consensus, 64)
+    await admin.execute(
+        """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN RAISE EXCEPTION 'refused'; END $$;
+           CREATE TRIGGER refuse BEFORE INSERT ON log FOR EACH ROW
+           WHEN (new.key IN ('k07', 'k33')) EXECUTE FUNCTION refuse()"""
+    )
+    seqnos = dict.fromkeys(keys, 0)
+
+    async def one(key: str, number: int, round_: int) -> None:
+        stale = (number + round_) % 5 == 0
+        attempt = consensus.compare_and_set(key, seqnos[key] + stale * 3, b"%d" % round_)
+        if key in ("k07", "k33") and not stale:
+            with pytest.raises(StorageUnavailable, match="refused"):
+                await attempt
+        else:
+            assert await attempt is not stale
+            seqnos[key] += not stale
+
+    for round_ in range(6):
+        await asyncio.gather(*(one(key, number, round_) for number, key in enumerate(keys)))
+    heads = {row["key"]: row["seqno"] for row in await admin.fetch("SELECT key, seqno FROM heads")}
+    assert heads == seqnos
+    await check_tables(admin)
+
+
+async def test_a_row_that_another_holds_keeps_nobody_else_waiting(
+    consensus: PostgresConsensus, admin: Admin
+) -> None:
+    keys = await make_keys(consensus, 32)
+    held = ["k03", "k04", "k30"]
+    transaction = admin.transaction()
+    await transaction.start()
+    await admin.execute("SELECT FROM heads WHERE key = ANY($1) FOR UPDATE", held)
+    tasks = {key: asyncio.create_task(consensus.compare_and_set(key, 0, b"1")) for key in keys}
+    free = [task for key, task in tasks.items() if key not in held]
+    assert await asyncio.wait_for(asyncio.gather(*free), 5) == [True] * 29
+    await admin.execute("UPDATE heads SET seqno = 1 WHERE key = 'k04'")
+    await admin.execute("INSERT INTO log VALUES ('k04', 1, 'theirs')")
+    assert not any(tasks[key].done() for key in held)
+    assert await asyncio.wait_for(asyncio.gather(*(consensus.head(key) for key in keys)), 5)
+    await transaction.commit()
+    assert [await tasks[key] for key in held] == [True, False, True]
+    assert await consensus.head("k04") == Versioned(1, b"theirs")
+    await check_tables(admin)
+
+
+async def test_two_instances_with_the_same_keys_do_not_deadlock(
+    consensus: PostgresConsensus, postgres_url: str, admin: Admin
+) -> None:
+    other = PostgresConsensus(postgres_url)
+    keys = await make_keys(consensus, 64)
+    won: dict[str, int] = dict.fromkeys(keys, 0)
+
+    async def contend(handle: PostgresConsensus, key: str) -> None:
+        for _ in range(8):
+            head = await handle.head(key)
+            assert head is not None
+            won[key] += await handle.compare_and_set(key, head.seqno, b"x")
+
+    async def together(handle: PostgresConsensus, order: list[str]) -> None:
+        for _ in range(5):
+            heads = await asyncio.gather(*(handle.head(key) for key in order))
+            entries = [Entry(key, head.seqno, b"m") for key, head in zip(order, heads, strict=True) if head]
+            if await handle.compare_and_set_many(entries):
+                for key in order:
+                    won[key] += 1
+
+    shuffled = random.Random(1).sample(keys, 10)
+    await asyncio.gather(
+        *(contend(handle, key) for key in keys for handle in (consensus, other)),
+        together(consensus, shuffled),
+        together(other, shuffled[::-1]),
+    )
+    heads = {row["key"]: row["seqno"] for row in await admin.fetch("SELECT key, seqno FROM heads")}
+    assert heads == won
+    assert await admin.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = 'postgres'") == 0
+    await check_tables(admin)
+    await other.aclose()
+
+
+async def test_connections_that_are_killed_at_random(
+    consensus: PostgresConsensus, postgres_schema: str, admin: Admin
+) -> None:
+    """Each outcome agrees with the log: True is there, False and determinate failures are not."""
+    keys = await make_keys(consensus, 16)
+    outcomes: dict[tuple[str, bytes], object] = {}
+    done = asyncio.Event()
+
+    async def kill() -> None:
+        while not done.is_set():
+            await admin.execute(
+                """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                   WHERE application_name = 'aiopersist' AND query LIKE $1 AND random() < 0.5""",
+                f"%{postgres_schema}%",
+            )
+            await asyncio.sleep(0.004)
+
+    async def patient_head(key: str) -> Versioned:
+        while True:
+            try:
+                head = await consensus.head(key)
+            except StorageUnavailable as error:  # killed three times in a row
+                assert error.retry
+            else:
+                assert head is not None
+                return head
+
+    async def commit(key: str) -> None:
+        for i in range(60):
+            head = await patient_head(key)
+            data = f"{key}-{i}".encode()
+            try:
+                outcomes[key, data] = await consensus.compare_and_set(key, head.seqno, data)
+            except (Indeterminate, StorageUnavailable) as error:
+                outcomes[key, data] = type(error)
+
+    killing = asyncio.create_task(kill())
+    try:
+        await asyncio.gather(*map(commit, keys))
+    finally:
+        done.set()
+        await killing
+    written = {(row["key"], row["data"]) for row in await admin.fetch("SELECT key, data FROM log")}
+    for entry, outcome in outcomes.items():
+        if outcome is not Indeterminate:
+            assert (entry in written) == (outcome is True)
+    assert Indeterminate in outcomes.values() and True in outcomes.values()
+    await check_tables(admin)
+
+
+async def test_connections_that_idle_are_killed(consensus: PostgresConsensus, admin: Admin) -> None:
+    """A read does not notice, nor does a compare-and-set once the loop has."""
+    await make_keys(consensus, 3)
+    for seqno in range(5):
+        await asyncio.gather(*(consensus.head("k01") for _ in range(8)))
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'aiopersist'"
+        )
+        assert await consensus.head("k00") is not None
+        assert await consensus.compare_and_set("k01", seqno, b"x") is True
+
+
+async def test_truncate_races_with_compare_and_set(consensus: PostgresConsensus, admin: Admin) -> None:
+    keys = await make_keys(consensus, 4)
+
+    async def write(key: str) -> None:
+        for seqno in range(80):
+            assert await consensus.compare_and_set(key, seqno, b"%d" % (seqno + 1))
+
+    async def cut(key: str) -> None:
+        seqno = 0
+        while seqno < 80:
+            head = await consensus.head(key)
+            assert head is not None
+            seqno = head.seqno
+            await consensus.truncate(key, seqno)
+
+    await asyncio.gather(*(action(key) for key in keys for action in (write, cut, cut)))
+    await check_tables(admin)
+    assert await admin.fetchval("SELECT count(*) FROM log") == 4
+
+
+async def test_a_cancelled_caller_leaves_the_statement_alone(
+    consensus: PostgresConsensus, admin: Admin
+) -> None:
+    """It waits for a lock when its caller gives up, and lands when it gets it."""
+    await make_keys(consensus, 1)
+    transaction = admin.transaction()
+    await transaction.start()
+    await admin.execute("SELECT FROM heads FOR UPDATE")
+    task = asyncio.create_task(consensus.compare_and_set("k00", 0, b"1"))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await transaction.commit()
+    async with asyncio.timeout(5):
+        while await consensus.head("k00") != Versioned(1, b"1"):
+            await asyncio.sleep(0.01)
+
+
+async def test_an_answer_that_is_lost(postgres_proxy: "object") -> None:
+    proxy, url, direct_url = postgres_proxy  # type: ignore[misc]
+    consensus, direct = PostgresConsensus(url), PostgresConsensus(direct_url)
+    assert await direct.compare_and_set("k", None, b"0")
+    assert await consensus.head("k")
+    lost = proxy.swallow_answers_then_cut(completes_command)
+    with pytest.raises(Indeterminate):
+        await consensus.compare_and_set("k", 0, b"1")
+    await lost
+    assert await direct.head("k") == Versioned(1, b"1")
+    await consensus.aclose()
+    await direct.aclose()
+
+
+async def test_a_server_that_is_not_there() -> None:
+    consensus = PostgresConsensus("postgres://me:hunter2@127.0.0.1:1/db")
+    for call in (consensus.head("k"), consensus.compare_and_set("k", None, b""), consensus.now()):
+        with pytest.raises(StorageUnavailable) as caught:
+            await call
+        assert caught.value.retry
+        assert "hunter2" not in str(caught.value)
+    await consensus.aclose()
+
+
+async def test_waiting_helps_neither_a_stranger_nor_a_missing_database(
+    postgres_server: PostgresServer, admin: Admin
+) -> None:
+    await admin.execute("CREATE ROLE reader LOGIN PASSWORD 'hunter2'")
+    host = f"{postgres_server.host}:{postgres_server.port}"
+    for url in (f"postgres://nobody:hunter2@{host}/postgres", f"postgres://postgres:hunter2@{host}/absent",
+                f"postgres://reader:hunter2@{host}/postgres?schema=forbidden"):  # fmt: skip
+        consensus = PostgresConsensus(url)
+        with pytest.raises(StorageUnavailable) as caught:
+            await consensus.compare_and_set("k", None, b"")
+        assert not caught.value.retry
+        assert "hunter2" not in str(caught.value) + repr(consensus)
+        await consensus.aclose()
+    await admin.execute("DROP ROLE reader")
+
+
+async def test_a_read_only_server(consensus: PostgresConsensus, admin: Admin) -> None:
+    await make_keys(consensus, 1)
+    await admin.execute("ALTER ROLE postgres SET default_transaction_read_only = on")
+    try:
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'aiopersist'"
+        )
+        await asyncio.sleep(0.05)
+        with pytest.raises(StorageUnavailable) as caught:
+            await consensus.compare_and_set("k00", 0, b"1")
+        assert not caught.value.retry
+        assert await consensus.head("k00") == Versioned(0, b"0")
+    finally:
+        await admin.execute("SET default_transaction_read_only = off")
+        await admin.execute("ALTER ROLE postgres RESET default_transaction_read_only")
+
+
+async def test_every_connection_waits_for_the_disk(
+    consensus: PostgresConsensus, postgres_server: PostgresServer, admin: Admin
+) -> None:
+    await admin.execute("ALTER ROLE postgres SET synchronous_commit = off")
+    await admin.execute("ALTER ROLE postgres SET default_transaction_isolation = 'serializable'")
+    try:
+        for name, value in (
+            ("synchronous_commit", "on"),
+            ("default_transaction_isolation", "read committed"),
+        ):
+            assert await consensus._pool.read(lambda c, name=name: c.fetchval(f"SHOW {name}")) == value  # type: ignore[misc]
+    finally:
+        await admin.execute("ALTER ROLE postgres RESET ALL")
+
+
+FIRST_USER = """
+import asyncio, sys
+from aiopersist.storage.postgres import PostgresConsensus
+async def main(url):
+    handles = [PostgresConsensus(url) for _ in range(4)]
+    won = await asyncio.gather(*(h.compare_and_set("k", None, b"x") for h in handles for _ in range(4)))
+    print(won.count(True))
+    for handle in handles:
+        await handle.aclose()
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_racing_first_users_in_several_processes(postgres_url: str) -> None:
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", FIRST_USER, postgres_url, stdout=asyncio.subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
+    printed = [(await process.communicate())[0] for process in processes]
+    assert sorted(printed) == [b"0\n", b"0\n", b"1\n"]
+
+
+async def test_a_listener_that_lost_its_connection_hears_again(
+    consensus: PostgresConsensus, postgres_url: str, admin: Admin
+) -> None:
+    other = PostgresConsensus(postgres_url)
+    await make_keys(other, 1)
+    await asyncio.wait_for(consensus.watch("k00"), 5)  # it listens
+    for seqno in range(3):
+        waiting = asyncio.create_task(consensus.watch("k00"))
+        await asyncio.sleep(0.05)
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+        )
+        await asyncio.wait_for(waiting, 5)  # what moved meanwhile came without a hint
+        await asyncio.sleep(0.2)
+        waiting = asyncio.create_task(consensus.watch("k00"))
+        await asyncio.sleep(0.05)
+        assert await other.compare_and_set("k00", seqno, b"x")
+        await asyncio.wait_for(waiting, 5)
+    await other.aclose()
+
+
+@pytest.mark.parametrize("sizes", [[1], [10] * 2000, [2000] * 9, [1, 2000, 1]], ids=len)
+def test_hints_fit(sizes: list[int]) -> None:
+    keys = ["é" * (size // 2) + str(i) for i, size in enumerate(sizes)]
+    messages = payloads("sender", keys)
+    assert all(len(message.encode()) <= PAYLOAD_BYTES_MAX for message in messages)
+    assert [key for message in messages for key in json.loads(message)[1:]] == keys
+
+
+def test_a_key_that_does_not_fit_stands_for_all() -> None:
+    assert payloads("sender", ["a", "\x01" * 2000]) == ['["sender", "*"]']
+
+
+async def test_closing_leaves_no_connection(postgres_url: str, postgres_schema: str, admin: Admin) -> None:
+    consensus = PostgresConsensus(postgres_url)
+    await make_keys(consensus, 20)
+    waiting = asyncio.create_task(consensus.watch("k00"))
+    commits = [asyncio.create_task(consensus.compare_and_set(f"k{i:02}", 0, b"1")) for i in range(20)]
+    await asyncio.sleep(0)
+    await consensus.aclose()
+    await asyncio.wait_for(waiting, 5)
+    for outcome in await asyncio.gather(*commits, return_exceptions=True):
+        assert outcome is True or isinstance(outcome, Error)
+    count = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'aiopersist'"
+        f" AND query LIKE '%{postgres_schema}%'"
+    )
+    async with asyncio.timeout(5):
+        while await admin.fetchval(count):
+            await asyncio.sleep(0.02)
