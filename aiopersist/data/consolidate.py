@@ -10,21 +10,25 @@ overflow, which a glance at the greatest diff tells; else groups are summed in 1
 fits and the rest, so the same updates always give the same rows. Where sums are final there is no
 side by side: `DiffOverflow`.
 
-Small tables are sorted as Python tuples: the entry into each kernel would cost more than the rows.
+How it is sorted depends on the size alone, and the result does not: a few rows as Python tuples, since
+the entry into each kernel would cost more than the rows; some thousands by pyarrow; more by polars,
+which is twice as fast then, but wants its own copy of the columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from typing import Any
 
 from aiopersist.data.codec import Schema
-from aiopersist.data.lazy import pa, pl
+from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.data.order import flatten, row_keys
 from aiopersist.errors import DiffOverflow
 
 DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
-SMALL_ROWS = 400  # up to this, tuples are faster than the entry into kernels
+SMALL_ROWS = 24  # up to this, tuples are faster than the entry into kernels
+MEDIUM_ROWS = 8192  # up to this, pyarrow is faster than the way to polars and back
 
 
 def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None = None) -> pa.Table:
@@ -53,18 +57,28 @@ def pieces(total: int) -> list[int]:
 def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.Table:
     names = [name for name in table.column_names if name != "diff"]
     if table.num_rows <= SMALL_ROWS:
-        return _small(table, names, final)
+        return _taken(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
+    if table.num_rows <= MEDIUM_ROWS and not _has_lists(table, names):
+        return _medium(table, names, final)
     return _large(table, names, final)
 
 
-def _small(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | None) -> pa.Table:
-    keys = row_keys(table, names)
+def _taken(
+    table: pa.Table, groups: Iterable[tuple[int, int]], final: Schema[Any, Any, Any] | None
+) -> pa.Table:
+    """The table of the groups, each given by its first row and its sum."""
     diffs = table.column("diff").to_pylist()
-    rows, sums = [], []
-    for row, total in _sums(keys, diffs):
-        split = pieces(total)
-        if final is not None and len(split) > 1:
+    rows: list[int] = []
+    sums: list[int] = []
+    for row, total in groups:
+        if DIFF_MIN <= total <= DIFF_MAX:
+            if total:
+                rows.append(row)
+                sums.append(total)
+            continue
+        if final is not None:
             raise _overflow(table.slice(row, 1), final)
+        split = pieces(total)
         rows += [row] * len(split)
         sums += split
     if sums == diffs and rows == list(range(table.num_rows)):
@@ -84,6 +98,65 @@ def _sums(keys: list[tuple[Any, ...]], diffs: list[int]) -> Iterator[tuple[int, 
             end += 1
         yield first, sum(diffs[row] for row in order[start:end])
         start = end
+
+
+def _medium(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | None) -> pa.Table:
+    leaves: list[Any] = []
+    for name in names:
+        flatten(table.column(name), leaves)
+    keys = [key for leaf in leaves for key in _sort_keys(leaf)]
+    if not keys:
+        return _large(table, names, final)
+    columns = pa.table(keys, [str(i) for i in range(len(keys))])
+    by = [(name, "ascending") for name in columns.column_names]
+    order = pc.sort_indices(columns, sort_keys=by)
+    same = reduce(pc.and_, [_same_as_next(key.take(order)) for key in keys])
+    diffs = table.column("diff").take(order)
+    if not pc.any(same).as_py() and not pc.any(pc.equal(diffs, 0)).as_py():
+        return table.take(order)
+    return _taken(table, _runs(order.to_pylist(), diffs.to_pylist(), same.to_pylist()), final)
+
+
+def _sort_keys(leaf: Any) -> list[Any]:
+    """Columns that pyarrow orders as we do: left alone it puts nulls last, and NaN beside them."""
+    keys = [pc.is_valid(leaf)] if leaf.null_count else []
+    if pa.types.is_floating(leaf.type):
+        nan = pc.is_nan(leaf)
+        if pc.any(nan).as_py():
+            return [*keys, nan, pc.if_else(nan, pa.scalar(0.0, leaf.type), leaf)]
+    return [*keys, leaf]
+
+
+def _same_as_next(key: Any) -> Any:
+    """Per row but the last whether the next one is equal; nulls are."""
+    above, below = key.slice(0, len(key) - 1), key.slice(1)
+    same = pc.equal(above, below)
+    if not key.null_count:
+        return same
+    return pc.if_else(pc.is_null(same), pc.and_(pc.is_null(above), pc.is_null(below)), same)
+
+
+def _runs(order: list[int], diffs: list[int], same: list[bool]) -> Iterator[tuple[int, int]]:
+    """Per group of equal neighbours its first row and its sum."""
+    first, total = order[0], diffs[0]
+    for row, diff, equal in zip(order[1:], diffs[1:], same, strict=True):
+        if equal:
+            total += diff
+            continue
+        yield first, total
+        first, total = row, diff
+    yield first, total
+
+
+def _has_lists(table: pa.Table, names: list[str]) -> bool:
+    """Whether there are lists, which pyarrow does not sort."""
+
+    def within(t: pa.DataType) -> bool:
+        if pa.types.is_struct(t):
+            return any(within(field.type) for field in t)
+        return bool(pa.types.is_list(t))
+
+    return any(within(table.schema.field(name).type) for name in names)
 
 
 def _large(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | None) -> pa.Table:

@@ -5,11 +5,13 @@ Columns have dotted names (`val.amount`), and where the name of a field of key o
 name alone. A condition is a `pyarrow.compute` expression over key and val, so that it may be applied
 before diffs are summed. Pruning gives Arrow the bounds of each part as a guarantee and asks whether
 the condition can still hold: what Arrow does not understand is not pruned. A column with NaN gives
-no guarantee, since every comparison with NaN is false.
+no guarantee, since every comparison with NaN is false; nor do floats where the condition itself names
+NaN, which Arrow would reason about as about a number.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import isnan
@@ -82,6 +84,8 @@ def prune(
     columns that are left out prune nothing. `schema` is that of the statistics' data or an evolved
     one: a column that they do not tell of may hold anything."""
     types = leaf_types(schema)
+    if re.search(r"\bnan\b", str(where)):
+        types = {name: t for name, t in types.items() if not pa.types.is_floating(t)}
     flat = {path: name for name, path in flat_names(schema).items()}
     layout = ds.ParquetFileFormat()  # never opened: only the expressions matter
     guarantees = [_guarantee(record or {}, types, flat) for record in records]

@@ -20,7 +20,7 @@ from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Antichain
 
 cases = pytest.mark.parametrize("case", oracle.CASES.values(), ids=oracle.CASES.keys())
-BOTH_WAYS = ("small", "large")
+WAYS = ("small", "medium", "large")
 
 
 def schema_of(case: oracle.Case) -> Schema[Any, Any, Any]:
@@ -28,15 +28,20 @@ def schema_of(case: oracle.Case) -> Schema[Any, Any, Any]:
 
 
 def with_way(way: str, call: Any) -> Any:
-    """Runs `call` with every table taken as small, or as large."""
-    before, consolidate.SMALL_ROWS = consolidate.SMALL_ROWS, 10**9 if way == "small" else -1
+    """Runs `call` with every table that has rows taken as small, as medium or as large."""
+    before = consolidate.SMALL_ROWS, consolidate.MEDIUM_ROWS
+    consolidate.SMALL_ROWS, consolidate.MEDIUM_ROWS = {
+        "small": (10**9, 0),
+        "medium": (0, 10**9),
+        "large": (-1, -1),
+    }[way]
     try:
         return call()
     finally:
-        consolidate.SMALL_ROWS = before
+        consolidate.SMALL_ROWS, consolidate.MEDIUM_ROWS = before
 
 
-@pytest.mark.parametrize("way", BOTH_WAYS)
+@pytest.mark.parametrize("way", WAYS)
 @cases
 def test_consolidated_is_what_the_oracle_says(case: oracle.Case, way: str) -> None:
     schema = schema_of(case)
@@ -68,7 +73,7 @@ def test_row_keys_order_as_the_oracle(case: oracle.Case) -> None:
     check()
 
 
-@pytest.mark.parametrize("way", BOTH_WAYS)
+@pytest.mark.parametrize("way", WAYS)
 @cases
 def test_contents_sum_or_overflow(case: oracle.Case, way: str) -> None:
     schema = schema_of(case)
