@@ -60,8 +60,8 @@ texts = st.sampled_from(
     ["", "a", "ab", "\x00", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "😀", "z" * 300]
 )
 moments = st.datetimes(
-    min_value=dt.datetime(1, 1, 3),  # noqa: DTZ001  # hypothesis adds the zone
-    max_value=dt.datetime(9999, 12, 29),  # noqa: DTZ001
+    min_value=dt.datetime(1, 1, 3),  # hypothesis adds the zone
+    max_value=dt.datetime(9999, 12, 29),
     timezones=st.sampled_from([dt.UTC]),
 )
 decimals = st.sampled_from(

@@ -101,7 +101,7 @@ TAKEN: list[tuple[Any, list[Any]]] = [
     (pa.int8(), [127, -128]),
     (pa.field("x", pa.string()), ["a", None]),
     (pa.schema([pa.field("a", pa.int64(), False), ("b", pa.string())]), [{"a": 1, "b": None}]),
-    (pa.timestamp("ms"), [dt.datetime(2020, 1, 1)]),  # noqa: DTZ001  # a type without a zone
+    (pa.timestamp("ms"), [dt.datetime(2020, 1, 1)]),  # a type without a zone
     (pa.decimal128(10, 2), [Decimal("1.25")]),
     (pa.large_string(), ["a"]),
     (pa.list_(pa.int32()), [[1, None]]),
@@ -161,7 +161,7 @@ def test_models_of_keys_are_frozen() -> None:
     Schema(key=None, val=Loose)
 
 
-NAIVE = dt.datetime(2020, 1, 1)  # noqa: DTZ001  # what is refused
+NAIVE = dt.datetime(2020, 1, 1)  # what is refused
 REFUSED_VALUES: list[tuple[Any, Any, Any]] = [
     (int, 1, True),
     (int, 1, 1.5),
