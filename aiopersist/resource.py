@@ -186,22 +186,24 @@ class Puller(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     async def pull(self) -> T:
-        """The next item; `StopAsyncIteration` at the end. After the item is taken there is no await."""
-        if self._task is None:
-            self._task = self._supervisor.spawn(self._advance(), self._name, abandon=True)
-        try:
-            item = await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            if self._task.cancelled():  # closed meanwhile, or the client is
+        """The next item; `StopAsyncIteration` at the end, and so at every further call. An error stays,
+        too: an iteration that failed must not look like one that ended. After the item is taken
+        there is no await; of several who wait at once each gets an item of its own."""
+        while True:
+            if self._task is None:
+                self._task = self._supervisor.spawn(self._advance(), self._name, abandon=True)
+            task = self._task
+            try:
+                item = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.cancelled() and self._task is task:  # closed meanwhile, or the client is
+                    self._task = None
+                raise
+            except _End:
+                raise StopAsyncIteration from None
+            if self._task is task:
                 self._task = None
-            raise
-        except _End:
-            raise StopAsyncIteration from None  # and so at every further call
-        except BaseException:
-            self._task = None
-            raise
-        self._task = None
-        return item
+                return item
 
     async def _advance(self) -> T:
         try:
@@ -211,10 +213,10 @@ class Puller(Generic[T]):
 
     async def aclose(self) -> None:
         """Stop computing; idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
         await self._items.aclose()
 
 
