@@ -126,9 +126,10 @@ class Pool:
         finally:
             for task in self._tasks:
                 task.cancel()
-            idle, self._idle = self._idle, []
-            for connection in idle:
-                connection.terminate()
+            self._drop_idle()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+        await asyncio.sleep(0)  # noqa: TID251  # the loop closes sockets one turn after they are dropped
 
     async def _read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
         for _ in range(READ_ATTEMPTS - 1):

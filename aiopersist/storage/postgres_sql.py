@@ -84,10 +84,15 @@ _TEXTS = {
         SELECT seqno, data FROM {log} WHERE key = $1 AND seqno >= $2 ORDER BY seqno LIMIT $3""",
     "list_keys": """
         SELECT key FROM {heads} WHERE key >= $1 AND starts_with(key, $1) ORDER BY key""",
+    # Rows are locked in order, so that two of these do not block each other for ever.
     "truncate": """
         WITH head AS (SELECT seqno FROM {heads} WHERE key = $1),
+        doomed AS (
+            SELECT key, seqno FROM {log}
+            WHERE key = $1 AND seqno < $2 AND $2 <= (SELECT seqno FROM head) ORDER BY seqno FOR UPDATE
+        ),
         dropped AS (
-            DELETE FROM {log} WHERE key = $1 AND seqno < $2 AND $2 <= (SELECT seqno FROM head) RETURNING 1
+            DELETE FROM {log} l USING doomed d WHERE l.key = d.key AND l.seqno = d.seqno RETURNING 1
         )
         SELECT (SELECT seqno FROM head) AS head, (SELECT count(*) FROM dropped) AS dropped""",
     "create": """

