@@ -1,0 +1,217 @@
+"""S3: one request for what is small, errors by what they mean, damage told from absence."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
+
+import pytest
+
+from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
+from aiopersist.storage.s3 import PART_BYTES, S3Blob
+from aiopersist.storage.urls import open_blob
+from aiopersist.testing.proxy import TcpProxy
+
+
+class Counting:
+    """Counts what a blob store asks of its driver."""
+
+    def __init__(self, blob: S3Blob) -> None:
+        self.calls: Counter[str] = Counter()
+        self._real = blob._s3
+        blob._s3 = self
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        self.calls[name] += 1
+        method: Callable[..., object] = getattr(self._real, name)
+        return method
+
+
+@pytest.fixture
+async def blob(best_s3_url: str) -> AsyncIterator[S3Blob]:
+    blob = open_blob(best_s3_url)
+    assert isinstance(blob, S3Blob)
+    yield blob
+    await blob.aclose()
+
+
+async def test_requests(blob: S3Blob) -> None:
+    await blob.set("warm", b"x")
+    counting = Counting(blob)
+    await blob.set("k", b"x" * PART_BYTES)
+    await blob.get("k")
+    await blob.get_range("k", 5, 10)
+    await blob.get("absent")
+    await blob.delete(["k", "l", "m"])
+    [item async for item in blob.list("")]
+    assert counting.calls == {"put_object": 1, "get_object": 3, "delete_objects": 1, "list_objects_v2": 1}
+
+
+async def test_a_large_value_goes_in_parts(blob: S3Blob) -> None:
+    await blob.set("warm", b"x")
+    counting = Counting(blob)
+    await blob.set("big", b"x" * (2 * PART_BYTES + 1))
+    assert counting.calls == {"create_multipart_upload": 1, "upload_part": 3, "complete_multipart_upload": 1}
+
+
+async def test_an_upload_that_fails_is_aborted(blob: S3Blob, monkeypatch: pytest.MonkeyPatch) -> None:
+    await blob.set("warm", b"x")
+    real = blob._s3.upload_part
+
+    async def upload_part(**request: object) -> object:
+        if request["PartNumber"] == 2:
+            await asyncio.Event().wait()
+        return await real(**request)
+
+    monkeypatch.setattr(blob._s3, "upload_part", upload_part)
+    task = asyncio.create_task(blob.set("big", b"x" * (3 * PART_BYTES)))
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.gather(*blob._aborting)
+    found = await blob._s3.list_multipart_uploads(Bucket=blob._bucket, Prefix=blob._prefix)
+    assert found.get("Uploads", []) == []
+    assert await blob.get("big") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda url: url.replace("s3://", "s3://no-such-", 1),
+        lambda url: url + "&access_key=nobody&secret_key=hunter2",
+    ],
+    ids=["no such bucket", "forbidden"],
+)
+async def test_waiting_does_not_help(best_s3_url: str, change: Callable[[str], str]) -> None:
+    blob = open_blob(change(best_s3_url))
+    calls = [blob.get("k"), blob.get_range("k", 0, 1), blob.set("k", b"x"), blob.delete(["k"])]
+    for call in calls:
+        with pytest.raises(StorageUnavailable) as caught:
+            await call
+        assert not caught.value.retry
+        assert "hunter2" not in str(caught.value) + repr(blob)
+    await blob.aclose()
+
+
+async def test_no_server(unused_tcp_port: int) -> None:
+    blob = open_blob(
+        f"s3://b/p?endpoint=http://127.0.0.1:{unused_tcp_port}&region=us-east-1&access_key=a&secret_key=b"
+    )
+    for call in (blob.get("k"), blob.set("k", b"x"), blob.delete(["k"])):
+        with pytest.raises(StorageUnavailable) as caught:
+            await call
+        assert caught.value.retry
+    await blob.aclose()
+
+
+async def test_a_write_whose_answer_is_lost(best_s3_url: str) -> None:
+    """Cut after the request was sent: the driver repeats it where HTTP allows, or nobody knows."""
+    endpoint = urlsplit(best_s3_url.partition("endpoint=")[2].partition("&")[0])
+    async with TcpProxy(str(endpoint.hostname), int(endpoint.port or 80)) as proxy:
+        blob = open_blob(
+            best_s3_url.replace(f"{endpoint.hostname}:{endpoint.port}", f"{proxy.host}:{proxy.port}")
+        )
+        await blob.set("warm", b"x")
+        lost = proxy.swallow_answers_then_cut(lambda answer: b"HTTP/1.1 200" in answer)
+        with contextlib.suppress(Indeterminate):
+            await blob.set("k", b"x")
+        with contextlib.suppress(asyncio.CancelledError):
+            await lost
+        assert await blob.get("k") == b"x"
+        await blob.aclose()
+
+
+class Server:
+    """Answers every GET with what `answer` says, and counts them."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.requests = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                self.requests += 1
+                writer.write(self.answer)
+                await writer.drain()
+                if b"Connection: close" in self.answer:
+                    break
+        writer.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: binary/octet-stream\r\n"
+ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>m</Message></Error>"
+
+
+def failure(status: bytes, code: bytes) -> bytes:
+    body = ERROR % code
+    return b"HTTP/1.1 %s x\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
+async def against(answer: bytes, call: Callable[[S3Blob], object]) -> tuple[object, int]:
+    """What a call makes of a server that always gives the answer, and how often it asked."""
+    served = Server(answer)
+    server = await asyncio.start_server(served, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    blob = open_blob(f"s3://b?endpoint=http://127.0.0.1:{port}&region=us-east-1&access_key=a&secret_key=b")
+    try:
+        return await call(blob), served.requests  # type: ignore[misc, arg-type]
+    except Exception as error:
+        return error, served.requests
+    finally:
+        await blob.aclose()
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + b"Content-Length: 5\r\nx-amz-checksum-crc32: AAAAAA==\r\n\r\nhello",
+        HEAD + b"Content-Length: 9\r\nConnection: close\r\n\r\nhello",
+    ],
+    ids=["checksum", "length"],
+)
+async def test_damage_is_read_three_times(answer: bytes) -> None:
+    outcome, requests = await against(answer, lambda blob: blob.get("k"))
+    assert isinstance(outcome, Corruption)
+    assert requests == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "read", "write"),
+    [
+        (b"404", b"NoSuchKey", None, (StorageUnavailable, False)),
+        (b"404", b"NoSuchBucket", (StorageUnavailable, False), (StorageUnavailable, False)),
+        (b"403", b"AccessDenied", (StorageUnavailable, False), (StorageUnavailable, False)),
+        (b"507", b"InsufficientStorage", (StorageUnavailable, False), (StorageUnavailable, False)),
+        (b"503", b"SlowDown", (StorageUnavailable, True), (StorageUnavailable, True)),
+        (b"500", b"InternalError", (StorageUnavailable, True), (Indeterminate, None)),
+        (b"400", b"RequestTimeout", (StorageUnavailable, True), (StorageUnavailable, True)),
+        (b"400", b"InvalidRequest", (StorageUnavailable, False), (StorageUnavailable, False)),
+    ],
+    ids=str,
+)
+async def test_errors_by_what_they_mean(
+    status: bytes, code: bytes, read: tuple[type, bool] | None, write: tuple[type, bool | None]
+) -> None:
+    for call, expected in ((lambda b: b.get("k"), read), (lambda b: b.set("k", b""), write)):
+        outcome, requests = await against(failure(status, code), call)
+        assert requests == 1
+        if expected is None:
+            assert outcome is None
+        else:
+            assert (type(outcome), getattr(outcome, "retry", None)) == expected
+
+
+async def test_a_server_that_knows_no_ranges() -> None:
+    whole = HEAD + b"Content-Length: 10\r\n\r\n0123456789"
+    assert (await against(whole, lambda blob: blob.get_range("k", 2, 3)))[0] == b"234"
+
+
+async def test_the_error_of_one_key_of_several() -> None:
+    body = b"<DeleteResult><Error><Key>k</Key><Code>AccessDenied</Code></Error></DeleteResult>"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    outcome, _ = await against(answer, lambda blob: blob.delete(["k"]))
+    assert isinstance(outcome, StorageUnavailable) and not outcome.retry
