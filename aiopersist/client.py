@@ -99,6 +99,7 @@ class Client:
         maintenance: bool,
     ) -> None:
         self._scope = Scope("the client")
+        self._closing: asyncio.Task[None] | None = None
         self._mine = mine
         wrapped_blob, wrapped_consensus, self._metrics = stack(blob, consensus, settings, runtime)
         self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor())
@@ -235,11 +236,12 @@ class Client:
     async def aclose(self) -> None:
         """Close every handle and release what the client holds. Idempotent; goes on in the background if
         the caller is cancelled."""
-        if not self._scope.closed:
-            task = asyncio.create_task(self._close(), name="close a client")
+        if self._closing is None:
+            self._scope.check()
+            task = self._closing = asyncio.create_task(self._close(), name="close a client")
             _closing.add(task)
             task.add_done_callback(_closing.discard)
-            await asyncio.shield(task)
+        await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         handles = list(self._handles)

@@ -26,6 +26,8 @@ class Maintenance:
     def _owed(self, shard: Shard, state: State) -> None:
         running = self._running.get(shard)
         if due(state, self._stack.settings.rollup_every) and (running is None or running.done()):
-            writer = self._writers.setdefault(shard, f"w{self._stack.runtime.uuid()}")
-            work = write_rollup(shard, writer)
+            work = self._roll_up(shard)
             self._running[shard] = self._stack.supervisor.background(work, f"roll up {shard.id}")
+
+    async def _roll_up(self, shard: Shard) -> None:
+        self._writers[shard] = await write_rollup(shard, self._writers.get(shard))

@@ -20,11 +20,13 @@ def due(state: State, every: int) -> bool:
     return not state.finalized and behind >= every and (state.seqno % every == 0 or behind * 4 >= every * 5)
 
 
-async def write_rollup(shard: Shard, writer: str) -> None:
-    """Write the current state of `shard` under `writer`, and name it. One blob and one commit, one
-    commit more if the writer has to be registered (again)."""
+async def write_rollup(shard: Shard, writer: str | None = None) -> str:
+    """Write the current state of `shard` under `writer`, and name it; returns the writer, which is a
+    fresh one if that is not registered any more: an id never comes back. One blob and one commit,
+    one commit more to register."""
     stack, slot, state = shard.stack, Slot(), shard.state
-    if writer not in state.writers:
+    if writer is None or writer not in state.writers:
+        writer = f"w{stack.runtime.uuid()}"
         await shard.register.commit(RegisterWriter(writer, stack.settings.writer_lease_s), slot)
         state = shard.state
     data = await stack.compute(encode_rollup, state)
@@ -38,3 +40,4 @@ async def write_rollup(shard: Shard, writer: str) -> None:
         named = False
     if not named:
         await stack.blob.delete([key])
+    return writer

@@ -116,14 +116,18 @@ def _key(name: str) -> str:
 
 def check_name(name: object) -> str:
     """`name` itself if it may name a shard; else `InvalidUsage` of kind `INVALID_NAME`."""
-    if isinstance(name, str):
-        try:
-            if 0 < len(name.encode()) <= NAME_BYTES_MAX:
-                return name
-        except UnicodeEncodeError:
-            pass
+    if isinstance(name, str) and is_text(name) and len(name.encode()) <= NAME_BYTES_MAX:
+        return name
     raise InvalidUsage(
         UsageKind.INVALID_NAME,
         f"{name!r:.80} is no name: any text of 1 to {NAME_BYTES_MAX} bytes is",
         name=name,
     )
+
+
+def is_text(value: object) -> bool:
+    """Whether `value` is non-empty text that UTF-8 can write."""
+    try:
+        return isinstance(value, str) and len(value.encode()) > 0
+    except UnicodeEncodeError:  # a lone surrogate
+        return False

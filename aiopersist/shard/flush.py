@@ -7,7 +7,7 @@ from aiopersist.data.codec import Schema
 from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
 from aiopersist.shard.fetch import Fetch, Selection
-from aiopersist.shard.register import Slot
+from aiopersist.shard.register import Slot, Unknowable
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.model import HollowBatch
@@ -37,6 +37,8 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot) -> bool:
         done: bool = await shard.register.commit(Flush(writer, ordinals, upload.batch), slot)
     except BatchExpired:
         done = False
+    except Unknowable:  # it may be named: for the deletion of blobs, unknown counts as applied
+        return False
     if not done:
         upload.discard()
     return done

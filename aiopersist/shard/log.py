@@ -8,7 +8,7 @@ may commit, and truncate what is no longer needed: then it begins again from a n
 
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import Diff, apply, decode_diff, decode_rollup
+from aiopersist.state.diff import Diff, RollupName, apply, decode_diff, decode_rollup
 from aiopersist.state.invariants import check_state
 from aiopersist.state.model import State
 from aiopersist.storage.consensus import Versioned
@@ -25,25 +25,38 @@ def consensus_key(shard: str) -> str:
 async def load(stack: Stack, shard: str) -> State | None:
     """The state at the head, read anew; `None` where the shard is not. Costs a read of the head, of the
     latest rollup if there is one, and a scan for every 512 versions since then."""
-    missing: Diff | None = None
+    fault: tuple[int, str] | None = None  # what the head named and was not there, unless that head was old
     while True:
         head = await stack.consensus.head(consensus_key(shard))
         if head is None:
             return None
+        if fault is not None and fault[0] == head.seqno:
+            raise Corruption(fault[1], shard_id=shard)
         diff = _decode(head, shard)
-        if missing is not None and diff.rollup == missing.rollup:
-            raise Corruption(f"rollup {diff.rollup} is named by the head and is not there", shard_id=shard)
-        missing = None
         state = None
         if diff.rollup is not None:
-            data = await stack.blob.get(diff.rollup.key)
-            if data is None:  # our head is old: the rollup was replaced and collected meanwhile
-                missing = diff
+            state = await _rollup(stack, diff.rollup)
+            if state is None:  # replaced and collected meanwhile
+                fault = head.seqno, f"rollup {diff.rollup} is named by the head and is not there"
                 continue
-            state = check_state(decode_rollup(data, diff.rollup.checksum))
         read = await replay(stack, shard, state, head)
         if read is not None:
             return read
+        fault = head.seqno, f"versions between rollup {diff.rollup} and the head are not there"
+
+
+async def _rollup(stack: Stack, name: RollupName) -> State | None:
+    """The state in a rollup; `None` if it is not there. Damaged bytes are read again at most twice."""
+    for last in (False, False, True):
+        data = await stack.blob.uncached.get(name.key)
+        if data is None:
+            return None
+        try:
+            return check_state(decode_rollup(data, name.checksum))
+        except Corruption:
+            if last:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def replay(stack: Stack, shard: str, state: State | None, head: Versioned) -> State | None:

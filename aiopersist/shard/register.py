@@ -315,13 +315,15 @@ class Register:
     async def _look(self, attempt: Attempt, cause: BaseException | None) -> bool | None:
         """Whether the attempt happened, by what is there now; `None` if its version is vacant."""
         try:
-            versions = await self._stack.consensus.scan(self._key, attempt.seqno, 1)
-            if versions and versions[0].seqno == attempt.seqno:
-                return decode_commit(versions[0].data) == attempt.commit
-            if not versions:
+            while not (versions := await self._stack.consensus.scan(self._key, attempt.seqno, 1)):
                 head = await self._stack.consensus.head(self._key)
-                if (head is None and attempt.expected is None) or (head and head.seqno == attempt.expected):
+                seqno = None if head is None else head.seqno
+                if seqno == attempt.expected:
                     return None
+                if seqno is None or seqno < attempt.seqno:
+                    await self.refresh()  # says that the store was restored
+            if versions[0].seqno == attempt.seqno:
+                return decode_commit(versions[0].data) == attempt.commit
             state = await self.refresh()
         except StorageUnavailable as error:
             raise Indeterminate(

@@ -10,7 +10,7 @@ import anyio.to_thread
 from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
-from aiopersist.storage.blob import Blob
+from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ THREADS = 4  # for work on columns, whose kernels release the GIL; more would on
 class Stack:
     """The two stores behind their wrappers, the limits, the clock, and the owner of tasks."""
 
-    blob: Blob
+    blob: CacheBlob
     consensus: Consensus
     settings: Settings
     runtime: Runtime

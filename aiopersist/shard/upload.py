@@ -65,12 +65,19 @@ class Upload:
         self._tiny: Tiny | None = None
         self._inline_allowed = inline
         self._rows = 0
+        self._first_beyond: Time | None = None
         self._in_flight: deque[asyncio.Task[_Part | None]] = deque()
         self._parts: list[_Part] = []
         self._keys: list[str] = []
 
     async def take(self, updates: Any) -> None:
-        """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either."""
+        """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either. Times
+        beyond the upper are told last: that is a rule of the whole, and the others of its rows."""
+        await self._take(updates)
+        if self._first_beyond is not None:
+            raise _beyond(self._first_beyond, self.batch.upper)
+
+    async def _take(self, updates: Any) -> None:
         if (rows := tiny(updates, self._schema)) is not None and self._tiny is None and not self._rows:
             check_int_bounds(rows.least_time, rows.greatest_time, self.batch.lower, self.batch.upper)
             self._tiny = rows
@@ -111,15 +118,15 @@ class Upload:
         self.batch = self.batch.replace(parts=parts, runs=runs)
         return self.batch
 
-    def discard(self) -> None:
-        """Delete what was uploaded, in the background. Idempotent."""
-        for task in self._in_flight:
-            task.cancel()
+    def discard(self) -> asyncio.Task[None] | None:
+        """Delete what was uploaded, in the background, once uploads in flight have ended: cut off, they
+        could still arrive. Idempotent; the task, if there is anything to delete."""
         keys, self._keys = self._keys, []
-        if keys:
-            self._stack.supervisor.background(
-                _delete(self._stack, list(self._in_flight), keys), "delete blobs of a failed append"
-            )
+        if not keys:
+            return None
+        return self._stack.supervisor.spawn(
+            _delete(self._stack, list(self._in_flight), keys), "delete blobs of a failed append"
+        )
 
     # --- the steps -------------------------------------------------------------------------------
 
@@ -149,7 +156,9 @@ class Upload:
     def _checked(self, piece: Any) -> "pa.Table":
         table = to_table(piece, self._schema, row_base=self._rows)
         check_update_size(table, self._stack.settings.update_size_max, row_base=self._rows)
-        check_bounds(table, self.batch.lower, self.batch.upper)
+        check_lower(table, self.batch.lower)
+        if self._first_beyond is None:
+            self._first_beyond = first_beyond(table, self.batch.upper)
         return table
 
     async def _cut(self) -> None:
@@ -257,15 +266,16 @@ def check_int_bounds(least: int, greatest: int, lower: Antichain, upper: Anticha
         raise _beyond(greatest, upper)
 
 
-def check_bounds(table: "pa.Table", lower: Antichain, upper: Antichain) -> None:
-    """`InvalidUsage` unless every time lies beyond `lower` and not beyond `upper`."""
-    if not table.num_rows:
-        return
-    times = table.column("time")
-    if (row := first_row_not_beyond(table, lower)) is not None:
-        raise _not_beyond(_time(times[row].as_py()), lower)
-    if (row := first_row_beyond(table, upper)) is not None:
-        raise _beyond(_time(times[row].as_py()), upper)
+def check_lower(table: "pa.Table", lower: Antichain) -> None:
+    """`InvalidUsage` unless every time lies beyond `lower`."""
+    if table.num_rows and (row := first_row_not_beyond(table, lower)) is not None:
+        raise _not_beyond(_time(table.column("time")[row].as_py()), lower)
+
+
+def first_beyond(table: "pa.Table", upper: Antichain) -> Time | None:
+    """The first time that lies at or beyond `upper`."""
+    row = first_row_beyond(table, upper) if table.num_rows else None
+    return None if row is None else _time(table.column("time")[row].as_py())
 
 
 def _not_beyond(time: Time, lower: Antichain) -> InvalidUsage:

@@ -10,6 +10,7 @@ comes from a store that was restored from a backup (`follows`).
 
 import gzip
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -79,17 +80,18 @@ def seal(changes: Changes, state: State | None, *, commit: str, at: float) -> Di
         commit=commit,
         prev=state.commit,
         at=at,
-        rollup=rollup_name(state),
+        rollup=_latest(changes.rollups or state.rollups),
         changes=changes,
     )
 
 
-def rollup_name(state: State) -> RollupName | None:
-    """The latest rollup of `state`."""
-    seqno = state.latest_rollup
-    if seqno is None:
+def _latest(rollups: Mapping[int, Rollup]) -> RollupName | None:
+    """The newest of `rollups`. A version that adds one names that one: what is older may be truncated
+    as soon as it is there."""
+    if not rollups:
         return None
-    return RollupName(seqno=seqno, key=state.rollups[seqno].key, checksum=state.rollups[seqno].checksum)
+    seqno = max(rollups)
+    return RollupName(seqno=seqno, key=rollups[seqno].key, checksum=rollups[seqno].checksum)
 
 
 def follows(diff: Diff, state: State | None) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiopersist.errors import BatchExpired, SchemaMismatch
 from aiopersist.frontier import Antichain
-from aiopersist.state.command import Commit, Context, Keep, commit, live
+from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
 from aiopersist.state.diff import MAPS, Changes
 from aiopersist.state.model import Rollup, State
 
@@ -62,6 +62,10 @@ class EvolveSchema:
             return Keep(result=self.expected)
         return Commit(Changes(schemas={self.expected + 1: dict(self.schema)}), self.expected + 1)
 
+    def happened(self, state: State) -> bool:
+        """Ids are never reused; whoever made it, the schema of the next id is the one asked for."""
+        return state.schemas.get(self.expected + 1) == self.schema
+
 
 @dataclass(frozen=True, slots=True)
 class AddRollup:
@@ -77,10 +81,25 @@ class AddRollup:
         state = live(state)
         if self.writer not in state.writers:
             return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
-        if state.latest_rollup is not None and state.latest_rollup >= self.seqno:
+        if _has_rollup_since(state, self.seqno):
             return Keep(result=False)
         oldest = context.now - self.txn_retention_s
         stale = tuple(app for app, txn in state.transactions.items() if txn.at < oldest)
         return commit(
-            state, context, result=True, drop={"transactions": stale}, rollups={self.seqno: self.rollup}
+            state,
+            context,
+            result=True,
+            drop={"transactions": stale},
+            rollups={self.seqno: self.rollup},
+            writers={self.writer: renewed(state, self.writer, context)},
         )
+
+    def happened(self, state: State) -> bool | None:
+        """It may have been named and replaced since then; only before that its absence is a proof."""
+        if self.rollup in state.rollups.values():
+            return True
+        return None if _has_rollup_since(state, self.seqno) else False
+
+
+def _has_rollup_since(state: State, seqno: int) -> bool:
+    return state.latest_rollup is not None and state.latest_rollup >= seqno

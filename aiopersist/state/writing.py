@@ -213,6 +213,13 @@ class Flush:
             drop={"batches": self.ordinals[1:]},
         )
 
+    def happened(self, state: State) -> bool | None:
+        """While its first batch is inline it has not; once its own batch is gone nobody can tell."""
+        first = state.batches.get(self.ordinals[0])
+        if first is None or not first.inline_bytes:
+            return True if first == self.batch else None
+        return False
+
 
 def largest_inline_run(state: State) -> tuple[int, ...]:
     """The neighbouring batches without blobs that hold the most inline bytes, ends without updates left

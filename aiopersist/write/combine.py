@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiopersist.data.assemble import at_time
 from aiopersist.data.convert import ROW, to_table
 from aiopersist.data.sizes import check_update_size
-from aiopersist.errors import Error, InvalidUsage, UpperMismatch, UsageKind
+from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import ON_THE_LOOP_ROWS, Upload
 from aiopersist.state.writing import Appended, Write, repeated
-from aiopersist.write.doubt import Doubt, NotCommitted
+from aiopersist.write.doubt import Doubt
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -36,14 +36,14 @@ class Appender(Protocol):
     async def make_room(self) -> None: ...
     def token(self) -> str: ...
     async def commit(self, command: Write, doubt: Doubt) -> Appended: ...
-    def doubts(self, doubt: Doubt) -> None: ...
+    def doubts(self, doubt: Doubt, transactions: Mapping[str, int]) -> None: ...
 
 
 @dataclass(eq=False)
 class _Call:
     """One `write` that waits. `doubt` is the group's once the call was taken."""
 
-    table: "pa.Table"
+    table: "pa.Table | None"
     transactions: Mapping[str, int]
     time: asyncio.Future[int]
     doubt: Doubt = field(default_factory=Doubt)
@@ -63,27 +63,27 @@ class Combiner:
         """See `WriteHandle.write`."""
         if self._schema.time_length is not None:
             raise InvalidUsage(UsageKind.INVALID_TIME, "write picks int times; this shard has product times")
-        if isinstance(rows, Sequence) and len(rows) <= ON_THE_LOOP_ROWS:
-            table = self._table(rows, diff)
-        else:
-            table = await self._shard.stack.compute(self._table, rows, diff)
-        if not table.num_rows and not transactions:
-            return _last_complete((await self._shard.open()).upper)
-        call = _Call(table, transactions, asyncio.get_running_loop().create_future())
+        call = _Call(None, transactions, asyncio.get_running_loop().create_future())
+        try:
+            if isinstance(rows, Sequence) and len(rows) <= ON_THE_LOOP_ROWS:
+                table = self._table(rows, diff)
+            else:
+                table = await self._shard.stack.compute(self._table, rows, diff)
+            call.table = table
+            if not table.num_rows and not transactions:
+                return _last_complete((await self._shard.open()).upper)
+            return await self._queued(call)
+        except (asyncio.CancelledError, Indeterminate):
+            if call in self._waiting:
+                self._waiting.remove(call)
+            self._handle.doubts(call.doubt, transactions)
+            raise
+
+    async def _queued(self, call: _Call) -> int:
         self._waiting.append(call)
         if self._leader is None or self._leader.done():
             self._leader = self._shard.stack.supervisor.spawn(self._lead(), "commit the writes of a handle")
-        try:
-            return await call.time
-        except asyncio.CancelledError:
-            if call in self._waiting:
-                self._waiting.remove(call)
-            self._handle.doubts(call.doubt)
-            raise
-        except Error:
-            if not isinstance(call.doubt.outcome, NotCommitted):
-                self._handle.doubts(call.doubt)
-            raise
+        return await call.time
 
     async def settled(self) -> None:
         """Wait until no group is being committed."""
@@ -103,6 +103,8 @@ class Combiner:
                     group, self._waiting = self._waiting, []
                     await self._commit(group)
             except BaseException as error:
+                if not group:  # not even the turn came: that is told to all who wait for it
+                    group, self._waiting = self._waiting, []
                 for call in group:
                     if not call.time.done():
                         call.time.set_exception(error)
@@ -128,12 +130,12 @@ class Combiner:
         assert isinstance(time, int)
         transactions = {app: number for call in group for app, number in call.transactions.items()}
         upload: Upload = self._handle.upload(upper, Antichain(time + 1))
-        doubt = Doubt(transactions, upload)
+        doubt = Doubt(upload)
         for call in group:
             call.doubt = doubt
         try:
             for call in group:
-                if call.table.num_rows:
+                if call.table is not None and call.table.num_rows:
                     await upload.add(at_time(call.table, time, self._schema))
             await self._handle.make_room()
             batch = await upload.finish()
@@ -141,8 +143,7 @@ class Combiner:
                 Write(upload.writer, self._handle.token(), batch, transactions), doubt
             )
         finally:
-            if isinstance(doubt.outcome, NotCommitted):
-                upload.discard()
+            await doubt.tidy()
 
     def _without_repeats(self, group: list[_Call]) -> list[_Call]:
         """The calls that are still to be committed. One number of an application goes at a time: of

@@ -1,14 +1,13 @@
 """What came of an append, for callers that were not told."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import asyncio
+from dataclasses import dataclass
 
 from aiopersist.errors import Indeterminate
 from aiopersist.frontier import Antichain
+from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.register import Attempt
 from aiopersist.shard.upload import Upload
-from aiopersist.state.model import State
-from aiopersist.state.writing import repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,6 @@ class NotCommitted:
 class Doubt:
     """One append, from its first step until its outcome is told."""
 
-    transactions: Mapping[str, int] = field(default_factory=dict)
     upload: Upload | None = None
     outcome: Committed | NotCommitted | Indeterminate | None = NotCommitted()
     """`None` while a version of it may be on its way: nothing is sent before that."""
@@ -36,18 +34,18 @@ class Doubt:
     def decided(self) -> bool:
         return self.outcome is not None
 
-    def decide(self, attempt: Attempt, state: State) -> None:
-        """It was settled. A transaction that is recorded all the same counts as ours: that is what a
-        transaction number means."""
-        if attempt.happened:
-            self.outcome = Committed(attempt.result.upper)
+    async def decide(self, attempt: Attempt) -> None:
+        """It was settled."""
+        self.outcome = Committed(attempt.result.upper) if attempt.happened else NotCommitted()
+        await self.tidy()
+
+    async def tidy(self) -> None:
+        """Delete what was staged for nothing, before anybody is told; whoever is cancelled leaves at once."""
+        if self.upload is None or not isinstance(self.outcome, NotCommitted):
             return
-        if self.upload is not None:
-            self.upload.discard()
-        if repeated(state, self.transactions):
-            self.outcome = Committed(state.upper)
-        else:
-            self.outcome = NotCommitted()
+        deletion, task = self.upload.discard(), asyncio.current_task()
+        if deletion is not None and not (task and task.cancelling()):
+            await asyncio.wait([deletion], timeout=RELEASE_DEADLINE_S)
 
     def answer(self) -> Committed | NotCommitted:
         """The outcome; raises `Indeterminate` if it cannot be known."""

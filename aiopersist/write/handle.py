@@ -13,13 +13,14 @@ nothing was sent yet, nothing but blobs, which are deleted.
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from aiopersist.data.codec import Schema
-from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
+from aiopersist.errors import Indeterminate, InvalidUsage, LeaseExpired, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain, Time, frontier, minimum
 from aiopersist.resource import RELEASE_DEADLINE_S, Scope
-from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.catalog import ShardId, is_text
 from aiopersist.shard.flush import flush_inline, must_flush
 from aiopersist.shard.lease import keep_alive
 from aiopersist.shard.register import Slot, Unknowable
@@ -54,7 +55,7 @@ class WriteHandle(Generic[K, V]):
         self._scope = Scope(f"the writer of {shard.id}", scope)
         self._slot = Slot()
         self._turn = asyncio.Lock()
-        self._doubt: Doubt | None = None  # of the last append whose caller does not know
+        self._doubt: tuple[Doubt, Mapping[str, int]] | None = None  # the last one of an unknowing caller
         self._pending: Doubt | None = None  # of the attempt in the slot
         self._beating: asyncio.Task[None] | None = None
         self._combiner = Combiner(self, shard, schema)
@@ -132,7 +133,15 @@ class WriteHandle(Generic[K, V]):
             await self._combiner.settled()
             async with self._turn:
                 await self._settle()
-            return self._doubt.answer() if self._doubt else None
+            if self._doubt is None:
+                return None
+            doubt, transactions = self._doubt
+            outcome = doubt.answer()
+            if transactions and isinstance(outcome, NotCommitted):  # recorded by another: it has happened
+                state = await self._shard.register.refresh()
+                if state is not None and repeated(state, transactions):
+                    return Committed(state.upper)
+            return outcome
 
     async def aclose(self) -> None:
         """End the registration. Idempotent. What was appended stays; an append whose outcome is unknown
@@ -160,10 +169,10 @@ class WriteHandle(Generic[K, V]):
         *,
         replica: bool,
     ) -> None:
-        doubt = Doubt(transactions)
-        await self._ensure_registered()
-        doubt.upload = upload = self.upload(lower, upper)
+        doubt = Doubt()
         try:
+            await self._ensure_registered()
+            doubt.upload = upload = self.upload(lower, upper)
             await upload.take(updates)
             async with self.turn():
                 if not await self._covered(lower, upper, transactions, replica=replica):
@@ -173,11 +182,10 @@ class WriteHandle(Generic[K, V]):
                         Append(upload.writer, self.token(), batch, transactions, replica), doubt
                     )
         except (asyncio.CancelledError, Indeterminate):
-            self._doubt = doubt
+            self.doubts(doubt, transactions)
             raise
         finally:
-            if isinstance(doubt.outcome, NotCommitted):
-                upload.discard()
+            await doubt.tidy()
 
     def upload(self, lower: Antichain, upper: Antichain) -> Upload:
         """A batch in the making under this handle's registration."""
@@ -191,9 +199,9 @@ class WriteHandle(Generic[K, V]):
             await self._settle()
             yield
 
-    def doubts(self, doubt: Doubt) -> None:
+    def doubts(self, doubt: Doubt, transactions: Mapping[str, int]) -> None:
         """The caller of this append does not know its outcome: `settle` tells it."""
-        self._doubt = doubt
+        self._doubt = doubt, transactions
 
     async def make_room(self) -> None:
         """Flush inline parts to a blob if the state holds too many: one append of some thousands pays for
@@ -202,7 +210,16 @@ class WriteHandle(Generic[K, V]):
             await flush_inline(self._shard, self.writer_id, self._slot)
 
     async def commit(self, command: Append | Write, doubt: Doubt) -> Appended:
-        """One append by compare-and-append; `doubt` knows what came of it, or that it must be settled."""
+        """One append by compare-and-append; `doubt` knows what came of it, or that it must be settled. A
+        lease that ran out is found here at the latest: with nothing in the blob store it is made anew."""
+        while True:
+            try:
+                return await self._commit(command, doubt)
+            except LeaseExpired:
+                await self._register()
+                command = replace(command, writer=self.writer_id)
+
+    async def _commit(self, command: Append | Write, doubt: Doubt) -> Appended:
         doubt.outcome = None
         try:
             done: Appended = await self._shard.register.commit(command, self._slot)
@@ -243,7 +260,7 @@ class WriteHandle(Generic[K, V]):
             return
         self._pending = None
         if doubt is not None and attempt is not None:
-            doubt.decide(attempt, self._shard.state)
+            await doubt.decide(attempt)
 
     def token(self) -> str:
         return self._stack.runtime.token()
@@ -306,7 +323,7 @@ def check_txn(txn: Txn | None) -> dict[str, int]:
         return {}
     if isinstance(txn, tuple) and len(txn) == 2:
         app, number = txn
-        if isinstance(app, str) and app and type(number) is int and 0 <= number < 2**63:
+        if is_text(app) and type(number) is int and 0 <= number < 2**63:
             return {app: number}
     raise InvalidUsage(
         UsageKind.INVALID_TXN, f"{txn!r} is not (app_id, number): text and an int in [0, 2**63)", txn=txn
