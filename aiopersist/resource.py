@@ -213,10 +213,10 @@ class Puller(Generic[T]):
 
     async def aclose(self) -> None:
         """Stop computing; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
+        if (task := self._task) is not None:
             task.cancel()
             await asyncio.wait([task])
+            self._task = None
         await self._items.aclose()
 
 

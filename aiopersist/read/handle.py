@@ -1,8 +1,10 @@
 """The read handle: snapshots, listens, and the hold that keeps history for them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.updates import Updates
@@ -33,7 +35,8 @@ class ReadHandle(Generic[K, V]):
         self._scope = Scope(f"the reader of {shard.id}", scope)
         self._fetch = Fetch(shard, schema)
         self._own = own
-        self._released = False
+        self._own_turn = asyncio.Lock()
+        self._opened: WeakSet[Snapshot[K, V] | Listen] = WeakSet()
 
     @classmethod
     async def open(
@@ -92,11 +95,19 @@ class ReadHandle(Generic[K, V]):
         heartbeats), and so the shard's since to the meet of all holds. Returns the hold. One commit."""
         with self._scope.call():
             target = self._frontier(frontier)
-            if self._own is None:
-                state = await self._shard.open()
-                lease_s = self._stack.settings.reader_lease_s
-                self._own = await OwnHold.open(self._stack, self._shard.register, state.since, None, lease_s)
-            return await self._own.renew(target)
+            async with self._own_turn:
+                own = self._own = self._own or await self._hold_since()
+            return await own.renew(target)
+
+    async def _hold_since(self) -> OwnHold:
+        """A hold at the shard's since, which may move until it is there."""
+        lease_s = self._stack.settings.reader_lease_s
+        while True:
+            since = (await self._shard.open()).since
+            try:
+                return await OwnHold.open(self._stack, self._shard.register, since, None, lease_s)
+            except SinceViolation:
+                continue
 
     # --- snapshots -------------------------------------------------------------------------------
 
@@ -109,42 +120,57 @@ class ReadHandle(Generic[K, V]):
 
     async def _open_snapshot(self, as_of: Time | None, wait: bool) -> Snapshot[K, V]:
         with self._scope.call():
-            await self._confirm()
-            await self._shard.hold.ensure()
-            if as_of is None:
-                as_of = await self._greatest_complete(wait)
-            else:
+            if as_of is not None:
                 self._time(as_of)
-            state, need = self._shard.state, None
-            if not _readable(state, as_of):
-                state = await self._shard.open()
-                self._check_since(state, as_of)
-                if state.upper.less_equal(as_of):
-                    if not wait:
-                        raise NotReadable(as_of, state.upper, shard_id=self._shard.id)
-                    need = await self._need(Antichain(as_of), as_of)
-                    await self._complete(as_of, need)
-            return Snapshot(self._scope, self._fetch, self._shard.hold, self._shard.state, as_of, need)
+            elif self._schema.time_length is not None:
+                raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
+            await self._confirm()
+            need: Need | None = None
+            if as_of is None:
+                await self._any_complete(wait)
+            else:
+                need = await self._complete(as_of, wait)
+            hold = self._shard.hold
+            await hold.ensure()
+            while not hold.registered:
+                await hold.ensure()
+            state = self._shard.state  # no await from here to the pin
+            if as_of is None:
+                as_of = _last(state.upper)
+            self._check_since(state, as_of)
+            snapshot: Snapshot[K, V] = Snapshot(self._scope, self._fetch, hold, state, as_of, need)
+            self._opened.add(snapshot)
+            return snapshot
 
-    async def _greatest_complete(self, wait: bool) -> int:
-        if self._schema.time_length is not None:
-            raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
+    async def _any_complete(self, wait: bool) -> None:
+        """Wait until there is a complete time, by a fresh look. Int times only."""
         state = await self._shard.open()
         if state.upper == minimum(None):
             if not wait:
                 raise NotReadable(None, state.upper, shard_id=self._shard.id)
-            least = minimum(None)
-            state = await self._shard.register.wait(lambda s: s if least < s.upper else None)
-        return _last(state.upper)
+            await self._shard.register.wait(lambda s: None if s.upper == minimum(None) else True)
 
-    async def _complete(self, as_of: Time, need: Need) -> None:
-        """Wait until `upper` has passed `as_of`."""
+    async def _complete(self, as_of: Time, wait: bool) -> Need | None:
+        """Wait until `upper` has passed `as_of`; meanwhile history there is held."""
+        if _readable(self._shard.state, as_of):
+            return None
+        state = await self._shard.open()
+        self._check_since(state, as_of)
+        if not state.upper.less_equal(as_of):
+            return None
+        if not wait:
+            raise NotReadable(as_of, state.upper, shard_id=self._shard.id)
+        need = await self._need(Antichain(as_of), as_of)
         try:
-            await self._shard.register.wait(lambda s: None if s.upper.less_equal(as_of) else True)
-            self._shard.hold.check(need.reader)
+            await self._shard.register.wait(partial(self._passed, as_of, need))
         except BaseException:
             self._shard.hold.drop(need)
             raise
+        return need
+
+    def _passed(self, as_of: Time, need: Need, state: State) -> bool | None:
+        self._shard.hold.check(need.reader)
+        return None if state.upper.less_equal(as_of) else True
 
     # --- listens ---------------------------------------------------------------------------------
 
@@ -178,8 +204,7 @@ class ReadHandle(Generic[K, V]):
                 return await self._listen(Start(first, as_of, end))
             if self._schema.time_length is not None:
                 raise InvalidUsage(UsageKind.INVALID_TIME, "with product times a listen needs as_of")
-            upper = (await self._shard.open()).upper
-            return await self._listen(Start(upper, _before(upper), end))
+            return await self._from_upper(lambda upper: Start(upper, _before(upper), end))
 
     async def _open_subscribe(self, as_of: Time | None, cursor: str | None) -> Listen:
         with self._scope.call():
@@ -189,17 +214,21 @@ class ReadHandle(Generic[K, V]):
             if as_of is None:
                 if self._schema.time_length is not None:
                     raise InvalidUsage(UsageKind.INVALID_TIME, "with product times a subscribe needs as_of")
-                upper = (await self._shard.open()).upper
-                if upper == minimum(None):
-                    return await self._listen(Start(upper, None))
-                as_of = _last(upper)
-            else:
-                self._time(as_of)
-            return await self._subscribe(as_of)
+                return await self._from_upper(
+                    lambda upper: Start(upper, None) if upper == minimum(None) else _contents(_last(upper))
+                )
+            self._time(as_of)
+            return await self._listen(_contents(as_of))
 
-    async def _subscribe(self, as_of: Time, until: Antichain | None = None) -> Listen:
-        first = minimum(self._schema.time_length) if isinstance(as_of, tuple) else Antichain(as_of)
-        return await self._listen(Start(first, as_of, until, snapshot=True))
+    async def _from_upper(self, begin: Callable[[Antichain], Start]) -> Listen:
+        """Listen from the shard's upper on. Both frontiers may move until the hold is there."""
+        while True:
+            upper = (await self._shard.open()).upper
+            try:
+                return await self._listen(begin(upper))
+            except SinceViolation:
+                if self._shard.state.upper == upper:
+                    raise
 
     async def _resume(self, as_of: Time | None, text: str, until: Antichain | None) -> Listen:
         if as_of is not None:
@@ -216,12 +245,11 @@ class ReadHandle(Generic[K, V]):
             )
         if cursor.snapshot:
             assert cursor.as_of is not None
-            return await self._subscribe(cursor.as_of, until)
+            return await self._listen(_contents(cursor.as_of, until))
         as_of = _before(cursor.frontier) if self._schema.time_length is None else cursor.as_of
         return await self._listen(Start(cursor.frontier, as_of, until))
 
     async def _listen(self, start: Start) -> Listen:
-        await self._shard.hold.ensure()
         hold = _hold_of(start)
         at = start.as_of if start.as_of is not None else hold.elements[0] if hold.elements else None
         need = await self._need(hold, at)
@@ -232,7 +260,9 @@ class ReadHandle(Generic[K, V]):
                 async for updates in taken.updates():
                     yield updates
 
-        return Listen(self._scope, self._fetch, self._shard.hold, need, start, snapshot)
+        listen = Listen(self._scope, self._fetch, self._shard.hold, need, start, snapshot)
+        self._opened.add(listen)
+        return listen
 
     async def _need(self, hold: Antichain, as_of: Time | None) -> Need:
         try:
@@ -244,10 +274,9 @@ class ReadHandle(Generic[K, V]):
 
     async def release(self) -> None:
         """End this handle's hold at once, a named one too, and close it."""
-        own, self._own = self._own, None
-        if own is not None:
+        if self._own is not None:
             with self._scope.call():
-                await own.release()
+                await self._own.release()
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -258,6 +287,8 @@ class ReadHandle(Generic[K, V]):
         await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
 
     async def _release(self) -> None:
+        for opened in list(self._opened):
+            await opened.aclose()
         if self._own is not None:
             if self._own.owner is None:
                 await self._own.release()
@@ -310,6 +341,12 @@ def _before(upper: Antichain) -> int | None:
     """The int time before `upper`; `None` at the minimum."""
     last = _last(upper)
     return last if last >= 0 else None
+
+
+def _contents(as_of: Time, until: Antichain | None = None) -> Start:
+    """Begin with the contents at `as_of`."""
+    first = minimum(len(as_of)) if isinstance(as_of, tuple) else Antichain(as_of)
+    return Start(first, as_of, until, snapshot=True)
 
 
 def _hold_of(start: Start) -> Antichain:

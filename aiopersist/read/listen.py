@@ -15,6 +15,7 @@ position moves only as an item is handed over.
 """
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -96,7 +97,7 @@ class Listen:
         self._schema = fetch.schema
         self._start = start
         self._snapshot = snapshot
-        self._frontier = start.frontier
+        self._frontier = Antichain(_given(start.as_of)) if start.snapshot else start.frontier
         self._snapshot_due = start.snapshot
         self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
         self._held: list[Updates[Any, Any, Any]] = []
@@ -141,9 +142,9 @@ class Listen:
 
     async def aclose(self) -> None:
         """Stop listening; idempotent."""
-        if self._scope.close():
-            self._hold.drop(self._need)
-            await self._puller.aclose()
+        self._scope.close()  # perhaps with its handle before
+        self._hold.drop(self._need)
+        await self._puller.aclose()
 
     def _hand_over(self, item: Updates[Any, Any, Any] | Antichain) -> Updates[Any, Any, Any] | Progress:
         if isinstance(item, Updates):
@@ -165,24 +166,28 @@ class Listen:
         position, until = self._start.frontier, self._start.until
         product = isinstance(self.as_of, tuple)
         if self._start.snapshot:
-            async for updates in self._snapshot():
-                yield updates
+            async with aclosing(self._snapshot()) as contents:
+                async for updates in contents:
+                    yield updates
             if not product:
-                assert self.as_of is not None
-                position = successor(self.as_of)
+                position = successor(_given(self.as_of))
                 yield position
         while position.elements and not (until is not None and until <= position):
-            state = await self._fetch.shard.register.wait(partial(_past, position))
-            self._hold.check(self._need.reader)
+            state = await self._fetch.shard.register.wait(partial(self._past, position))
             upper = until if until is not None and until <= state.upper else state.upper
             release = self._fetch.shard.register.pin(state)
             try:
-                async for updates in self._interval(state, position, upper):
-                    yield updates
+                async with aclosing(self._interval(state, position, upper)) as interval:
+                    async for updates in interval:
+                        yield updates
             finally:
                 release()
             position = upper
             yield position
+
+    def _past(self, position: Antichain, state: State) -> State | None:
+        self._hold.check(self._need.reader)
+        return state if position < state.upper else None
 
     async def _interval(
         self, state: State, lower: Antichain, upper: Antichain
@@ -199,11 +204,12 @@ class Listen:
         jobs = [
             partial(self._fetch.updates, group, selection, self._need.reader) for group in _groups(batches)
         ]
-        async for updates in in_order(
-            jobs, self._fetch.stack.settings.fetch_max_outstanding_parts, self._fetch.stack.supervisor
-        ):
-            if len(updates):
-                yield updates
+        stack = self._fetch.stack
+        fetched = in_order(jobs, stack.settings.fetch_max_outstanding_parts, stack.supervisor)
+        async with aclosing(fetched) as pieces:
+            async for updates in pieces:
+                if len(updates):
+                    yield updates
 
 
 class Steps:
@@ -233,8 +239,9 @@ def _since(state: State, lower: Antichain) -> list[HollowBatch]:
     return list(newest_first)[::-1]
 
 
-def _past(position: Antichain, state: State) -> State | None:
-    return state if position < state.upper else None
+def _given(as_of: Time | None) -> Time:
+    assert as_of is not None  # a snapshot has one
+    return as_of
 
 
 def _groups(batches: list[HollowBatch]) -> list[list[tuple[HollowBatch, HollowPart]]]:

@@ -7,8 +7,10 @@ that begin at or before it.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakSet
 
 from aiopersist.data.assemble import at_time, concat
 from aiopersist.data.consolidate import contents
@@ -61,6 +63,7 @@ class Snapshot(Generic[K, V]):
         self._need = need
         self._release: Callable[[], None] = fetch.shard.register.pin(state)
         self._parts = parts_at(state, as_of)
+        self._iterations: WeakSet[Items[Any]] = WeakSet()
 
     async def to_arrow(self) -> "pa.Table":
         """All contents, as columns `key`, `val`, `diff`. One request per part that is not inline.
@@ -92,17 +95,24 @@ class Snapshot(Generic[K, V]):
     def batches(self) -> "Items[pa.RecordBatch]":
         """All contents as Arrow batches, globally consolidated, in key order, in bounded memory
         (`settings.compaction_memory_bytes`)."""
-        return Items(self._scope, self._batches(), self._fetch)
+        return self._iteration(self._batches())
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
-        return Items(self._scope, self._row_by_row(), self._fetch)
+        return self._iteration(self._row_by_row())
+
+    def _iteration(self, items: AsyncGenerator[T, None]) -> "Items[T]":
+        iteration = Items(self._scope, items, self._fetch)
+        self._iterations.add(iteration)
+        return iteration
 
     async def aclose(self) -> None:
         """Let go of the blobs; idempotent. Iterations end with `CLOSED`."""
-        if self._scope.close():
-            self._release()
-            if self._need is not None:
-                self._hold.drop(self._need)
+        self._scope.close()  # perhaps with its handle before
+        self._release()
+        if self._need is not None:
+            self._hold.drop(self._need)
+        for items in list(self._iterations):
+            await items.aclose()
 
     async def _contents(self) -> "pa.Table":
         self._hold.check(self._reader)
@@ -129,19 +139,27 @@ class Snapshot(Generic[K, V]):
 
     async def _batches(self) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
-        async for batch in contents_in_batches(self._fetch, self._parts, self.as_of, self._reader):
-            yield batch
+        merged = contents_in_batches(self._fetch, self._parts, self.as_of, self._reader)
+        async with aclosing(merged) as batches:
+            try:
+                async for batch in batches:
+                    yield batch
+            except DiffOverflow as error:
+                error.shard_id = self._fetch.shard.id
+                raise
 
     async def _row_by_row(self) -> AsyncGenerator[tuple[K, V, int], None]:
-        async for batch in self._batches():
-            for row in await self._rows_of(batch):
-                yield row
+        async with aclosing(self._batches()) as batches:
+            async for batch in batches:
+                for row in await self._rows_of(batch):
+                    yield row
 
     async def updates(self) -> AsyncGenerator[Updates[K, V, Any], None]:
         """The contents as updates at `as_of`, in bounded memory."""
-        async for batch in self._batches():
-            table = at_time(batch, self.as_of, self._fetch.schema)
-            yield Updates(table, self._fetch.schema)
+        async with aclosing(self._batches()) as batches:
+            async for batch in batches:
+                table = at_time(batch, self.as_of, self._fetch.schema)
+                yield Updates(table, self._fetch.schema)
 
     def __repr__(self) -> str:
         return f"<Snapshot of {self._fetch.shard.id} as of {self.as_of}: {len(self._parts)} parts>"

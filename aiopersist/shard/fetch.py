@@ -119,8 +119,8 @@ class Fetch:
         return data if data is not None else await self._missing(part, reader)
 
     async def _missing(self, part: HollowPart, reader: str) -> bytes:
-        state = await self.shard.register.refresh()
-        if state is None or reader not in state.readers:
+        state = await self.shard.open()
+        if reader not in state.readers:
             raise LeaseExpired(
                 f"the lease of reader {reader} ran out, and part {part.key} is gone", shard_id=self.shard.id
             )

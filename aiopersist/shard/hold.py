@@ -15,12 +15,13 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch
+from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized
 from aiopersist.frontier import Antichain
 from aiopersist.shard.lease import keep_alive
 from aiopersist.shard.register import Register, Slot
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import Command
+from aiopersist.state.model import LeasedReader
 from aiopersist.state.reading import (
     ExpireReader,
     RegisterReader,
@@ -66,29 +67,51 @@ class SharedHold:
         self._users -= 1
         if not self._users and self.reader:
             reader, self.reader = self.reader, ""
-            if self._beating is not None:
-                self._beating.cancel()
+            beating, self._beating = self._beating, None
+            if beating is not None:
+                beating.cancel()
             async with self._turn:
                 await self._commit(ExpireReader(reader))
 
     async def ensure(self) -> None:
-        """Be registered."""
+        """Be registered. No request, unless the lease has run out."""
+        if self.registered and not await self._overdue():
+            return
         async with self._turn:
-            if not self.registered:
-                reader = f"r{self.stack.runtime.uuid()}"
-                lease_s = self.stack.settings.reader_lease_s
-                await self._commit(RegisterReader(reader, Antichain(), lease_s))
-                self.reader = reader
-                self._needs.clear()
-                if self._beating is None or self._beating.done():
-                    self._beating = self.stack.supervisor.background(
-                        keep_alive(self.stack, lease_s, self.heartbeat), "heartbeats of a reader"
-                    )
+            await self._ensure()
+
+    async def _ensure(self) -> None:
+        if self.registered and await self._overdue():
+            try:
+                await self._commit(RenewReader(self.reader, hold=self.since))
+            except LeaseExpired:  # somebody has expired it, as is known by now
+                pass
+        while not self.registered:
+            reader = f"r{self.stack.runtime.uuid()}"
+            lease_s = self.stack.settings.reader_lease_s
+            await self._commit(RegisterReader(reader, Antichain(), lease_s))
+            self.reader = reader
+            self._needs.clear()
+            if self._beating is None or self._beating.done():
+                self._beating = self.stack.supervisor.background(
+                    keep_alive(self.stack, lease_s, self.heartbeat), "heartbeats of a reader"
+                )
+
+    async def _overdue(self) -> bool:
+        """Whether others may expire the registration by now."""
+        now = await self.stack.consensus.now()
+        record = self._record
+        return record is None or record.heartbeat + record.lease_s < now
+
+    @property
+    def _record(self) -> LeasedReader | None:
+        state = self.register.state
+        return None if state is None else state.readers.get(self.reader)
 
     @property
     def registered(self) -> bool:
-        state = self.register.state
-        return state is not None and self.reader in state.readers
+        """As far as this process knows."""
+        return self._record is not None
 
     @property
     def since(self) -> Antichain:
@@ -101,25 +124,30 @@ class SharedHold:
     async def need(self, frontier: Antichain) -> Need:
         """Hold history at `frontier` until `drop`. A commit, unless the hold reaches back so far already;
         `SinceViolation` if the shard's since has passed it."""
-        await self.ensure()
-        self._needs[frontier] += 1
-        need = Need(frontier, self.reader)
-        try:
-            state = self.register.state
-            if state is None or not state.readers[self.reader].since <= frontier:
-                async with self._turn:
-                    await self._commit(RenewReader(self.reader, hold=self.since))
-        except BaseException:
-            self.drop(need)
-            raise
-        return need
+        async with self._turn:  # so that no heartbeat which does not know of it is on its way
+            while True:
+                await self._ensure()
+                self._needs[frontier] += 1
+                need = Need(frontier, self.reader)
+                try:
+                    record = self._record
+                    if record is None or self._slot.busy or not record.since <= frontier:
+                        await self._commit(RenewReader(self.reader, hold=self.since))
+                except LeaseExpired:  # nothing was open under it yet: register anew
+                    self.drop(need)
+                except BaseException:
+                    self.drop(need)
+                    raise
+                else:
+                    return need
 
     def move(self, need: Need, frontier: Antichain) -> None:
         """`need` is of `frontier` from now on; told by the next heartbeat."""
-        self.drop(need)
-        need.frontier, need.open = frontier, True
-        if need.reader == self.reader:
-            self._needs[frontier] += 1
+        if need.open:
+            self.drop(need)
+            need.frontier, need.open = frontier, True
+            if need.reader == self.reader:
+                self._needs[frontier] += 1
 
     def drop(self, need: Need) -> None:
         """`need` is no more; told by the next heartbeat. Idempotent."""
@@ -132,7 +160,9 @@ class SharedHold:
     def check(self, reader: str) -> None:
         """`LeaseExpired` if `reader`, under which something was opened, is no longer registered."""
         state = self.register.state
-        if state is None or state.finalized or reader not in state.readers:
+        if state is not None and state.finalized:
+            raise ShardFinalized(f"shard {self.register.shard} is finalized", shard_id=self.register.shard)
+        if state is None or reader not in state.readers:
             raise LeaseExpired(
                 f"the lease of reader {reader} ran out: what was open under it is lost",
                 shard_id=self.register.shard,
