@@ -78,7 +78,8 @@ class Upload:
             raise _beyond(self._first_beyond, self.batch.upper)
 
     async def _take(self, updates: Any) -> None:
-        if (rows := tiny(updates, self._schema)) is not None and self._tiny is None and not self._rows:
+        rows = tiny(updates, self._schema) if self._tiny is None and not self._rows else None
+        if rows is not None and rows.goodbytes <= self._stack.settings.update_size_max:
             check_int_bounds(rows.least_time, rows.greatest_time, self.batch.lower, self.batch.upper)
             self._tiny = rows
         elif isinstance(updates, AsyncIterable):
@@ -137,9 +138,7 @@ class Upload:
         if self._fits_inline(rows.goodbytes):
             self._parts.append(self._inline_part(rows.batch))
         else:
-            table = to_table(rows.batch, self._schema)
-            check_update_size(table, self._stack.settings.update_size_max)
-            await self.add(table)
+            await self.add(to_table(rows.batch, self._schema))
 
     async def _push_all(self, pieces: Iterator[Any]) -> None:
         """Push all `pieces`, which are computed on a worker thread, since they may be large."""
