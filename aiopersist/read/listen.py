@@ -14,6 +14,7 @@ next item is computed in a task of the client and kept for the next call (`Pulle
 position moves only as an item is handed over.
 """
 
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Listen:
         self._frontier = Antichain(_given(start.as_of)) if start.snapshot else start.frontier
         self._snapshot_due = start.snapshot
         self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
-        self._held: list[Updates[Any, Any, Any]] = []
+        self._held: deque[Updates[Any, Any, Any]] = deque()
 
     @property
     def as_of(self) -> Time | None:
@@ -133,6 +134,8 @@ class Listen:
 
     async def __anext__(self) -> Updates[Any, Any, Any] | Progress:
         with self._scope.call():
+            if self._held:  # by a step that was waited for in vain
+                return self._held.popleft()
             item = await self._puller.pull()
         return self._hand_over(item)
 
