@@ -94,15 +94,17 @@ async def test_each_name_is_made_durable_once(tmp_path: Path, monkeypatch: pytes
     fsyncs = Fsyncs(monkeypatch)
     root = tmp_path / "blob"
     blob = FilesBlob(root)
-    await blob.set("a/b/1", b"x")
-    assert {str(tmp_path), str(root), str(root / "a"), str(root / "a/b")} <= set(fsyncs.of)
+    await blob.set("a/b/c/1", b"x")
+    assert {str(tmp_path), str(root), str(root / "a"), str(root / "a/b"), str(root / "a/b/c")} <= set(
+        fsyncs.of
+    )
     fsyncs.of.clear()
-    await blob.set("a/b/2", b"x")
-    assert len(fsyncs.of) == 2 and "/blob/tmp/" in fsyncs.of[0] and fsyncs.of[1] == str(root / "a/b")
+    await blob.set("a/b/c/2", b"x")
+    assert len(fsyncs.of) == 2 and "/blob/tmp/" in fsyncs.of[0] and fsyncs.of[1] == str(root / "a/b/c")
     fsyncs.of.clear()
     other = FilesBlob(root)  # cannot know whether who made the folders got to the fsync
-    await other.set("a/b/3", b"x")
-    assert {str(root), str(root / "a")} <= set(fsyncs.of)
+    await other.set("a/b/c/3", b"x")
+    assert {str(root), str(root / "a"), str(root / "a/b")} <= set(fsyncs.of)
 
 
 async def test_without_fsync_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,34 @@ async def test_a_first_user_races_with_one_who_is_at_work() -> None:
         assert await ours == theirs
 
 
+@pytest.mark.parametrize("moment", ["after the first head", "after the first get"])
+async def test_what_was_read_is_old_when_it_arrives(moment: str) -> None:
+    """Another creates the location and writes to it while an answer is on its way to us."""
+    stores = MemoryBlob("identity " + moment), MemoryConsensus("identity " + moment)
+    theirs: list[str] = []
+
+    async def create() -> None:
+        if not theirs:
+            theirs.append(await check_identity(*stores))
+            await stores[0].set("s/w/part.parquet", b"x")
+
+    class SlowConsensus(MemoryConsensus):
+        async def head(self, key: str) -> Versioned | None:
+            answer = await super().head(key)
+            if moment == "after the first head":
+                await create()
+            return answer
+
+    class SlowBlob(MemoryBlob):
+        async def get(self, key: str) -> bytes | None:
+            answer = await super().get(key)
+            await create()
+            return answer
+
+    ours = await check_identity(SlowBlob("identity " + moment), SlowConsensus("identity " + moment))
+    assert ours == theirs[0]
+
+
 async def test_stores_of_two_locations() -> None:
     blob_a, consensus_a, blob_b, consensus_b = (
         MemoryBlob(),

@@ -233,15 +233,19 @@ async def test_truncate_races_with_compare_and_set(consensus: PostgresConsensus,
     assert await admin.fetchval("SELECT count(*) FROM log") == 4
 
 
+@pytest.mark.parametrize("many", [False, True])
 async def test_a_cancelled_caller_leaves_the_statement_alone(
-    consensus: PostgresConsensus, admin: Admin
+    consensus: PostgresConsensus, admin: Admin, many: bool
 ) -> None:
     """It waits for a lock when its caller gives up, and lands when it gets it."""
     await make_keys(consensus, 1)
+    pids = "SELECT array_agg(pid) FROM pg_stat_activity WHERE application_name = 'aiopersist'"
+    before = await admin.fetchval(pids)
     transaction = admin.transaction()
     await transaction.start()
     await admin.execute("SELECT FROM heads FOR UPDATE")
-    task = asyncio.create_task(consensus.compare_and_set("k00", 0, b"1"))
+    one, several = consensus.compare_and_set, consensus.compare_and_set_many
+    task = asyncio.create_task(several([Entry("k00", 0, b"1")]) if many else one("k00", 0, b"1"))
     await asyncio.sleep(0.1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -250,6 +254,7 @@ async def test_a_cancelled_caller_leaves_the_statement_alone(
     async with asyncio.timeout(5):
         while await consensus.head("k00") != Versioned(1, b"1"):
             await asyncio.sleep(0.01)
+    assert set(before) <= set(await admin.fetchval(pids))  # each connection lives on
 
 
 async def test_an_answer_that_is_lost(postgres_proxy: "object") -> None:
@@ -391,10 +396,7 @@ async def test_closing_leaves_no_connection(postgres_url: str, postgres_schema: 
     await asyncio.wait_for(waiting, 5)
     for outcome in await asyncio.gather(*commits, return_exceptions=True):
         assert outcome is True or isinstance(outcome, Error)
-    count = (
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'aiopersist'"
-        f" AND query LIKE '%{postgres_schema}%'"
-    )
+    count = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE $1 AND pid <> pg_backend_pid()"
     async with asyncio.timeout(5):
-        while await admin.fetchval(count):
+        while await admin.fetchval(count, f"%{postgres_schema}%"):
             await asyncio.sleep(0.02)
