@@ -197,7 +197,7 @@ async def test_many_cancelled_appends(client: ap.Client, direct: ap.Client) -> N
             if outcome != ap.NotCommitted():
                 if n % 6:  # before its first step nothing is known of it
                     assert outcome in (None, ap.Committed(ap.Antichain(upper + 1)))
-                if outcome is not None or append.done() and not append.cancelled():
+                if outcome is not None or (append.done() and not append.cancelled()):
                     expected.append((f"{n:02}", n, 1))
                     upper += 1
         assert await w.fetch_recent_upper() == ap.Antichain(upper)

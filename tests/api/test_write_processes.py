@@ -1,0 +1,146 @@
+"""Goal: writers in many processes on one shard lose nothing; a process that is killed at any moment leaves
+a shard that reads correctly: each acknowledged append is there, once."""
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.testing.servers import PostgresServer
+
+SCHEMA = ap.Schema(key=str, val=int)
+
+WORKER = """
+import asyncio, sys
+import aiopersist as ap
+
+SCHEMA = ap.Schema(key=str, val=int)
+blob, consensus, name, count = *sys.argv[1:4], int(sys.argv[4])
+LIMITS = ap.Settings(inline_writes_single_max_bytes=200, rollup_every=16)
+
+
+def acknowledged(time, key):
+    sys.stdout.write(f"{time} {key}\\n")
+    sys.stdout.flush()
+
+
+async def by_compare(client, key):
+    async with client.writer("t", SCHEMA) as w:
+        for n in range(count):
+            k = f"{key}-{n}" + "x" * (n % 3 * 100)  # every third is a blob
+            while True:
+                t = w.upper.time
+                try:
+                    await w.compare_and_append([(k, n, t, 1)], t, t + 1)
+                    break
+                except ap.UpperMismatch:
+                    pass
+            acknowledged(t, k)
+
+
+async def by_write(client, key):
+    async with client.writer("t", SCHEMA) as w:
+        for n in range(count):
+            k = f"{key}-{n}" + "x" * (n % 3 * 100)
+            acknowledged(await w.write([(k, n)], txn=(key, n)), k)
+
+
+async def main():
+    async with ap.open(blob=blob, consensus=consensus, settings=LIMITS) as client:
+        await asyncio.gather(by_compare(client, name + "c"), by_write(client, name + "w"))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    if request.param == "sqlite":
+        return f"file://{tmp_path}/blob?fsync=off", f"sqlite://{tmp_path}/state.db"
+    return f"file://{tmp_path}/blob?fsync=off", request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server(postgres_server: PostgresServer) -> PostgresServer:
+    """Started before any loop is watched."""
+    return postgres_server
+
+
+def start(urls: tuple[str, str], name: str, count: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, *urls, name, str(count)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def finished(worker: "subprocess.Popen[str]") -> tuple[list[tuple[int, str]], str]:
+    """What it acknowledged, whole lines only, and what it complained about."""
+    out, err = await asyncio.to_thread(worker.communicate)
+    lines = [line.split() for line in out.splitlines(keepends=True) if line.endswith("\n")]
+    return [(int(time), key) for time, key in lines], err
+
+
+async def history(urls: tuple[str, str]) -> list[tuple[int, str]]:
+    """`(time, key)` of all updates; each has a diff of 1."""
+    async with ap.open(blob=urls[0], consensus=urls[1]) as client, client.reader("t", SCHEMA) as r:
+        upper: Any = (await r.fetch_recent_upper()).time
+        found = []
+        async with r.subscribe(0) as updates:
+            async for step in updates.steps():
+                found += [(u.time, u.key) for u in step.updates]
+                assert all(u.diff == 1 for u in step.updates)
+                if step.upper.time >= upper:
+                    break
+        async with r.snapshot() as s:
+            rows = await s.rows()
+        assert sorted(key for _, key in found) == [key for key, _, _ in rows]
+        return sorted(found)
+
+
+@pytest.mark.slow
+async def test_eight_writers_in_four_processes_lose_nothing(urls: tuple[str, str]) -> None:
+    """Goal: what was acknowledged is exactly what is there, at the times that were told."""
+    workers = [start(urls, name, 12) for name in "abcd"]
+    acknowledged = []
+    for worker in workers:
+        acks, err = await finished(worker)
+        assert worker.returncode == 0, err
+        acknowledged += acks
+    assert len(acknowledged) == 4 * 2 * 12
+    assert await history(urls) == sorted(acknowledged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_killed_process_leaves_a_shard_that_reads_correctly(urls: tuple[str, str], seed: int) -> None:
+    """Goal: each acknowledged append is there once; of each writer of the dead one at most one more."""
+    workers = {name: start(urls, name, 15) for name in "abc"}
+    victim = workers["a"]
+    assert victim.stdout is not None
+    first = await asyncio.to_thread(victim.stdout.readline)
+    await asyncio.sleep(random.Random(seed).uniform(0, 0.3))
+    victim.send_signal(signal.SIGKILL)
+    acknowledged = {}
+    for name, worker in workers.items():
+        acks, err = await finished(worker)
+        assert name == "a" or worker.returncode == 0, err
+        acknowledged[name] = acks
+    time, key = first.split()
+    acknowledged["a"].append((int(time), key))
+    found = await history(urls)
+    assert len({key for _, key in found}) == len(found)
+    for name, acks in acknowledged.items():
+        there = [(time, key) for time, key in found if key.startswith(name)]
+        assert set(acks) <= set(there)
+        assert len(there) - len(acks) <= (2 if name == "a" else 0)
+    async with ap.open(blob=urls[0], consensus=urls[1]) as client, client.writer("t", SCHEMA) as w:
+        await w.write([("after", 0)])
+    assert len(await history(urls)) == len(found) + 1
