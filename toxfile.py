@@ -2,8 +2,7 @@
 
 - Interpreters that pyenv has installed but not selected: its shims for them fail, so the folders of
   the interpreters themselves go to the end of the `PATH`.
-- The newest Python that is here. Its environment runs the slow tests, too; it is named in
-  `AIOPERSIST_NEWEST`, and tox.ini asks for it.
+- The newest Python that is here: its environment runs the slow tests and the benches, too.
 """
 
 import os
@@ -31,5 +30,4 @@ def newest() -> str:
 
 add_pyenv_to_path()
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")  # a Python that is not here is skipped, not fetched
-os.environ["AIOPERSIST_NEWEST"] = newest()
-os.environ[f"AIOPERSIST_MARKS_{newest()}"] = "not long"
+os.environ[f"AIOPERSIST_SELECT_{newest()}"] = 'tests benches -m "not long"'

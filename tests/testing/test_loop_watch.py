@@ -12,8 +12,8 @@ async def test_sleeps_in_the_loop():
     time.sleep(0.9)
 
 async def test_computes_in_the_loop():
-    before = time.monotonic()
-    while time.monotonic() - before < 0.9:
+    before = time.thread_time()
+    while time.thread_time() - before < 0.9:
         sum(range(1000))
 
 @pytest.mark.blocks_loop
