@@ -146,9 +146,11 @@ def decode_diff(data: bytes) -> Diff:
     """`Corruption` for what is no diff, or of a format that this version does not understand."""
     try:
         diff: Diff = Diff.__pydantic_validator__.validate_json(data)  # skips a layer of Python
-        return diff
     except ValidationError as e:
         raise _not_understood("a diff of the state", data, e) from e
+    if diff.format > FORMAT:  # its fields may be ours, and mean something else
+        raise _from_the_future("a diff of the state", diff.format)
+    return diff
 
 
 def encode_rollup(state: State) -> bytes:
@@ -161,10 +163,12 @@ def decode_rollup(data: bytes, checksum: str) -> State:
     if checksum_of(data) != checksum:
         raise Corruption("a rollup's bytes do not have the checksum that the state names")
     try:
-        text = gzip.decompress(data)
-        return RollupFile.model_validate_json(text).state
+        found = RollupFile.model_validate_json(gzip.decompress(data))
     except (ValidationError, OSError, EOFError) as e:
         raise _not_understood("a rollup", data, e) from e
+    if found.format > FORMAT:
+        raise _from_the_future("a rollup", found.format)
+    return found.state
 
 
 def checksum_of(data: bytes) -> str:
@@ -187,5 +191,9 @@ def _not_understood(what: str, data: bytes, error: Exception) -> Corruption:
     except (ValueError, KeyError, TypeError, OSError, EOFError):
         return Corruption(f"{what} is not readable: {error}")
     if isinstance(found, int) and found > FORMAT:
-        return Corruption(f"{what} has format {found}, this version reads up to {FORMAT}: upgrade aiopersist")
+        return _from_the_future(what, found)
     return Corruption(f"{what} is not readable: {error}")
+
+
+def _from_the_future(what: str, found: int) -> Corruption:
+    return Corruption(f"{what} has format {found}, this version reads up to {FORMAT}: upgrade aiopersist")
