@@ -113,6 +113,8 @@ def _cast_list(array: Array, wanted: pa.DataType) -> Array:
         raise Refusal(_list_of(array, e.row), f"in a list: {e.reason}") from e
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    # Without its validity, though it has no nulls: older pyarrow takes no mask beside one.
+    offsets = pa.Array.from_buffers(pa.int32(), len(offsets), [None, offsets.buffers()[1]], 0, offsets.offset)
     mask = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(offsets, elements, type=wanted, mask=mask)
 
