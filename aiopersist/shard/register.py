@@ -185,12 +185,15 @@ class Register:
                 try:
                     await self._stack.runtime.sleep(0)  # the hint is asked for before the state is read
                     await self.refresh()
-                    await asyncio.wait([hint], timeout=self._stack.settings.watch_timeout_s)
-                    if hint.done():
-                        hint.result()
-                        hint = spawn(watch(self._key), "watch a shard", abandon=True)
                 except Error as error:
                     self._fail_waiters(error)
+                    continue
+                timeout_s = self._stack.settings.watch_timeout_s
+                await asyncio.wait([hint], timeout=timeout_s)
+                if hint.done():
+                    if hint.exception() is not None:  # no hint: it costs what a lost one costs
+                        await self._stack.runtime.sleep(timeout_s)
+                    hint = spawn(watch(self._key), "watch a shard", abandon=True)
         finally:
             hint.cancel()
 

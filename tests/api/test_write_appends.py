@@ -230,15 +230,17 @@ async def test_checks_come_in_their_order_and_nothing_is_written(
     says: dict[str, Any],
 ) -> None:
     """Goal: bounds and the form of txn; rows; the rule of finish; a repeat; the upper."""
-    async with ap.open("mem://", settings=ap.Settings(update_size_max=2000)) as client:
-        async with client.writer("t", SCHEMA) as w:
-            await w.compare_and_append([], 0, 2, txn=("done", 1))
-            before = await left_behind(client)
-            with pytest.raises(error) as caught:
-                await w.compare_and_append(updates, expected, new, txn)
-            assert {name: getattr(caught.value, name) for name in says} == says
-            assert await left_behind(client) == before
-            assert await w.settle() is None
+    async with (
+        ap.open("mem://", settings=ap.Settings(update_size_max=2000)) as client,
+        client.writer("t", SCHEMA) as w,
+    ):
+        await w.compare_and_append([], 0, 2, txn=("done", 1))
+        before = await left_behind(client)
+        with pytest.raises(error) as caught:
+            await w.compare_and_append(updates, expected, new, txn)
+        assert {name: getattr(caught.value, name) for name in says} == says
+        assert await left_behind(client) == before
+        assert await w.settle() is None
 
 
 async def test_the_rule_of_finish_comes_after_all_rows_of_any_input(mem: ap.Client) -> None:
@@ -694,18 +696,22 @@ async def test_a_writer_whose_lease_ran_out_registers_anew(mem: ap.Client) -> No
     from aiopersist.shard.register import Slot
     from aiopersist.state.writing import ExpireWriter
 
-    async with ap.open("mem://lease-ran-out") as one, ap.open("mem://lease-ran-out") as two:
-        async with one.writer("t", SCHEMA) as w, two.writer("t", SCHEMA):
-            for number, append in enumerate(
-                (
-                    lambda: w.compare_and_append([("a", 1, 0, 1)], 0, 1),
-                    lambda: w.append([("a", 1, 1, 1)], 1, 2),
-                    lambda: w.write([("a", 1)]),
-                )
-            ):
-                before = w.writer_id
-                await shard_of(two).register.commit(ExpireWriter(before), Slot())
-                await append()
-                assert w.writer_id != before
-                assert await rows(two) == [("a", 1, number + 1)]
-                assert await w.settle() is None
+    async with (
+        ap.open("mem://lease-ran-out") as one,
+        ap.open("mem://lease-ran-out") as two,
+        one.writer("t", SCHEMA) as w,
+        two.writer("t", SCHEMA),
+    ):
+        for number, append in enumerate(
+            (
+                lambda: w.compare_and_append([("a", 1, 0, 1)], 0, 1),
+                lambda: w.append([("a", 1, 1, 1)], 1, 2),
+                lambda: w.write([("a", 1)]),
+            )
+        ):
+            before = w.writer_id
+            await shard_of(two).register.commit(ExpireWriter(before), Slot())
+            await append()
+            assert w.writer_id != before
+            assert await rows(two) == [("a", 1, number + 1)]
+            assert await w.settle() is None

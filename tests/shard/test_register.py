@@ -1,0 +1,387 @@
+"""Goal: the one state of a shard follows the store and nothing else: through rollups, lost answers, versions
+that come between two looks, and a store that was restored under it."""
+
+import asyncio
+import copy
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.rollup import write_rollup
+from aiopersist.shard.log import consensus_key
+from aiopersist.shard.register import Slot
+from aiopersist.shard.shard import Shard
+from aiopersist.state.writing import HeartbeatWriter
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+
+SCHEMA = ap.Schema(key=str, val=int)
+CAS = "compare_and_set"
+
+
+class Place(NamedTuple):
+    """A place in memory, what happens on the way to it, and how to look at it."""
+
+    blob: MemoryBlob
+    consensus: MemoryConsensus
+    faults: Faults
+
+    def open(self, *, maintenance: bool = True, **limits: Any) -> Any:
+        return ap.open(
+            blob=FaultyBlob(self.blob, self.faults),
+            consensus=FaultyConsensus(self.consensus, self.faults),
+            settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
+            maintenance=maintenance,
+        )
+
+    async def keys(self, end: str) -> list[str]:
+        return [key async for key, _ in self.blob.list("") if key.endswith(end)]
+
+
+@pytest.fixture
+def place() -> Place:
+    name = uuid.uuid4().hex
+    return Place(MemoryBlob(name), MemoryConsensus(name), Faults())
+
+
+def shard_of(client: ap.Client) -> Shard:
+    (shard,) = client._shards.values()
+    return shard
+
+
+async def rows(client: ap.Client) -> list[Any]:
+    async with client.reader("t", SCHEMA) as r, r.snapshot() as s:
+        return await s.rows()
+
+
+async def appended(client: ap.Client, count: int) -> str:
+    """`count` appends by one writer; returns the shard."""
+    async with client.writer("t", SCHEMA) as w:
+        for n in range(count):
+            upper: Any = w.upper.time
+            await w.compare_and_append([(f"{upper:03}", n, upper, 1)], upper, upper + 1)
+        return w.shard_id
+
+
+# --- rollups -------------------------------------------------------------------------------------
+
+
+async def test_rollups_are_written_and_opened_from(place: Place) -> None:
+    """Goal: one for some `rollup_every` versions, and who opens reads only what is newer."""
+    async with place.open(rollup_every=8) as client:
+        shard = await appended(client, 50)
+        for _ in range(50):
+            if not client._maintenance._running or all(
+                t.done() for t in client._maintenance._running.values()
+            ):
+                break
+            await asyncio.sleep(0.01)
+    found = await place.keys(".rollup")
+    assert 4 <= len(found) <= 9
+    assert all(key.startswith(shard) for key in found)
+    place.faults.calls.clear()
+    async with place.open(maintenance=False) as client, client.reader("t", SCHEMA) as r:
+        assert r.upper == ap.Antichain(50)
+        state = shard_of(client).state
+        assert state.latest_rollup is not None
+        assert state.seqno - state.latest_rollup < 20
+        assert await rows(client) == [(f"{n:03}", n, 1) for n in range(50)]
+
+
+async def test_what_rollups_make_superfluous_may_go(place: Place) -> None:
+    """Goal: with all before the latest rollup truncated, at once after it was named, all goes on."""
+    async with place.open(maintenance=False) as client, place.open(maintenance=False) as stale:
+        shard = await appended(client, 3)
+        assert len(await rows(stale)) == 3
+        for turn in range(3):
+            await write_rollup(shard_of(client))
+            latest = shard_of(client).state.latest_rollup
+            assert latest is not None
+            await place.consensus.truncate(consensus_key(shard), latest)
+            async with asyncio.timeout(5), place.open(maintenance=False) as fresh:
+                assert len(await rows(fresh)) == 3 + turn * 2
+                assert len(await rows(stale)) == 3 + turn * 2
+                await appended(stale, 1)
+            await appended(client, 1)
+
+
+async def test_no_upkeep_without_maintenance(place: Place) -> None:
+    async with place.open(maintenance=False, rollup_every=2) as client:
+        await appended(client, 10)
+    assert await place.keys(".rollup") == []
+
+
+async def test_a_rollup_that_is_not_there_is_corruption(place: Place) -> None:
+    """Goal: told after a second look at the head, not waited for."""
+    async with place.open(maintenance=False) as client:
+        await appended(client, 3)
+        await write_rollup(shard_of(client))
+        await place.blob.delete(await place.keys(".rollup"))
+        async with asyncio.timeout(5), place.open() as fresh:
+            with pytest.raises(ap.Corruption, match="rollup"):
+                await fresh.reader("t")
+        assert len(await rows(client)) == 3  # who has the state needs no rollup
+
+
+async def test_a_gap_below_the_head_is_corruption(place: Place) -> None:
+    """Goal: versions that nobody may have dropped are missing: told, not waited for."""
+    async with place.open(maintenance=False) as client:
+        shard = await appended(client, 3)
+        await place.consensus.truncate(consensus_key(shard), 2)
+        async with asyncio.timeout(5), place.open() as fresh:
+            with pytest.raises(ap.Corruption, match="not there"):
+                await fresh.reader("t")
+
+
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+async def test_a_damaged_rollup_is_read_again_twice(place: Place, damaged: int) -> None:
+    async with place.open(maintenance=False) as client:
+        await appended(client, 3)
+        await write_rollup(shard_of(client))
+    get, left = place.blob.get, damaged
+
+    async def damaging(key: str) -> bytes | None:
+        nonlocal left
+        data = await get(key)
+        if key.endswith(".rollup") and data and left:
+            left -= 1
+            return data[:-3] + b"xxx"
+        return data
+
+    place.blob.get = damaging  # type: ignore[method-assign]
+    async with place.open() as fresh:
+        if damaged < 3:
+            assert len(await rows(fresh)) == 3
+        else:
+            with pytest.raises(ap.Corruption):
+                await fresh.reader("t")
+
+
+async def test_a_writer_of_rollups_never_comes_back_under_its_id(place: Place) -> None:
+    """Goal: once expired, an id may have been swept: a fresh one is registered."""
+    async with place.open(maintenance=False) as client:
+        await appended(client, 1)
+        shard = shard_of(client)
+        first = await write_rollup(shard)
+        await appended(client, 1)
+        assert await write_rollup(shard, first) == first
+        from aiopersist.state.writing import ExpireWriter
+
+        await shard.register.commit(ExpireWriter(first), Slot())
+        assert await write_rollup(shard, first) != first
+
+
+# --- lost answers of upkeep ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def truncating_after(place: Place, client: ap.Client, shard: str) -> AsyncIterator[None]:
+    """Whoever looks for a version of `shard` finds that it was truncated meanwhile."""
+    scan = place.consensus.scan
+
+    async def truncated(key: str, from_seqno: int, limit: int) -> Any:
+        if key == consensus_key(shard):
+            place.consensus.scan = scan  # type: ignore[method-assign]
+            async with place.open(maintenance=False) as other, other.writer("t", SCHEMA) as w:
+                await w.compare_and_append([], w.upper, w.upper)
+                await write_rollup(shard_of(other))
+                latest = shard_of(other).state.latest_rollup
+                assert latest is not None
+                await place.consensus.truncate(key, latest)
+        return await scan(key, from_seqno, limit)
+
+    place.consensus.scan = truncated  # type: ignore[method-assign]
+    yield
+    place.consensus.scan = scan  # type: ignore[method-assign]
+
+
+async def test_a_flush_whose_answer_is_lost_keeps_its_blob(place: Place) -> None:
+    """Goal: unknown counts as applied: what the state may name is not deleted."""
+    limits = {"inline_writes_single_max_bytes": 300, "inline_writes_total_max_bytes": 1000}
+    async with place.open(maintenance=False, **limits) as client, client.writer("t", SCHEMA) as w:
+        shard = shard_of(client)
+        n = 0
+        while not await place.keys(".parquet"):
+            lost = len(await place.keys(".parquet")) == 0 and shard.state.inline_bytes > 400
+            if lost:
+                place.faults.fail_next(CAS, Outcome.LOST)
+            async with truncating_after(place, client, w.shard_id):
+                await w.compare_and_append([(f"{n:03}" + "x" * 40, n, n, 1)], n, n + 1)
+            n += 1
+            assert n < 40
+        assert place.faults.injected
+        assert len(await rows(client)) == n
+        async with place.open() as fresh:
+            assert len(await rows(fresh)) == n
+
+
+async def test_a_rollup_whose_answer_is_lost_is_kept(place: Place) -> None:
+    async with place.open(maintenance=False) as client:
+        shard = await appended(client, 3)
+        writer = await write_rollup(shard_of(client))
+        await appended(client, 1)
+        place.faults.fail_next(CAS, Outcome.LOST)
+        async with truncating_after(place, client, shard):
+            try:
+                await write_rollup(shard_of(client), writer)
+            except ap.Indeterminate:
+                pass
+        for key in (await shard_of(client).open()).rollups.values():
+            assert await place.blob.get(key.key) is not None
+        async with place.open() as fresh:
+            assert len(await rows(fresh)) == 4
+
+
+async def test_a_version_that_lands_between_two_looks_is_ours(place: Place) -> None:
+    """Goal: vacant at the scan, there at the head: it is looked for again, not taken for another's."""
+    async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
+        shard = shard_of(client)
+        seqno = shard.state.seqno
+        place.faults.fail_next(CAS, Outcome.LATE)
+        head = place.consensus.head
+
+        async def landing(key: str) -> Any:
+            await place.faults.land()
+            return await head(key)
+
+        place.consensus.head = landing  # type: ignore[method-assign]
+        await shard.register.commit(HeartbeatWriter(w.writer_id), Slot())
+        assert (await shard.open()).seqno == seqno + 1  # once
+
+
+# --- stores that go back -------------------------------------------------------------------------
+
+
+def saved(place: Place) -> Any:
+    return copy.deepcopy(place.consensus._place.logs)
+
+
+def restore(place: Place, backup: Any) -> None:
+    place.consensus._place.logs.clear()
+    place.consensus._place.logs.update(copy.deepcopy(backup))
+
+
+@pytest.mark.parametrize("since", ["shorter", "same_length", "longer"])
+async def test_a_restored_store_is_noticed_and_nothing_is_written(place: Place, since: str) -> None:
+    """Goal: a head older than what was read, or one that does not follow from it: Corruption."""
+    async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
+        await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
+        backup = saved(place)
+        await w.compare_and_append([("b", 1, 1, 1)], 1, 2)
+        await w.compare_and_append([("c", 1, 2, 1)], 2, 3)
+        restore(place, backup)
+        if since != "shorter":
+            async with place.open(maintenance=False) as other:
+                other_writer = await other.writer("t", SCHEMA)
+                for upper in range(1, 2 if since == "same_length" else 6):
+                    await other_writer.compare_and_append([("z", 1, upper, 1)], upper, upper + 1)
+                before = saved(place)
+                await _all_refuse(client, w)
+                after = saved(place)
+                assert before[consensus_key(w.shard_id)] == after[consensus_key(w.shard_id)]
+        else:
+            await _all_refuse(client, w)
+            assert saved(place) == backup
+
+
+async def _all_refuse(client: ap.Client, w: ap.WriteHandle[Any, Any]) -> None:
+    with pytest.raises(ap.Corruption):
+        await w.fetch_recent_upper()
+    with pytest.raises(ap.Corruption):
+        await w.compare_and_append([("d", 1, 7, 1)], 7, 8)
+    with pytest.raises(ap.Corruption):
+        await client.reader("t", SCHEMA)
+
+
+async def test_a_shard_that_vanished_is_corruption(place: Place) -> None:
+    async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
+        await w.compare_and_append([], 0, 1)
+        del place.consensus._place.logs[consensus_key(w.shard_id)]
+        with pytest.raises(ap.Corruption):
+            await w.fetch_recent_upper()
+
+
+async def test_waiters_are_told_that_the_store_was_restored(place: Place) -> None:
+    async with (
+        place.open(maintenance=False, watch_timeout_s=0.05) as client,
+        client.writer("t", SCHEMA) as w,
+    ):
+        backup = saved(place)
+        await w.compare_and_append([], 0, 5)
+        waiting = asyncio.create_task(w.wait_for_upper_past(9))
+        await asyncio.sleep(0.1)
+        restore(place, backup)
+        with pytest.raises(ap.Corruption):
+            async with asyncio.timeout(5):
+                await waiting
+
+
+# --- sharing, waiting ----------------------------------------------------------------------------
+
+
+async def test_lost_hints_cost_latency_only(place: Place) -> None:
+    place.faults.losing_hints = True
+    async with (
+        place.open(watch_timeout_s=0.1) as client,
+        place.open() as other,
+        client.writer("t", SCHEMA) as w,
+        other.writer("t", SCHEMA) as there,
+    ):
+        waiting = [asyncio.create_task(w.wait_for_upper_past(n)) for n in range(3)]
+        await asyncio.sleep(0.05)
+        await there.compare_and_append([], 0, 9)
+        async with asyncio.timeout(3):
+            await asyncio.gather(*waiting)
+
+
+async def test_a_hint_that_fails_is_asked_for_again(place: Place) -> None:
+    """Goal: a store whose `watch` fails for good serves waiters by looking."""
+    place.faults.fail_next("watch", Outcome.REFUSED, 10**6)
+    async with (
+        place.open(watch_timeout_s=0.1, retry_timeout_s=0.05) as client,
+        client.writer("t", SCHEMA) as w,
+        client.writer("t", SCHEMA) as other,
+    ):
+        for upper in range(3):
+            try:
+                async with asyncio.timeout(0.3):
+                    await w.wait_for_upper_past(upper)
+            except (TimeoutError, ap.StorageUnavailable):
+                pass
+        place.faults.heal()
+        waiting = asyncio.create_task(w.wait_for_upper_past(0))
+        await asyncio.sleep(0.2)
+        await other.compare_and_append([], 0, 1)
+        async with asyncio.timeout(3):
+            await waiting
+
+
+async def test_readers_of_a_head_share_requests(place: Place) -> None:
+    """Goal: a hundred who ask at the same moment cost two reads, and each sees what was there before it
+    asked."""
+    async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
+        place.faults.latency_s = (0.01, 0.01)
+        before = place.faults.calls["head"]
+        first = asyncio.create_task(w.fetch_recent_upper())
+        await asyncio.sleep(0.002)
+        async with (
+            ap.open(blob=place.blob, consensus=place.consensus, maintenance=False) as direct,
+            direct.writer("t", SCHEMA) as other,
+        ):
+            await other.compare_and_append([], 0, 7)
+        uppers = await asyncio.gather(*(w.fetch_recent_upper() for _ in range(100)))
+        await first
+        assert set(uppers) == {ap.Antichain(7)}
+        assert place.faults.calls["head"] - before <= 4
+
+
+async def test_a_failed_read_is_told_to_those_who_asked_only(place: Place) -> None:
+    async with place.open(maintenance=False, retry_timeout_s=0.0) as client, client.writer("t", SCHEMA) as w:
+        place.faults.fail_next("head", Outcome.REFUSED)
+        results = await asyncio.gather(*(w.fetch_recent_upper() for _ in range(3)), return_exceptions=True)
+        assert any(isinstance(r, ap.StorageUnavailable) for r in results)
+        assert await w.fetch_recent_upper() == ap.Antichain(0)
