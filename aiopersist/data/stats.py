@@ -113,9 +113,9 @@ def _of_leaf(leaf: Any) -> dict[str, Any]:
     found = pc.min_max(leaf)
     low, high = found["min"], found["max"]
     if pa.types.is_floating(leaf.type):
-        nan = pa.scalar(float("nan"), leaf.type)
-        low = low if low.is_valid else nan  # only NaN
-        high = nan if pc.any(pc.is_nan(leaf)).as_py() else high
+        nans, nan = pc.is_nan(leaf), pa.scalar(float("nan"), leaf.type)
+        low = nan if pc.all(nans).as_py() else low
+        high = nan if pc.any(nans).as_py() else high
     return {**entry, "min": to_json(_cut(low)), "max": to_json(_rounded_up(high))}
 
 
