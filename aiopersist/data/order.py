@@ -39,7 +39,7 @@ def flatten(column: Column, leaves: list[Column]) -> Rebuild:
 
 def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """Per row a tuple that compares as the row does, by the given columns."""
-    keys = [_column_keys(table.column(name)) for name in columns]
+    keys = [_column_keys(table.column(name), table.schema.field(name).nullable) for name in columns]
     return list(zip(*keys, strict=True)) if keys else [()] * table.num_rows
 
 
@@ -70,11 +70,12 @@ def _one(column: Column) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _column_keys(column: Column) -> list[Any]:
+def _column_keys(column: Column, nullable: bool) -> list[Any]:
+    """Whether there *may* be nulls decides, not whether there are: keys of other rows must compare."""
     if _has_temporal(column.type):
         column = column.cast(_physical(column.type))
     values: list[Any] = column.to_pylist()
-    if not column.null_count and _natural(column.type):
+    if not nullable and _natural(column.type):
         return values
     return list(map(_comparable(column.type), values))
 
