@@ -179,9 +179,10 @@ class Client:
     # --- shards ----------------------------------------------------------------------------------
 
     async def shard_id(self, name: str) -> ShardId:
-        """The id of the shard of that name; `UnknownShard`. One request."""
+        """The id of the shard of that name; `UnknownShard`. One request; for an id a look at the shard."""
         with self._scope.call():
-            return await catalog.resolve(self._stack, name)
+            found = await catalog.resolve(self._stack, name)
+            return (await self._existing(found)).id if found == name else found
 
     async def list_shards(self) -> dict[str, ShardId]:
         """All names in use. One request, and one for each."""
@@ -236,8 +237,9 @@ class Client:
     async def aclose(self) -> None:
         """Close every handle and release what the client holds. Idempotent; goes on in the background if
         the caller is cancelled."""
+        if self._closing is None or not self._closing.done():
+            self._scope.check_place()
         if self._closing is None:
-            self._scope.check()
             task = self._closing = asyncio.create_task(self._close(), name="close a client")
             _closing.add(task)
             task.add_done_callback(_closing.discard)

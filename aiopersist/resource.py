@@ -121,6 +121,10 @@ class Scope:
         """Raise `InvalidUsage` unless a call may begin here and now."""
         if self.closed:
             raise InvalidUsage(UsageKind.CLOSED, f"{self.what} is closed")
+        self.check_place()
+
+    def check_place(self) -> None:
+        """Raise `InvalidUsage` in another process, thread or event loop than it was opened in."""
         if os.getpid() != self._pid:
             raise InvalidUsage(UsageKind.WRONG_LOOP, f"{self.what} was opened before a fork")
         if asyncio._get_running_loop() is not self._loop:
@@ -134,6 +138,7 @@ class Scope:
         ended with `CLOSED`."""
         if self.closed:
             return False
+        self.check_place()
         self.closed = True
         for child in list(self._children):
             child.close()
