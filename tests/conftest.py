@@ -173,6 +173,8 @@ class LoopWatch:
             now, queued_now = time.monotonic(), self._queued_s()
             self._lag_s += max(0.0, min(now - before, 2 * self.TICK_S) - (queued_now - queued))
             before, queued = now, queued_now
+            if not self._loop.is_running():  # a fixture that starts a server, say
+                self._lag_s = 0.0
             if self._lag_s > LOOP_LAG_MAX_S and self.blocked_at is None:
                 frame = sys._current_frames().get(self._loop_thread)
                 self.blocked_at = "".join(traceback.format_stack(frame)[-8:]) if frame else "?"

@@ -28,6 +28,13 @@ async def test_works_on_a_thread():
 
 def test_has_no_loop():
     time.sleep(0.9)
+
+@pytest.fixture
+def slow_to_start():
+    time.sleep(0.9)
+
+async def test_after_a_fixture_that_is_slow(slow_to_start):
+    pass
 """
 
 
@@ -42,7 +49,7 @@ def test_what_blocks_the_loop_fails_and_says_where(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
     )
-    assert "6 passed, 2 errors" in run.stdout, run.stdout + run.stderr
+    assert "7 passed, 2 errors" in run.stdout, run.stdout + run.stderr
     for case in ("test_sleeps_in_the_loop", "test_computes_in_the_loop"):
         assert f"in {case}" in run.stdout
     assert "in test_waits" not in run.stdout
