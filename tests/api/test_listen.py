@@ -398,7 +398,7 @@ async def test_cancelled_waits_lose_and_double_nothing(location: Any, way: str, 
 
         writing = asyncio.gather(*[write(w, n) for n, w in enumerate(writers)])
         seen: list[Any] = []
-        while not writing.done() or listen.frontier != writers[0].upper:
+        while not writing.done() or listen.frontier != await writers[0].fetch_recent_upper():
             seconds = rng.choice([0, 0.0001, 0.001, 0.01])
             steps = way == "steps" or (way == "both" and rng.random() < 0.5)
             try:
@@ -413,8 +413,6 @@ async def test_cancelled_waits_lose_and_double_nothing(location: Any, way: str, 
                 seen += item.updates.rows()
             elif isinstance(item, ap.Updates):
                 seen += item.rows()
-            if writing.done():
-                await writers[0].fetch_recent_upper()
         await writing
         assert gathered(seen) == gathered(written)
         assert len(seen) == len(written)
