@@ -2,7 +2,7 @@
 
 - Interpreters that pyenv has installed but not selected: its shims for them fail, so the folders of
   the interpreters themselves go to the end of the `PATH`.
-- The newest Python that is here: its environment runs the slow tests and the benches, too.
+- The newest Python that is here: its environment runs everything. Of the others tox.ini asks less.
 """
 
 import os
@@ -31,3 +31,4 @@ def newest() -> str:
 add_pyenv_to_path()
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")  # a Python that is not here is skipped, not fetched
 os.environ[f"AIOPERSIST_SELECT_{newest()}"] = 'tests benches -m "not long"'
+os.environ[f"AIOPERSIST_QUICK_{newest()}"] = "0"

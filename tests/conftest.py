@@ -24,7 +24,13 @@ from aiopersist.testing.proxy import TcpProxy
 
 # Shared, noisy cores: how long one example takes says nothing.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("default")
+settings.register_profile("quick", settings.get_profile("default"), max_examples=20)
+
+# Another Python changes little: fewer examples, one S3 server, and no pair of stores of which both were seen.
+QUICK = os.environ.get("AIOPERSIST_TEST_QUICK") == "1"
+settings.load_profile("quick" if QUICK else "default")
+S3_LABELS = servers.s3_labels()[: 1 if QUICK else None]
+LOCATIONS = ["mem", "files+sqlite", *([] if QUICK else ["files+postgres"]), "s3+postgres"]
 
 LOOP_LAG_MAX_S = 0.5
 _s3_used: Counter[str] = Counter()
@@ -74,7 +80,7 @@ async def postgres_proxy(
         yield PostgresProxy(proxy, url, postgres_server.url(postgres_schema))
 
 
-@pytest.fixture(scope="session", params=servers.s3_labels())
+@pytest.fixture(scope="session", params=S3_LABELS)
 def s3_server(request: pytest.FixtureRequest, _s3_pool: dict[str, servers.S3Server]) -> servers.S3Server:
     """Each S3 server that is there."""
     return _s3_pool[request.param]
@@ -89,10 +95,10 @@ def s3_url(s3_server: servers.S3Server) -> str:
 @pytest.fixture
 def best_s3_url(_s3_pool: dict[str, servers.S3Server]) -> str:
     """A blob URL of an empty place in the best S3 server that is there."""
-    return _s3_place(_s3_pool[servers.s3_labels()[0]])
+    return _s3_place(_s3_pool[S3_LABELS[0]])
 
 
-@pytest.fixture(params=["mem", "files+sqlite", "files+postgres", "s3+postgres"])
+@pytest.fixture(params=LOCATIONS)
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
     """An empty location of each kind. With S3 it is the best server that is there."""
     kind = request.param

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CASES = """
 import asyncio, time
 import pytest
@@ -38,6 +40,7 @@ async def test_after_a_fixture_that_is_slow(slow_to_start):
 """
 
 
+@pytest.mark.slow
 def test_what_blocks_the_loop_fails_and_says_where(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     (tmp_path / "test_cases.py").write_text(CASES)

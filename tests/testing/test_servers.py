@@ -48,6 +48,7 @@ def test_an_endpoint_of_the_environment_comes_first(monkeypatch: pytest.MonkeyPa
     assert servers.s3_labels()[0] == "endpoint"
 
 
+@pytest.mark.slow
 def test_a_server_dies_with_the_process_that_started_it() -> None:
     """Killed without a chance to clean up: the guard sees its pipe close."""
     script = (
@@ -75,6 +76,7 @@ def test_a_server_dies_with_the_process_that_started_it() -> None:
             assert servers.SYSTEM.monotonic() < deadline, "Postgres did not shut down"
 
 
+@pytest.mark.slow
 def test_two_postgres_at_once_and_none_afterwards() -> None:
     with servers.postgres_server() as one, servers.postgres_server() as two:
         assert one.port != two.port
@@ -83,6 +85,7 @@ def test_two_postgres_at_once_and_none_afterwards() -> None:
     assert not Path(one.socket_dir).exists()
 
 
+@pytest.mark.slow
 def test_an_option_that_postgres_refuses_shows_its_log() -> None:
     with (
         pytest.raises(RuntimeError, match="no_such_option"),
