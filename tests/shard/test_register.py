@@ -15,6 +15,7 @@ from aiopersist.rollup import write_rollup
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.register import Slot
 from aiopersist.shard.shard import Shard
+from aiopersist.state.lifecycle import EvolveSchema
 from aiopersist.state.writing import HeartbeatWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
@@ -251,6 +252,46 @@ async def test_a_version_that_lands_between_two_looks_is_ours(place: Place) -> N
         place.consensus.head = landing  # type: ignore[method-assign]
         await shard.register.commit(HeartbeatWriter(w.writer_id), Slot())
         assert (await shard.open()).seqno == seqno + 1  # once
+
+
+@pytest.mark.parametrize("method", ["compare_and_append", "append", "write"])
+async def test_a_version_that_lands_before_it_is_sent_again_is_ours(place: Place, method: str) -> None:
+    """Goal: vacant at every look; the second sending is told that the version is taken, by the first."""
+    async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
+        place.faults.fail_next(CAS, Outcome.LATE)
+        write = place.consensus.compare_and_set
+
+        async def landing(key: str, expected: int | None, data: bytes) -> bool:
+            place.consensus.compare_and_set = write  # type: ignore[method-assign]
+            await place.faults.land()
+            return await write(key, expected, data)
+
+        place.consensus.compare_and_set = landing  # type: ignore[method-assign]
+        if method == "write":
+            assert await w.write([("a", 1)]) == 0
+        else:
+            await getattr(w, method)([("a", 1, 0, 1)], 0, 1)
+        assert await w.fetch_recent_upper() == ap.Antichain(1)
+        assert await rows(client) == [("a", 1, 1)]
+
+
+async def test_a_refusal_follows_a_look(place: Place) -> None:
+    """Goal: what a cached state would refuse is decided on a fresh one."""
+    schemas = [SCHEMA.to_record(), {"a": 1}, {"b": 2}]
+    async with (
+        place.open(maintenance=False) as client,
+        place.open(maintenance=False) as other,
+        client.writer("t", SCHEMA),
+        other.writer("t", SCHEMA),
+    ):
+        mine, theirs = shard_of(client).register, shard_of(other).register
+        assert await theirs.commit(EvolveSchema(0, schemas[1]), Slot()) == 1
+        assert mine.state is not None
+        assert mine.state.schema_id == 0
+        assert await mine.commit(EvolveSchema(1, schemas[2]), Slot()) == 2
+        with pytest.raises(ap.SchemaMismatch) as caught:
+            await theirs.commit(EvolveSchema(7, schemas[1]), Slot())
+        assert caught.value.actual == 2  # not what it knew
 
 
 # --- stores that go back -------------------------------------------------------------------------
