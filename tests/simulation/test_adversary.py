@@ -46,7 +46,7 @@ def check_lively(counts: Counter[str]) -> None:
 async def test_short_games() -> None:
     counts: Counter[str] = Counter()
     began, seed = time.monotonic(), 0
-    while time.monotonic() - began < 15 or seed < 10:
+    while time.monotonic() - began < 12 or seed < 8:
         counts += await adversary.play(seed)
         seed += 1
     check_lively(counts)
