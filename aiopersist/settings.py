@@ -22,7 +22,8 @@ from pydantic import (
 
 PREFIX = "AIOPERSIST_"
 # Variables of the environment that are not settings: where the data lies, and what tests need.
-NOT_SETTINGS = ("LOCATION", "BLOB", "CONSENSUS", "TEST_")
+LOCATION_NAMES = ("LOCATION", "BLOB", "CONSENSUS")
+TEST_PREFIX = "TEST_"
 
 MIB = 1024 * 1024
 
@@ -105,10 +106,10 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_environment(cls, values: dict[str, Any]) -> dict[str, Any]:
-        names = (n for n in os.environ if n.startswith(PREFIX))
+        given = {n.removeprefix(PREFIX): text for n, text in os.environ.items() if n.startswith(PREFIX)}
         found = {
-            name.removeprefix(PREFIX).lower(): os.environ[name]
-            for name in names
-            if not name.removeprefix(PREFIX).startswith(NOT_SETTINGS)
+            name.lower(): text
+            for name, text in given.items()
+            if name not in LOCATION_NAMES and not name.startswith(TEST_PREFIX)
         }
         return {**found, **values}

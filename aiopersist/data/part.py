@@ -161,12 +161,22 @@ def read_row_groups(
     (`plan_ranges`). `schema` is that of the part. `Corruption` unless all bytes are ours."""
     chosen = list(row_groups)
     ranges = Ranges([*fetched, (index.size - len(index.footer), index.footer)], index.size)
-    for number in chosen:
+    _check(index, ranges, chosen)
+    return _decoded(ranges, index, chosen, schema, columns)
+
+
+def checked(index: PartIndex, offset: int, data: bytes, row_groups: Iterable[int]) -> bytes:
+    """`data` itself if it holds these row groups of the part; else `Corruption`."""
+    _check(index, Ranges([(offset, data)], index.size), row_groups)
+    return data
+
+
+def _check(index: PartIndex, ranges: Ranges, row_groups: Iterable[int]) -> None:
+    for number in row_groups:
         group = index.row_groups[number]
         data = ranges.view(group.offset, group.length)
         if data is None or crc32(data) != group.crc32:
             raise Corruption(f"row group {number} of a part does not have its checksum")
-    return _decoded(ranges, index, chosen, schema, columns)
 
 
 def decode_part(data: bytes, ref: PartRef, schema: Schema[Any, Any, Any]) -> pa.Table:

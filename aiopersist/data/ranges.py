@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from io import RawIOBase
 from typing import Any
 
 from aiopersist.data.lazy import pa
@@ -27,37 +26,11 @@ class Ranges:
         return None
 
     def file(self) -> Any:
-        """A file to read from; in memory without copies if one piece is the whole."""
-        start, data = self._pieces[0]
-        if start == 0 and len(data) == self.size:
-            return pa.BufferReader(data)
-        return pa.PythonFile(_SparseFile(self), mode="r")
-
-
-class _SparseFile(RawIOBase):
-    """Reads what is there; reading anything else is an error."""
-
-    def __init__(self, ranges: Ranges) -> None:
-        self._ranges = ranges
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._ranges.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        wanted = self._ranges.size - self._at if size < 0 else min(size, self._ranges.size - self._at)
-        data = self._ranges.view(self._at, wanted)
-        if data is None:
-            raise OSError(f"bytes {self._at} to {self._at + wanted} were not fetched")
-        self._at += wanted
-        return bytes(data)
+        """A file to read from, in memory of Arrow's own. Arrow's threads let go of what they read a moment
+        after they told the result; were it memory of Python, that could be while the interpreter ends, and
+        the process would abort. Pages that no piece covers are never touched."""
+        buffer = pa.allocate_buffer(self.size)
+        bytes_of = memoryview(buffer).cast("B")
+        for offset, data in self._pieces:
+            bytes_of[offset : offset + len(data)] = data
+        return pa.BufferReader(buffer)

@@ -9,18 +9,19 @@ A blob that the state names and that is not there: the reader's lease ran out (`
 if it is still registered, the store lost it (`Corruption`).
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiopersist.data.assemble import concat
 from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import adapt
 from aiopersist.data.inline import decode_inline
-from aiopersist.data.part import PartIndex, decode_part, plan_ranges, read_footer, read_row_groups
+from aiopersist.data.part import PartIndex, checked, decode_part, plan_ranges, read_footer, read_row_groups
 from aiopersist.data.times import advance, filter_times
 from aiopersist.data.updates import Updates
-from aiopersist.errors import Corruption, LeaseExpired
+from aiopersist.errors import Corruption, Error, LeaseExpired
 from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -28,6 +29,8 @@ from aiopersist.state.model import HollowBatch, HollowPart
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+T = TypeVar("T")
 
 ON_THE_LOOP_BYTES = 32 * 1024  # smaller parts are decoded faster than a thread is reached
 
@@ -77,10 +80,11 @@ class Fetch:
     async def table(self, named: Sequence[Named], selection: Selection, reader: str) -> "pa.Table":
         """What `selection` asks for of these parts, side by side. One request per part that is not
         inline."""
-        blobs = [part.inline if part.key is None else await self._blob(part, reader) for _, part in named]
-        if sum(part.size for _, part in named) <= ON_THE_LOOP_BYTES:
-            return self._decode(named, blobs, selection)
-        return await self.stack.compute(self._decode, named, blobs, selection)
+        if all(part.key is None for _, part in named):
+            size = sum(part.size for _, part in named)
+            return await self._work(size, self._inline, named, selection)
+        tables = [await self._one(batch, part, selection, reader) for batch, part in named]
+        return concat(tables, self.schema)
 
     async def updates(
         self, named: Sequence[Named], selection: Selection, reader: str
@@ -100,52 +104,72 @@ class Fetch:
             yield await self.table([named], selection, reader)
             return
         schema = self.shard.schema(part.schema_id)
-        footer = await self._range(part, part.size - part.footer_bytes, part.footer_bytes, reader)
-        index = await self.stack.compute(read_footer, footer, part)
+        at = part.size - part.footer_bytes
+        index = await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
         for numbers, (offset, length) in _ranges(index, slab):
-            data = await self._range(part, offset, length, reader)
+            check = partial(checked, index, offset, row_groups=numbers)
+            data = await self._read(part, offset, length, reader, check)
             for number in numbers:
                 table = await self.stack.compute(read_row_groups, index, [(offset, data)], [number], schema)
                 yield await self.stack.compute(self._selected, table, batch, part, selection)
 
-    async def _blob(self, part: HollowPart, reader: str) -> bytes:
-        assert part.key is not None
-        data = await self.stack.blob.get(part.key)
-        return data if data is not None else await self._missing(part, reader)
+    async def _one(
+        self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
+    ) -> "pa.Table":
+        if part.key is None:
+            return await self._work(part.size, self._inline, [(batch, part)], selection)
+        schema = self.shard.schema(part.schema_id)
 
-    async def _range(self, part: HollowPart, offset: int, length: int, reader: str) -> bytes:
-        assert part.key is not None
-        data = await self.stack.blob.get_range(part.key, offset, length)
-        return data if data is not None else await self._missing(part, reader)
+        def decode(data: bytes) -> "pa.Table":
+            return self._selected(decode_part(data, part, schema), batch, part, selection)
 
-    async def _missing(self, part: HollowPart, reader: str) -> bytes:
+        return await self._read(part, None, part.size, reader, decode)
+
+    async def _read(
+        self, part: HollowPart, offset: int | None, length: int, reader: str, decode: Callable[[bytes], T]
+    ) -> T:
+        """What `decode` makes of the bytes of a part, all or a range; it raises `Corruption` for bytes that
+        are not ours. Those are read again at most twice, past the cache: they may be damaged on the
+        way, not where they lie."""
+        assert part.key is not None
+        blob, uncached = self.stack.blob, self.stack.blob.uncached
+        for last, store in ((False, blob), (False, uncached), (True, uncached)):
+            get = store.get(part.key) if offset is None else store.get_range(part.key, offset, length)
+            data = await get
+            if data is None:
+                raise await self._missing(part, reader)
+            try:
+                return await self._work(length, decode, data)
+            except Corruption as error:
+                if last:
+                    error.shard_id = self.shard.id
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _work(self, size: int, work: Callable[..., T], *args: Any) -> T:
+        """`work(*args)`, on a worker thread unless it is about few bytes."""
+        return work(*args) if size <= ON_THE_LOOP_BYTES else await self.stack.compute(work, *args)
+
+    async def _missing(self, part: HollowPart, reader: str) -> Error:
+        """Why a part that the state names is not there."""
         state = await self.shard.open()
         if reader not in state.readers:
-            raise LeaseExpired(
+            return LeaseExpired(
                 f"the lease of reader {reader} ran out, and part {part.key} is gone", shard_id=self.shard.id
             )
-        raise Corruption(f"part {part.key} is named by the state and is not there", shard_id=self.shard.id)
+        return Corruption(f"part {part.key} is named by the state and is not there", shard_id=self.shard.id)
 
-    def _decode(
-        self, named: Sequence[Named], blobs: Sequence[bytes | None], selection: Selection
-    ) -> "pa.Table":
+    def _inline(self, named: Sequence[Named], selection: Selection) -> "pa.Table":
         tables = []
-        for (batch, part), data in zip(named, blobs, strict=True):
-            assert data is not None
-            table = self._decoded(part, data)
+        for batch, part in named:
+            assert part.inline is not None
+            try:
+                table = decode_inline(part.inline, self.shard.schema(part.schema_id), part.checksum)
+            except Corruption as error:
+                error.shard_id = self.shard.id
+                raise
             tables.append(self._selected(table, batch, part, selection))
         return concat(tables, self.schema)
-
-    def _decoded(self, part: HollowPart, data: bytes) -> "pa.Table":
-        """The updates of a part as they are stored, checked against what the state says of it."""
-        schema = self.shard.schema(part.schema_id)
-        try:
-            if part.key is None:
-                return decode_inline(data, schema, part.checksum)
-            return decode_part(data, part, schema)
-        except Corruption as error:
-            error.shard_id = self.shard.id
-            raise
 
     def _selected(
         self, table: "pa.Table", batch: HollowBatch, part: HollowPart, selection: Selection

@@ -1,6 +1,8 @@
 """Parts: what was written is read, anything else is `Corruption`, and bounds bound."""
 
 import json
+import subprocess
+import sys
 from decimal import Decimal
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -347,3 +349,23 @@ def test_bounds_of_the_whole_are_those_of_its_pieces() -> None:
     assert (found["key"].min, str(found["key"].max)) == (-1.0, "nan")
     assert found["val"] == ("b", None, 1)
     assert found["time"] == (0, 2, 0)
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_right_after_reading_ends_well() -> None:
+    """Arrow's threads let go of what they read while the interpreter ends."""
+    program = """
+from aiopersist import Antichain, Description, Schema
+from aiopersist.data.consolidate import sort_and_consolidate
+from aiopersist.data.convert import to_table
+from aiopersist.data.part import decode_part, encode_part
+
+schema = Schema(key=int, val=bytes)
+table = sort_and_consolidate(to_table([(i, b"x" * 64, 0, 1) for i in range(100_000)], schema))
+description = Description(Antichain(0), Antichain(), Antichain(0))
+part = encode_part(table, schema, description, row_group_bytes=1 << 20)
+assert decode_part(part.data, part, schema).num_rows == table.num_rows
+"""
+    for _ in range(8):
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
