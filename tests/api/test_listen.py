@@ -378,6 +378,20 @@ def test_product_times_are_advanced_without_gap_or_overlap(data: Any) -> None:
     asyncio.run(scenario())
 
 
+async def test_an_update_that_is_advanced_past_its_batch_comes_later(mem: ap.Client) -> None:
+    """At (0, 1), in a batch that ends before (3, 1), where a listener from (3, 0) sees it."""
+    writer = await mem.writer("p", PRODUCT)
+    reader = await mem.reader("p", PRODUCT)
+    listen = await reader.listen(as_of=(3, 0))
+    first, second = ap.Antichain((0, 5), (2, 0)), ap.Antichain((0, 6), (4, 0))
+    await writer.compare_and_append([("a", 1, (0, 1), 1)], (0, 0), first)
+    step = await anext(listen.steps())
+    assert (step.updates.rows(), step.upper) == ([], first)
+    await writer.compare_and_append([("b", 1, (2, 2), 1)], first, second)
+    step = await anext(listen.steps())
+    assert gathered(step.updates) == {("a", 1, (3, 1)): 1, ("b", 1, (3, 2)): 1}
+
+
 async def test_until_of_product_times(mem: ap.Client) -> None:
     """Which no upper need be comparable with: what is not before it is never told."""
     writer = await mem.writer("p", PRODUCT)
