@@ -2,10 +2,16 @@
 
 They are the limit that a library can hope for."""
 
+import asyncio
 import base64
 import json
+import sqlite3
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import polars as pl
 import pyarrow as pa
@@ -67,3 +73,84 @@ def read(parts: Sequence[bytes]) -> pl.DataFrame:
     """The contents: read Parquet with polars, sum."""
     frames = [pl.read_parquet(data) for data in parts]
     return pl.concat(frames).group_by("key", "val").agg(pl.col("diff").sum()).sort("key", "val")
+
+
+class Records(Protocol):
+    """One record after the other under compare-and-set, with nothing but the driver."""
+
+    async def put(self, seqno: int, data: bytes) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class MemoryRecords:
+    def __init__(self) -> None:
+        self._log: list[bytes] = []
+
+    async def put(self, seqno: int, data: bytes) -> None:
+        assert len(self._log) == seqno
+        self._log.append(data)
+
+    async def aclose(self) -> None: ...
+
+
+class SqliteRecords:
+    """WAL, synchronous=FULL, one transaction each, on a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+
+    async def put(self, seqno: int, data: bytes) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._put, seqno, data)
+
+    async def aclose(self) -> None:
+        if self._db is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
+        self._thread.shutdown()
+
+    def _put(self, seqno: int, data: bytes) -> None:
+        if self._db is None:
+            self._db = sqlite3.connect(self._path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("CREATE TABLE log (seqno INTEGER PRIMARY KEY, data BLOB NOT NULL)")
+        self._db.execute("BEGIN IMMEDIATE")
+        put = "INSERT INTO log SELECT ?, ? WHERE ? = (SELECT coalesce(max(seqno) + 1, 0) FROM log)"
+        assert self._db.execute(put, (seqno, data, seqno)).rowcount == 1
+        self._db.execute("COMMIT")
+
+
+class PostgresRecords:
+    """One prepared statement each, on one connection."""
+
+    PUT = """
+        WITH moved AS (UPDATE {0}.head SET seqno = seqno + 1 WHERE seqno = $1 - 1 RETURNING seqno)
+        INSERT INTO {0}.log SELECT seqno, $2 FROM moved"""
+
+    def __init__(self, url: str, schema: str) -> None:
+        parts = urlsplit(url)
+        self._dsn = f"postgresql://{parts.netloc}{parts.path}"
+        self._schema = schema
+        self._db: Any = None
+
+    async def put(self, seqno: int, data: bytes) -> None:
+        if self._db is None:
+            await self._connect()
+        assert await self._db.execute(self._put, seqno, data) == "INSERT 0 1"
+
+    async def aclose(self) -> None:
+        if self._db is not None:
+            await self._db.close()
+
+    async def _connect(self) -> None:
+        import asyncpg
+
+        self._db = await asyncpg.connect(self._dsn)
+        await self._db.execute(
+            f"CREATE SCHEMA {self._schema};"
+            f"CREATE TABLE {self._schema}.head (seqno bigint NOT NULL);"
+            f"INSERT INTO {self._schema}.head VALUES (-1);"
+            f"CREATE TABLE {self._schema}.log (seqno bigint PRIMARY KEY, data bytea NOT NULL)"
+        )
+        self._put = self.PUT.format(self._schema)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,35 +15,41 @@ SCHEMA = ap.Schema(key=bytes, val=bytes)
 KINDS = ["mem", "files+sqlite", "files+postgres", "s3+postgres"]
 
 
+def records(place: Any, folder: Path) -> byhand.Records:
+    """The same backend with nothing but its driver."""
+    if place.consensus.startswith("mem:"):
+        return byhand.MemoryRecords()
+    if place.consensus.startswith("sqlite:"):
+        return byhand.SqliteRecords(folder / "hand.db")
+    return byhand.PostgresRecords(place.consensus, f"hand_{uuid.uuid4().hex[:12]}")
+
+
 @pytest.mark.parametrize("place", KINDS, indirect=True)
 @pytest.mark.parametrize("n", [10, 100])
-def test_append(place: Any, n: int, run: Any, rounds: Any) -> None:
+def test_append(place: Any, n: int, run: Any, rounds: Any, tmp_path: Path) -> None:
     client = run(ap.open(blob=place.blob, consensus=place.consensus))
     writer = run(client.writer("shard", SCHEMA))
-    consensus = ap.open_consensus(place.consensus)
-    times, bare_seqno, hand_seqno = itertools.count(), itertools.count(-1), itertools.count(-1)
-    bare_key, hand_key = f"bench/{uuid.uuid4()}", f"bench/{uuid.uuid4()}"
+    consensus, hand = ap.open_consensus(place.consensus), records(place, tmp_path)
+    times, seqnos, hand_seqnos = itertools.count(), itertools.count(-1), itertools.count()
     updates = byhand.rows(n, 0)
     payload = byhand.record(updates)
-
-    def expected(seqnos: "itertools.count[int]") -> int | None:
-        seqno = next(seqnos)
-        return None if seqno < 0 else seqno
 
     async def ours() -> None:
         time = next(times)
         await writer.compare_and_append([(k, v, time, d) for k, v, _, d in updates], time, time + 1)
 
-    async def bare() -> None:
-        assert await consensus.compare_and_set(bare_key, expected(bare_seqno), payload)
-
     async def by_hand() -> None:
-        assert await consensus.compare_and_set(hand_key, expected(hand_seqno), byhand.record(updates))
+        time = next(hand_seqnos)
+        await hand.put(time, byhand.record([(k, v, time, d) for k, v, _, d in updates]))
 
-    medians = rounds({"by hand": by_hand, "ours": ours, "bare compare-and-set": bare}, 300)
+    async def bare() -> None:
+        seqno = next(seqnos)
+        assert await consensus.compare_and_set("bench/bare", None if seqno < 0 else seqno, payload)
+
+    medians = rounds({"by hand": by_hand, "ours": ours, "our bare compare-and-set": bare}, 300)
     assert medians["ours"] > 0
-    run(client.aclose())
-    run(consensus.aclose())
+    for resource in (client, consensus, hand):
+        run(resource.aclose())
 
 
 @pytest.mark.parametrize("place", ["files+sqlite", "files+postgres"], indirect=True)
