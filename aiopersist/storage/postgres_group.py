@@ -47,13 +47,14 @@ class _Waiting:
 
 
 class GroupCommit:
-    """`moved(keys)` is called with the keys of each commit, `clock(seconds)` with its time."""
+    """`moved(keys, alone)` is called with the keys of each commit and whether nobody listened to it,
+    `clock(seconds)` with its time."""
 
     def __init__(
         self,
         pool: Pool,
         statements: Statements,
-        moved: Callable[[Collection[str]], None],
+        moved: Callable[[Collection[str], bool], None],
         clock: Callable[[float], None],
     ) -> None:
         self._pool = pool
@@ -133,7 +134,7 @@ class GroupCommit:
             return group
         self._clock(rows[0]["clock"])
         if moved := [row["key"] for row in rows if row["won"]]:
-            self._moved(moved)
+            self._moved(moved, rows[0]["alone"])
         again = []
         for row in rows:
             if not row["won"] and row["maybe"]:
@@ -168,7 +169,7 @@ class GroupCommit:
         self._clock(row["clock"])
         won: bool = row["won"]
         if won:
-            self._moved([key])
+            self._moved([key], row["alone"])
         return won
 
 

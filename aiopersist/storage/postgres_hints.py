@@ -4,6 +4,11 @@ Notifications are sent after commits, from a task of their own and another conne
 inside a transaction makes commits wait for each other. What moves while one is sent goes with the
 next, so their number is bounded by round trips, not by commits. A hint that gets lost costs latency.
 
+*Who listens* holds an advisory lock, shared, on the connection it listens on, from before that. A commit
+tries to take it exclusively for its own duration: where it succeeds nobody listens, and nothing is sent.
+Who begins to listen meanwhile waits for the end of that commit, and then looks for himself. Two commits
+at once may hinder each other: then one of them sends for nobody.
+
 One connection listens, from the first watch on. Whenever it is (again) there, everybody is woken: what
 moved before came without a hint. It is asked for a sign of life now and then, since a network that
 silently drops packets would keep it looking well.
@@ -17,6 +22,7 @@ from collections.abc import Collection
 from aiopersist.errors import Error
 from aiopersist.runtime import Runtime
 from aiopersist.storage.postgres_pool import Connection, Pool
+from aiopersist.storage.postgres_sql import LISTENS, listeners_lock
 from aiopersist.storage.watchers import Watchers
 
 PAYLOAD_BYTES_MAX = 7900  # the server's limit is 8000
@@ -32,6 +38,7 @@ class Hints:
     def __init__(self, pool: Pool, schema: str, watchers: Watchers, runtime: Runtime) -> None:
         self._pool = pool
         self._channel = "aiopersist_" + hashlib.sha256(schema.encode()).hexdigest()[:16]
+        self._lock = listeners_lock(schema)
         self._watchers = watchers
         self._runtime = runtime
         self._id = str(runtime.uuid())
@@ -39,9 +46,11 @@ class Hints:
         self._telling: asyncio.Task[None] | None = None
         self._moved: set[str] = set()
 
-    def moved(self, keys: Collection[str]) -> None:
-        """Wake those who wait here at once, and tell the others."""
+    def moved(self, keys: Collection[str], alone: bool = False) -> None:
+        """Wake those who wait here at once, and tell the others, unless there are none."""
         self._watchers.wake(keys)
+        if alone:
+            return
         self._moved.update(keys)
         if not self._pool.closed and (self._telling is None or self._telling.done()):
             self._telling = self._pool.spawn(self._tell())
@@ -88,6 +97,7 @@ class Hints:
         connection.add_termination_listener(lambda _: lost.set())
         try:
             async with asyncio.timeout(SIGN_OF_LIFE_TIMEOUT_S):
+                await connection.execute(LISTENS.format(self._lock))
                 await connection.add_listener(self._channel, self._heard)
             self._watchers.wake_all()
             while not lost.is_set():

@@ -11,6 +11,7 @@ its pages, so an update touches no index; `log` keeps values up to some KiB in t
 time on compressing them.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 CLOCK = "extract(epoch FROM clock_timestamp())::float8"
@@ -24,6 +25,14 @@ def quoted(name: str) -> str:
 
 LOCK = "SELECT pg_advisory_xact_lock(7164775410254338405)"
 """First users take turns: IF NOT EXISTS alone is not safe for them. The number is ours, no more."""
+
+
+def listeners_lock(schema: str) -> int:
+    """The number of the advisory lock that everybody who listens holds, shared."""
+    return int.from_bytes(hashlib.sha256(schema.encode()).digest()[:8], "big", signed=True)
+
+
+LISTENS = "SELECT pg_advisory_lock_shared({})"
 
 
 def create_schema(schema: str) -> str:
@@ -72,7 +81,13 @@ class Statements:
 
 def statements(schema: str) -> Statements:
     """The statements for `schema`."""
-    names = {"heads": f"{quoted(schema)}.heads", "log": f"{quoted(schema)}.log", "clock": CLOCK}
+    alone = f"pg_try_advisory_xact_lock({listeners_lock(schema)})"
+    names = {
+        "heads": f"{quoted(schema)}.heads",
+        "log": f"{quoted(schema)}.log",
+        "clock": CLOCK,
+        "alone": alone,
+    }
     return Statements(**{name: text.format(**names) for name, text in _TEXTS.items()})
 
 
@@ -98,13 +113,13 @@ _TEXTS = {
     "create": """
         WITH made AS (INSERT INTO {heads} (key, seqno) VALUES ($1, 0) ON CONFLICT DO NOTHING RETURNING key),
         logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, 0, $2 FROM made RETURNING key)
-        SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock""",
+        SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock, {alone} AS alone""",
     "append": """
         WITH moved AS (
             UPDATE {heads} SET seqno = seqno + 1 WHERE key = $1 AND seqno = $2 RETURNING key, seqno
         ),
         logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, seqno, $3 FROM moved RETURNING key)
-        SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock""",
+        SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock, {alone} AS alone""",
     # One entry of a group of one. `maybe`: as in `append_together`.
     "append_one": """
         WITH locked AS (SELECT key FROM {heads} WHERE key = $1 AND seqno = $2 FOR UPDATE SKIP LOCKED),
@@ -113,7 +128,8 @@ _TEXTS = {
         ),
         logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, seqno, $3 FROM moved RETURNING key)
         SELECT $1 AS key, EXISTS (SELECT FROM logged) AS won,
-            EXISTS (SELECT FROM {heads} WHERE key = $1 AND seqno = $2) AS maybe, {clock} AS clock""",
+            EXISTS (SELECT FROM {heads} WHERE key = $1 AND seqno = $2) AS maybe,
+            {clock} AS clock, {alone} AS alone""",
     # `maybe`: this statement's snapshot has the expected head, so without a win it is no mismatch (yet)
     "append_together": """
         WITH entry AS (
@@ -134,7 +150,7 @@ _TEXTS = {
         )
         SELECT e.key, EXISTS (SELECT FROM logged g WHERE g.key = e.key) AS won,
             EXISTS (SELECT FROM {heads} h WHERE h.key = e.key AND h.seqno = e.expected) AS maybe,
-            {clock} AS clock
+            {clock} AS clock, {alone} AS alone
         FROM entry e""",
     "append_all": """
         WITH entry AS (
