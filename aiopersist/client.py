@@ -7,7 +7,7 @@ gives statements under way a moment to end, and closes the stores it opened itse
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from aiopersist.data.codec import Schema
@@ -138,16 +138,38 @@ class Client:
 
         return Opening(lambda: self._opened(open_writer))
 
+    @overload
     def reader(
         self,
         shard: str,
-        schema: Schema[K, V, Any] | None = None,
+        schema: None = None,
+        *,
+        hold: Antichain | Time | None = None,
+        hold_name: str | None = None,
+        lease_s: float | None = None,
+    ) -> Opening[ReadHandle[Any, Any]]: ...
+    @overload
+    def reader(
+        self,
+        shard: str,
+        schema: Schema[K, V, Any],
         *,
         hold: Antichain | Time | None = None,
         hold_name: str | None = None,
         lease_s: float | None = None,
         create: bool = False,
-    ) -> Opening[ReadHandle[K, V]]:
+    ) -> Opening[ReadHandle[K, V]]: ...
+
+    def reader(
+        self,
+        shard: str,
+        schema: Schema[Any, Any, Any] | None = None,
+        *,
+        hold: Antichain | Time | None = None,
+        hold_name: str | None = None,
+        lease_s: float | None = None,
+        create: bool = False,
+    ) -> Opening[ReadHandle[Any, Any]]:
         """A reader of the shard of that name or id; `UnknownShard` unless it is there, or `create` and a
         schema are given. Without a schema it reads by the stored one.
 
@@ -156,7 +178,7 @@ class Client:
         takes over, at the frontier it had. One commit for the first reader of a process, one more
         for a hold."""
 
-        async def open_reader() -> ReadHandle[K, V]:
+        async def open_reader() -> ReadHandle[Any, Any]:
             if create and schema is not None:
                 found = self._shard(await catalog.resolve_or_create(self._stack, shard))
                 await found.open_or_create(schema)

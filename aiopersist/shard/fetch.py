@@ -139,7 +139,7 @@ class Fetch:
             if data is None:
                 raise await self._missing(part, reader)
             try:
-                return await self._work(length, decode, data)
+                return await self.stack.compute(decode, data)
             except Corruption as error:
                 if last:
                     error.shard_id = self.shard.id
