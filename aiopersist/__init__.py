@@ -37,7 +37,7 @@ from aiopersist.read.snapshot import Snapshot
 from aiopersist.settings import Settings, UntrimmableColumns
 from aiopersist.shard.catalog import ShardId
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.consensus import Consensus, Versioned
+from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.urls import (
     Location,
     open_blob,
@@ -63,6 +63,7 @@ __all__ = [
     "Corruption",
     "Description",
     "DiffOverflow",
+    "Entry",
     "Error",
     "IncompatibleSchema",
     "Indeterminate",

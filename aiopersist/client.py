@@ -7,17 +7,24 @@ gives statements under way a moment to end, and closes the stores it opened itse
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import check_evolution
 from aiopersist.data.lazy import import_arrow
-from aiopersist.errors import SchemaMismatch, StorageUnavailable, UnknownShard
+from aiopersist.errors import (
+    IncompatibleSchema,
+    Indeterminate,
+    SchemaMismatch,
+    StorageUnavailable,
+    UnknownShard,
+)
 from aiopersist.frontier import Antichain, Time, frontier
 from aiopersist.maintenance import Maintenance
 from aiopersist.read.handle import ReadHandle
-from aiopersist.resource import Opening, Scope, Supervisor, run_bounded
+from aiopersist.resource import Opening, Resource, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard import catalog
@@ -86,7 +93,7 @@ def open(  # noqa: A001  # `ap.open`
     return Opening(connect)
 
 
-class Client:
+class Client(Resource):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(
@@ -124,6 +131,8 @@ class Client:
                     await check_identity(self._hasty_blob, self._hasty_consensus, self._stack.runtime)
             except TimeoutError as error:
                 raise StorageUnavailable(f"the stores did not answer within {deadline} s") from error
+            except Indeterminate as error:
+                raise StorageUnavailable(f"the stores cannot be used: {error}") from error
 
     # --- handles ---------------------------------------------------------------------------------
 
@@ -133,6 +142,7 @@ class Client:
         (two for a new shard)."""
 
         async def open_writer() -> WriteHandle[K, V]:
+            _checked(schema)
             found = self._shard(await catalog.resolve_or_create(self._stack, shard))
             return await WriteHandle.open(found, schema, self._scope)
 
@@ -179,6 +189,10 @@ class Client:
         for a hold."""
 
         async def open_reader() -> ReadHandle[Any, Any]:
+            if schema is not None:
+                _checked(schema)
+            if lease_s is not None and not (isinstance(lease_s, int | float) and 0 < lease_s < inf):
+                raise ValueError(f"lease_s={lease_s!r} is not a positive number of seconds")
             if create and schema is not None:
                 found = self._shard(await catalog.resolve_or_create(self._stack, shard))
                 await found.open_or_create(schema)
@@ -249,7 +263,11 @@ class Client:
             current = found.state.schema_id
             if current != expected_id:
                 raise SchemaMismatch(expected_id, current, shard_id=found.id)
-            check_evolution(found.schema(current), schema)
+            try:
+                check_evolution(found.schema(current), _checked(schema))
+            except IncompatibleSchema as error:
+                error.shard_id = found.id
+                raise
             command = EvolveSchema(expected_id, schema.to_record())
             evolved: int = await found.register.commit(command, Slot())
             return evolved
@@ -275,12 +293,6 @@ class Client:
         for store in self._mine:
             await store.aclose()
 
-    async def __aenter__(self) -> "Client":
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
         with self._scope.call():
             handle = await opener()
@@ -299,3 +311,9 @@ class Client:
             if self._maintenance is not None:
                 self._maintenance.tend(shard)
         return shard
+
+
+def _checked(schema: object) -> Schema[Any, Any, Any]:
+    if not isinstance(schema, Schema):
+        raise TypeError(f"{schema!r:.80} is not an aiopersist.Schema")
+    return schema

@@ -143,6 +143,12 @@ class Antichain:
         )
 
 
+def successor(time: Time) -> Antichain:
+    """The least frontier that has passed `time`, an int: `{}` after the greatest."""
+    assert isinstance(time, int)
+    return Antichain(time + 1) if time < TIME_MAX else Antichain()
+
+
 def frontier(value: "Antichain | Time") -> Antichain:
     """Wherever a frontier is asked for, a time is taken as the one-element frontier."""
     return value if isinstance(value, Antichain) else Antichain(value)

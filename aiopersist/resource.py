@@ -12,13 +12,14 @@
 import asyncio
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import Error, InvalidUsage, UsageKind
 
 log = logging.getLogger("aiopersist")
 
@@ -31,6 +32,20 @@ class Closeable(Protocol):
 
 R = TypeVar("R", bound=Closeable)
 T = TypeVar("T")
+
+
+class Resource(ABC):
+    """What an opener gives: may be entered too, which closes it at the end."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Release it; idempotent."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
 
 
 class Opening(Generic[R]):
@@ -105,8 +120,10 @@ class Supervisor:
 class Scope:
     """The life of a handle. `with scope.call():` surrounds every public call that waits."""
 
-    def __init__(self, what: str, parent: "Scope | None" = None) -> None:
+    def __init__(self, what: str, parent: "Scope | None" = None, shard_id: str | None = None) -> None:
         self.what = what
+        self.shard_id = shard_id
+        """Errors of calls within the scope are about this shard, unless they say another."""
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -120,15 +137,19 @@ class Scope:
     def check(self) -> None:
         """Raise `InvalidUsage` unless a call may begin here and now."""
         if self.closed:
-            raise InvalidUsage(UsageKind.CLOSED, f"{self.what} is closed")
+            raise InvalidUsage(UsageKind.CLOSED, f"{self.what} is closed", shard_id=self.shard_id)
         self.check_place()
 
     def check_place(self) -> None:
         """Raise `InvalidUsage` in another process, thread or event loop than it was opened in."""
         if os.getpid() != self._pid:
-            raise InvalidUsage(UsageKind.WRONG_LOOP, f"{self.what} was opened before a fork")
+            raise InvalidUsage(
+                UsageKind.WRONG_LOOP, f"{self.what} was opened before a fork", shard_id=self.shard_id
+            )
         if asyncio._get_running_loop() is not self._loop:
-            raise InvalidUsage(UsageKind.WRONG_LOOP, f"{self.what} belongs to another event loop")
+            raise InvalidUsage(
+                UsageKind.WRONG_LOOP, f"{self.what} belongs to another event loop", shard_id=self.shard_id
+            )
 
     def call(self) -> "_Call":
         return _Call(self)
@@ -170,9 +191,12 @@ class _Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._scope._calls.discard(self)
+        if isinstance(error, Error) and error.shard_id is None:
+            error.shard_id = self._scope.shard_id
         mine = self._interrupted and self._task.uncancel() <= self._cancelling
         if mine and isinstance(error, asyncio.CancelledError):
-            raise InvalidUsage(UsageKind.CLOSED, f"{self._scope.what} was closed") from None
+            what, shard_id = f"{self._scope.what} was closed", self._scope.shard_id
+            raise InvalidUsage(UsageKind.CLOSED, what, shard_id=shard_id) from None
 
     def interrupt(self) -> None:
         if self._task is not asyncio.current_task():

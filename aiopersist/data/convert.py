@@ -121,7 +121,7 @@ def _reader(value: Any) -> Any:
     if isinstance(value, pa.RecordBatch):
         return [value]
     if isinstance(value, pa.Table):
-        return value.to_batches()
+        return value.to_batches() or [pa.RecordBatch.from_pylist([], value.schema)]
     if hasattr(value, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(value)
     return [pa.record_batch(value)]
@@ -221,7 +221,7 @@ def _from_arrow(
     table: pa.Table, fields: list[pa.Field], schema: Schema[Any, Any, Any], diff: int | None
 ) -> pa.Table:
     if diff is not None and "diff" not in table.column_names:
-        table = table.append_column("diff", pa.array([diff] * table.num_rows, pa.int64()))
+        table = table.append_column("diff", _encode_ints([diff] * table.num_rows, -(2**63), "diff"))
     nested = _nested(table, fields)
     columns = []
     for field in fields:

@@ -9,11 +9,11 @@ from weakref import WeakSet
 from aiopersist.data.codec import Schema
 from aiopersist.data.updates import Updates
 from aiopersist.errors import Corruption, InvalidUsage, NotReadable, SinceViolation, UsageKind
-from aiopersist.frontier import TIME_MAX, Antichain, Time, frontier, minimum
+from aiopersist.frontier import TIME_MAX, Antichain, Time, frontier, minimum, successor
 from aiopersist.read import cursor as cursors
-from aiopersist.read.listen import Listen, Start, hold_for, successor
+from aiopersist.read.listen import Listen, Start, hold_for
 from aiopersist.read.snapshot import Snapshot
-from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Scope
+from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.fetch import Fetch
 from aiopersist.shard.hold import Need, OwnHold
@@ -25,14 +25,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class ReadHandle(Generic[K, V]):
+class ReadHandle(Resource, Generic[K, V]):
     """Reads one shard. Serves many tasks at once."""
 
     def __init__(self, shard: Shard, schema: Schema[K, V, Any], scope: Scope, own: OwnHold | None) -> None:
         self._shard = shard
         self._stack = shard.stack
         self._schema = schema
-        self._scope = Scope(f"the reader of {shard.id}", scope)
+        self._scope = Scope(f"the reader of {shard.id}", scope, shard.id)
         self._fetch = Fetch(shard, schema)
         self._own = own
         self._own_turn = asyncio.Lock()

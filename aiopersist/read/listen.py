@@ -24,9 +24,9 @@ from typing import Any
 
 from aiopersist.data.assemble import concat
 from aiopersist.data.updates import Updates
-from aiopersist.frontier import TIME_MAX, Antichain, Time, join
+from aiopersist.frontier import Antichain, Time, join, successor
 from aiopersist.read.cursor import Cursor, encode
-from aiopersist.resource import Puller, Scope, in_order
+from aiopersist.resource import Puller, Resource, Scope, in_order
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.state.model import HollowBatch, HollowPart, State
@@ -62,12 +62,6 @@ class Start:
     """Whether the snapshot at `as_of` comes first."""
 
 
-def successor(time: Time) -> Antichain:
-    """The least frontier that has passed the int `time`."""
-    assert isinstance(time, int)
-    return Antichain(time + 1) if time < TIME_MAX else Antichain()
-
-
 def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
     """What must be held to deliver everything from `frontier` on: its component-wise predecessor, joined
     with `as_of`. Since reading changes from `f` needs `since < f`, or both at the minimum."""
@@ -77,10 +71,10 @@ def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
     return Antichain(*(e if as_of is None or isinstance(e, int) else join(e, as_of) for e in before))
 
 
-class Listen:
-    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated. Costs no
-    request while nothing happens; per interval one read of the head if another process wrote, and one
-    request per part that is not inline."""
+class Listen(Resource):
+    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated. While nothing
+    happens it costs one read of the head per `settings.watch_timeout_s` and shard; per interval one if
+    another process wrote, and one request per part that is not inline."""
 
     def __init__(
         self,
@@ -91,7 +85,7 @@ class Listen:
         start: Start,
         snapshot: Callable[[], AsyncGenerator[Updates[Any, Any, Any], None]],
     ) -> None:
-        self._scope = Scope("the listen", scope)
+        self._scope = Scope("the listen", scope, fetch.shard.id)
         self._fetch = fetch
         self._hold = hold
         self._need = need

@@ -18,7 +18,7 @@ from aiopersist.data.updates import Updates, decode_rows
 from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Time
 from aiopersist.read.stream import contents_in_batches
-from aiopersist.resource import Puller, Scope, run_bounded
+from aiopersist.resource import Puller, Resource, Scope, run_bounded
 from aiopersist.shard.fetch import ON_THE_LOOP_BYTES, Fetch, Named, Selection
 from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.state.model import State
@@ -43,7 +43,7 @@ def parts_at(state: State, as_of: Time) -> list[Named]:
     ]
 
 
-class Snapshot(Generic[K, V]):
+class Snapshot(Resource, Generic[K, V]):
     """Contents at `as_of`: consolidated `(key, val, diff)` in key order."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Snapshot(Generic[K, V]):
         need: Need | None,
     ) -> None:
         self.as_of = as_of
-        self._scope = Scope("the snapshot", scope)
+        self._scope = Scope("the snapshot", scope, fetch.shard.id)
         self._fetch = fetch
         self._hold = hold
         self._reader = hold.reader

@@ -30,7 +30,7 @@ class ShardId(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> "ShardId":
-        if not _FORM.fullmatch(text):
+        if not isinstance(text, str) or not _FORM.fullmatch(text):
             raise InvalidUsage(
                 UsageKind.INVALID_NAME, f"{text!r} is not a shard id: s and a uuid4", name=text
             )

@@ -159,7 +159,8 @@ class Register:
 
     async def wait(self, ready: Callable[[State], T | None]) -> T:
         """The first result of `ready(state)` that is not `None`, looked at whenever the state is newer.
-        `ready` may raise. Costs nothing while the shard does not move."""
+        `ready` may raise. While it waits
+        one task per shard reads the head every `settings.watch_timeout_s`."""
         loop = asyncio.get_running_loop()
         while True:
             if (state := self.state) is not None:

@@ -83,7 +83,7 @@ class Upload:
             check_int_bounds(rows.least_time, rows.greatest_time, self.batch.lower, self.batch.upper)
             self._tiny = rows
         elif isinstance(updates, AsyncIterable):
-            async for piece in _pieces_of(updates):
+            async for piece in pieces_as_they_come(updates):
                 await self._push(piece)
         elif isinstance(updates, Sequence) and not isinstance(updates, str | bytes):
             await self._push(updates)
@@ -295,7 +295,7 @@ def _split(table: "pa.Table", target: int) -> list["pa.Table"]:
     return list(split(table, max(target, 1)))
 
 
-async def _pieces_of(updates: AsyncIterable[Any]) -> AsyncIterator[Any]:
+async def pieces_as_they_come(updates: AsyncIterable[Any]) -> AsyncIterator[Any]:
     """The input in pieces that `to_table` takes."""
     rows: list[Any] = []
     async for item in updates:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiopersist.errors import BatchExpired, LeaseExpired, UpperMismatch
-from aiopersist.frontier import Antichain
+from aiopersist.frontier import Antichain, successor
 from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import HollowBatch, State, Transaction, Writer
@@ -127,7 +127,7 @@ class Write:
         if batch.lower != state.upper:
             moved = (part.replace(rewrite=state.upper) for part in batch.parts)
             batch = batch.replace(parts=tuple(moved))
-        bounds = {"lower": state.upper, "upper": Antichain(time + 1)}
+        bounds = {"lower": state.upper, "upper": successor(time)}
         return _append(state, context, self, batch.replace(**bounds))
 
     def happened(self, state: State) -> bool | None:

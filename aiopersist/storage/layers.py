@@ -178,6 +178,9 @@ class MetricsConsensus(Consensus):
         return await self._metrics.measure(f"consensus.{op}", attempt, size, self._runtime)
 
 
+READS = frozenset({"head", "scan", "list_keys", "watch", "now", "get", "get_range", "list"})
+
+
 class Retry:
     """Repeats attempts until `timeout_s` has passed (`None`: without end). It notes an outage of more
     than `LOG_AFTER_S` in the log, once until a request succeeds again."""
@@ -210,6 +213,8 @@ class Retry:
         if not determinate and not (idempotent and isinstance(failure, Indeterminate)):
             raise failure
         if self._timeout_s is not None and elapsed_s + delay_s > self._timeout_s:
+            if op in READS and isinstance(failure, Indeterminate):  # of a read nothing is in doubt
+                raise StorageUnavailable(str(failure)) from failure.__cause__
             raise failure
         if elapsed_s > LOG_AFTER_S and not self._logged:
             self._logged = True

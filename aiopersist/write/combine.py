@@ -7,18 +7,18 @@ withdrawn, else they share the fate of their group, which `settle` tells.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiopersist.data.assemble import at_time
-from aiopersist.data.convert import ROW, to_table
+from aiopersist.data.assemble import at_time, concat
+from aiopersist.data.convert import ROW, pieces_of, to_table
 from aiopersist.data.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
-from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.frontier import TIME_MAX, Antichain, successor
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.upload import ON_THE_LOOP_ROWS, Upload
+from aiopersist.shard.upload import ON_THE_LOOP_ROWS, Upload, pieces_as_they_come
 from aiopersist.state.writing import Appended, Write, repeated
 from aiopersist.write.doubt import Doubt
 
@@ -65,11 +65,7 @@ class Combiner:
             raise InvalidUsage(UsageKind.INVALID_TIME, "write picks int times; this shard has product times")
         call = _Call(None, transactions, asyncio.get_running_loop().create_future())
         try:
-            if isinstance(rows, Sequence) and len(rows) <= ON_THE_LOOP_ROWS:
-                table = self._table(rows, diff)
-            else:
-                table = await self._shard.stack.compute(self._table, rows, diff)
-            call.table = table
+            call.table = table = await self._converted(rows, diff)
             if not table.num_rows and not transactions:
                 return _last_complete((await self._shard.open()).upper)
             return await self._queued(call)
@@ -90,10 +86,24 @@ class Combiner:
         while self._leader is not None and not self._leader.done():
             await asyncio.wait([self._leader])
 
-    def _table(self, rows: Any, diff: int) -> "pa.Table":
-        table = to_table(rows, self._schema, columns=ROW, diff=diff)
-        check_update_size(table, self._shard.stack.settings.update_size_max)
-        return table
+    async def _converted(self, rows: Any, diff: int) -> "pa.Table":
+        """The rows as columns, checked: a sequence, Arrow data, an iterator or async iterator of either."""
+        if isinstance(rows, Sequence) and len(rows) <= ON_THE_LOOP_ROWS:
+            return self._table([rows], diff)
+        if isinstance(rows, AsyncIterable):
+            pieces: Any = [piece async for piece in pieces_as_they_come(rows)]
+        else:
+            pieces = [rows] if isinstance(rows, Sequence) else pieces_of(rows)
+        return await self._shard.stack.compute(self._table, pieces, diff)
+
+    def _table(self, pieces: Iterable[Any], diff: int) -> "pa.Table":
+        tables, rows = [to_table([], self._schema, columns=ROW, diff=diff)], 0
+        for piece in pieces:
+            table = to_table(piece, self._schema, columns=ROW, diff=diff, row_base=rows)
+            check_update_size(table, self._shard.stack.settings.update_size_max, row_base=rows)
+            tables.append(table)
+            rows += table.num_rows
+        return concat(tables[1:] or tables, self._schema)
 
     async def _lead(self) -> None:
         while self._waiting:
@@ -129,7 +139,7 @@ class Combiner:
         time = upper.time
         assert isinstance(time, int)
         transactions = {app: number for call in group for app, number in call.transactions.items()}
-        upload: Upload = self._handle.upload(upper, Antichain(time + 1))
+        upload: Upload = self._handle.upload(upper, successor(time))
         doubt = Doubt(upload)
         for call in group:
             call.doubt = doubt

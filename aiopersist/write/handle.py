@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from aiopersist.data.codec import Schema
 from aiopersist.errors import Indeterminate, InvalidUsage, LeaseExpired, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain, Time, frontier, minimum
-from aiopersist.resource import RELEASE_DEADLINE_S, Scope
+from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
 from aiopersist.shard.catalog import ShardId, is_text
 from aiopersist.shard.flush import flush_inline, must_flush
 from aiopersist.shard.lease import keep_alive
@@ -44,7 +44,7 @@ V = TypeVar("V")
 Txn = tuple[str, int]
 
 
-class WriteHandle(Generic[K, V]):
+class WriteHandle(Resource, Generic[K, V]):
     """Appends to one shard. Serves many tasks at once; its own appends take turns."""
 
     def __init__(self, shard: Shard, schema: Schema[K, V, Any], schema_id: int, scope: Scope) -> None:
@@ -52,7 +52,7 @@ class WriteHandle(Generic[K, V]):
         self._stack = shard.stack
         self._schema = schema
         self._schema_id = schema_id
-        self._scope = Scope(f"the writer of {shard.id}", scope)
+        self._scope = Scope(f"the writer of {shard.id}", scope, shard.id)
         self._slot = Slot()
         self._turn = asyncio.Lock()
         self._doubt: tuple[Doubt, Mapping[str, int]] | None = None  # the last one of an unknowing caller
@@ -87,6 +87,10 @@ class WriteHandle(Generic[K, V]):
         """Return once `frontier < upper`, strictly."""
         with self._scope.call():
             past = self._frontier(frontier)
+            if not past.elements:
+                raise InvalidUsage(
+                    UsageKind.INVALID_TIME, "no upper is past the empty frontier {}", time=past
+                )
             await self._shard.register.wait(lambda state: True if past < state.upper else None)
 
     # --- appends ---------------------------------------------------------------------------------
