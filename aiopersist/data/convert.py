@@ -22,7 +22,8 @@ from aiopersist.frontier import TIME_MAX
 
 UPDATE = ("key", "val", "time", "diff")
 ROW = ("key", "val", "diff")  # what `write` takes: the time is chosen later
-ROWS_AT_ONCE = 8192  # rows converted together when they come from an iterator
+ROWS_AT_ONCE = 8192  # rows converted together when they come from an iterator,
+BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, when they are large
 
 
 def to_table(
@@ -70,25 +71,44 @@ def iter_tables(
         yield buffer.take()
 
 
+def rough_bytes(row: Any) -> int:
+    """Bytes of text and bytes at the top of a row: enough to tell large rows from small ones."""
+    return sum(len(v) for v in row if isinstance(v, str | bytes)) if isinstance(row, tuple | list) else 0
+
+
+class Rows:
+    """Rows gathered from an iterator until they are worth a conversion."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self._bytes = 0
+
+    def add(self, row: Any) -> bool:
+        """Whether it is time to take them."""
+        self.rows.append(row)
+        self._bytes += rough_bytes(row)
+        return len(self.rows) >= ROWS_AT_ONCE or self._bytes >= BYTES_AT_ONCE
+
+    def take(self) -> list[Any]:
+        rows, self.rows, self._bytes = self.rows, [], 0
+        return rows
+
+
 def pieces_of(updates: Any) -> Iterator[Any]:
     """The input in pieces that `to_table` takes: batches of Arrow data, lists of rows."""
     if is_arrow(updates):
         yield from _reader(updates)
         return
-    rows: list[Any] = []
+    gathered = Rows()
     for item in _iterable(updates):
         if is_arrow(item):
-            if rows:
-                yield rows
-                rows = []
+            if gathered.rows:
+                yield gathered.take()
             yield from _reader(item)
-            continue
-        rows.append(item)
-        if len(rows) >= ROWS_AT_ONCE:
-            yield rows
-            rows = []
-    if rows:
-        yield rows
+        elif gathered.add(item):
+            yield gathered.take()
+    if gathered.rows:
+        yield gathered.take()
 
 
 class Buffer:

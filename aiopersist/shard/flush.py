@@ -6,8 +6,8 @@ from typing import Any
 from aiopersist.data.codec import Schema
 from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
+from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.fetch import Fetch, Selection
-from aiopersist.shard.register import Slot, Unknowable
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.model import HollowBatch
@@ -38,7 +38,12 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot) -> bool:
     except BatchExpired:
         done = False
     except Unknowable:  # it may be named: for the deletion of blobs, unknown counts as applied
+        slot.pending = None
         return False
+    except BaseException:
+        if not slot.busy:  # nothing was sent
+            upload.discard()
+        raise
     if not done:
         upload.discard()
     return done

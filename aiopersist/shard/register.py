@@ -28,10 +28,17 @@ version can slip in between. A lost hint costs `settings.watch_timeout_s`.
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aiopersist.errors import Corruption, Error, Indeterminate, ShardFinalized, StorageUnavailable
+from aiopersist.errors import (
+    Corruption,
+    Error,
+    Indeterminate,
+    InvalidUsage,
+    ShardFinalized,
+    StorageUnavailable,
+)
+from aiopersist.shard.attempt import Attempt, Slot, Unknowable
 from aiopersist.shard.log import consensus_key, load, replay
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import Command, Commit, Context, Keep
@@ -47,45 +54,6 @@ LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
 ANSWER_S = 1.0  # how long settling waits for the statement's own answer before it looks
 
 
-class Unknowable(Indeterminate):
-    """It was decided whether the version was written, and every proof of how is gone."""
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One compare-and-set of version `expected + 1`."""
-
-    expected: int | None
-    commit: str
-    data: bytes
-    command: Command
-    result: Any
-    """What the command says happened, if this is what happened."""
-    statement: asyncio.Task[bool] | None = None
-    sent: int = 0
-    """How often. An answer to a second sending says nothing of the first."""
-    happened: bool | None = None
-    """Known once it was settled."""
-
-    @property
-    def seqno(self) -> int:
-        return 0 if self.expected is None else self.expected + 1
-
-
-class Slot:
-    """A handle's place for the one attempt whose outcome is not known yet."""
-
-    __slots__ = ("pending",)
-
-    def __init__(self) -> None:
-        self.pending: Attempt | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether an attempt is to be settled before anything else."""
-        return self.pending is not None
-
-
 class Register:
     """See the header. `state` is `None` only until the shard was found or created."""
 
@@ -98,6 +66,7 @@ class Register:
         self._stack = stack
         self._key = consensus_key(shard)
         self._turn = asyncio.Lock()
+        self._queueing = 0
         self._reading: asyncio.Task[None] | None = None
         self._queued: asyncio.Task[None] | None = None
         self._waiters: set[asyncio.Future[None]] = set()
@@ -260,13 +229,16 @@ class Register:
 
     async def _take_turn(self) -> bool:
         """Wait for the turn, but not for long; whether it was taken."""
-        if not self._turn.locked():
+        if not self._turn.locked() and not self._queueing:  # whoever was woken first goes first
             return await self._turn.acquire()
+        self._queueing += 1
         try:
             async with asyncio.timeout(TURN_S):
                 return await self._turn.acquire()
         except TimeoutError:
             return False
+        finally:
+            self._queueing -= 1
 
     async def _context(self) -> Context:
         return Context(now=await self._stack.consensus.now(), pinned=min(self.pins, default=None))
@@ -294,7 +266,9 @@ class Register:
 
     async def _send(self, attempt: Attempt) -> bool:
         """Whether version `attempt.seqno` is this attempt's. `StorageUnavailable` only if it surely did
-        not happen; a cancellation leaves it unknown."""
+        not happen; anything else, a cancellation too, leaves it unknown."""
+        runtime, limit_s = self._stack.runtime, self._stack.settings.retry_timeout_s
+        began, delays = runtime.monotonic(), runtime.delays()
         while True:
             attempt.sent += 1
             statement = attempt.statement = self._stack.supervisor.spawn(
@@ -310,11 +284,18 @@ class Register:
                 if attempt.sent == 1:
                     raise
                 cause = error
+            except (Corruption, InvalidUsage):
+                raise
             except Exception as error:
                 cause = error
             decided = await self._look(attempt, cause)
             if decided is not None:
                 return decided
+            delay = next(delays)
+            if limit_s is not None and runtime.monotonic() - began + delay > limit_s:
+                text = f"version {attempt.seqno} may still be written: it was sent {attempt.sent} times"
+                raise Indeterminate(text, shard_id=self.shard) from cause
+            await runtime.sleep(delay)
 
     async def _look(self, attempt: Attempt, cause: BaseException | None) -> bool | None:
         """Whether the attempt happened, by what is there now; `None` if its version is vacant."""

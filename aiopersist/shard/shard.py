@@ -5,9 +5,10 @@ from typing import Any
 from aiopersist.data.codec import Schema
 from aiopersist.errors import CodecMismatch, ShardFinalized, UnknownShard
 from aiopersist.frontier import minimum
+from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.hold import SharedHold
-from aiopersist.shard.register import Register, Slot
+from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.lifecycle import Create
 from aiopersist.state.model import State

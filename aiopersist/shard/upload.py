@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import sort_and_consolidate
-from aiopersist.data.convert import Buffer, is_arrow, pieces_of, to_table
+from aiopersist.data.convert import Buffer, Rows, is_arrow, pieces_of, rough_bytes, to_table
 from aiopersist.data.inline import checksum, encode_inline
 from aiopersist.data.order import row_key
 from aiopersist.data.part import EncodedPart, StatsSpec, encode_part
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 ON_THE_LOOP_ROWS = 256  # fewer rows are converted and sorted faster than a thread is reached
-ROWS_AT_ONCE = 8192  # of an async iterator
+ON_THE_LOOP_BYTES = 64 * 1024
 
 
 class Upload:
@@ -146,7 +146,7 @@ class Upload:
             await self._push(piece)
 
     async def _push(self, piece: Any) -> None:
-        if isinstance(piece, Sequence) and len(piece) <= ON_THE_LOOP_ROWS:
+        if is_small(piece):
             table = self._checked(piece)
         else:
             table = await self._stack.compute(self._checked, piece)
@@ -297,20 +297,25 @@ def _split(table: "pa.Table", target: int) -> list["pa.Table"]:
 
 async def pieces_as_they_come(updates: AsyncIterable[Any]) -> AsyncIterator[Any]:
     """The input in pieces that `to_table` takes."""
-    rows: list[Any] = []
+    gathered = Rows()
     async for item in updates:
         if is_arrow(item):
-            if rows:
-                yield rows
-                rows = []
+            if gathered.rows:
+                yield gathered.take()
             yield item
-        else:
-            rows.append(item)
-            if len(rows) >= ROWS_AT_ONCE:
-                yield rows
-                rows = []
-    if rows:
-        yield rows
+        elif gathered.add(item):
+            yield gathered.take()
+    if gathered.rows:
+        yield gathered.take()
+
+
+def is_small(rows: Any) -> bool:
+    """Whether a thread would cost more than converting the rows here."""
+    return (
+        isinstance(rows, Sequence)
+        and len(rows) <= ON_THE_LOOP_ROWS
+        and sum(map(rough_bytes, rows)) <= ON_THE_LOOP_BYTES
+    )
 
 
 async def _delete(stack: Stack, in_flight: list[asyncio.Task[Any]], keys: list[str]) -> None:

@@ -9,7 +9,6 @@ withdrawn, else they share the fate of their group, which `settle` tells.
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiopersist.data.assemble import at_time, concat
@@ -18,9 +17,9 @@ from aiopersist.data.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, successor
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.upload import ON_THE_LOOP_ROWS, Upload, pieces_as_they_come
+from aiopersist.shard.upload import Upload, is_small, pieces_as_they_come
 from aiopersist.state.writing import Appended, Write, repeated
-from aiopersist.write.doubt import Doubt
+from aiopersist.write.doubt import Case, Doubt
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -36,17 +35,28 @@ class Appender(Protocol):
     async def make_room(self) -> None: ...
     def token(self) -> str: ...
     async def commit(self, command: Write, doubt: Doubt) -> Appended: ...
-    def doubts(self, doubt: Doubt, transactions: Mapping[str, int]) -> None: ...
+    def doubts(self, case: Case) -> None: ...
 
 
-@dataclass(eq=False)
-class _Call:
-    """One `write` that waits. `doubt` is the group's once the call was taken."""
+class _Call(Case):
+    """One `write` that waits. `doubt` is that of the group it was last taken into."""
 
-    table: "pa.Table | None"
-    transactions: Mapping[str, int]
-    time: asyncio.Future[int]
-    doubt: Doubt = field(default_factory=Doubt)
+    def __init__(self, transactions: Mapping[str, int]) -> None:
+        self.time: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.time.add_done_callback(lambda time: time.cancelled() or time.exception())  # seen
+        super().__init__(transactions, decided=self.time)
+        self.table: pa.Table | None = None
+        self.taken = False
+        self.abandoned = False
+        """Its caller is gone: it goes with no further group."""
+
+    def tell(self, outcome: "int | BaseException") -> None:
+        if self.time.done():
+            return
+        if isinstance(outcome, int):
+            self.time.set_result(outcome)
+        else:
+            self.time.set_exception(outcome)
 
 
 class Combiner:
@@ -63,32 +73,30 @@ class Combiner:
         """See `WriteHandle.write`."""
         if self._schema.time_length is not None:
             raise InvalidUsage(UsageKind.INVALID_TIME, "write picks int times; this shard has product times")
-        call = _Call(None, transactions, asyncio.get_running_loop().create_future())
+        call = _Call(transactions)
         try:
             call.table = table = await self._converted(rows, diff)
             if not table.num_rows and not transactions:
                 return _last_complete((await self._shard.open()).upper)
             return await self._queued(call)
         except (asyncio.CancelledError, Indeterminate):
+            call.abandoned = True
             if call in self._waiting:
                 self._waiting.remove(call)
-            self._handle.doubts(call.doubt, transactions)
+            if not call.taken:
+                call.time.cancel()
+            self._handle.doubts(call)
             raise
 
     async def _queued(self, call: _Call) -> int:
         self._waiting.append(call)
         if self._leader is None or self._leader.done():
             self._leader = self._shard.stack.supervisor.spawn(self._lead(), "commit the writes of a handle")
-        return await call.time
-
-    async def settled(self) -> None:
-        """Wait until no group is being committed."""
-        while self._leader is not None and not self._leader.done():
-            await asyncio.wait([self._leader])
+        return await asyncio.shield(call.time)
 
     async def _converted(self, rows: Any, diff: int) -> "pa.Table":
         """The rows as columns, checked: a sequence, Arrow data, an iterator or async iterator of either."""
-        if isinstance(rows, Sequence) and len(rows) <= ON_THE_LOOP_ROWS:
+        if is_small(rows):
             return self._table([rows], diff)
         if isinstance(rows, AsyncIterable):
             pieces: Any = [piece async for piece in pieces_as_they_come(rows)]
@@ -111,13 +119,15 @@ class Combiner:
             try:
                 async with self._handle.turn():
                     group, self._waiting = self._waiting, []
+                    for call in group:
+                        call.taken = True
                     await self._commit(group)
             except BaseException as error:
                 if not group:  # not even the turn came: that is told to all who wait for it
                     group, self._waiting = self._waiting, []
                 for call in group:
-                    if not call.time.done():
-                        call.time.set_exception(error)
+                    if call not in self._waiting:  # those that were put back have their turn yet
+                        call.tell(error)
                 if not isinstance(error, Exception):
                     raise
 
@@ -131,8 +141,7 @@ class Combiner:
             done = await self._append(group, upper)
             if done.wrote:
                 for call in group:
-                    if not call.time.done():
-                        call.time.set_result(_last_complete(done.upper))
+                    call.tell(_last_complete(done.upper))
                 return
 
     async def _append(self, group: list[_Call], upper: Antichain) -> Appended:
@@ -162,13 +171,15 @@ class Combiner:
         rest: list[_Call] = []
         apps: set[str] = set()
         for call in group:
-            if repeated(state, call.transactions):
-                if not call.time.done():
-                    call.time.set_result(_last_complete(state.upper))
+            if call.abandoned:
+                call.time.cancel()
+            elif repeated(state, call.transactions):
+                call.tell(_last_complete(state.upper))
             elif apps.isdisjoint(call.transactions):
                 apps.update(call.transactions)
                 rest.append(call)
             else:
+                call.taken = False
                 self._waiting.append(call)
         return rest
 

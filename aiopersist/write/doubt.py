@@ -1,12 +1,13 @@
 """What came of an append, for callers that were not told."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from aiopersist.errors import Indeterminate
 from aiopersist.frontier import Antichain
 from aiopersist.resource import RELEASE_DEADLINE_S
-from aiopersist.shard.register import Attempt
+from aiopersist.shard.attempt import Attempt
 from aiopersist.shard.upload import Upload
 
 
@@ -53,3 +54,13 @@ class Doubt:
             raise self.outcome
         assert self.outcome is not None
         return self.outcome
+
+
+@dataclass(eq=False)
+class Case:
+    """One call whose caller was not told: its append, and when that is decided as far as it will be
+    without settling."""
+
+    transactions: Mapping[str, int]
+    doubt: Doubt = field(default_factory=Doubt)
+    decided: asyncio.Future[int] | None = None

@@ -20,10 +20,10 @@ from aiopersist.data.codec import Schema
 from aiopersist.errors import Indeterminate, InvalidUsage, LeaseExpired, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain, Time, frontier, minimum
 from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
+from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.catalog import ShardId, is_text
 from aiopersist.shard.flush import flush_inline, must_flush
 from aiopersist.shard.lease import keep_alive
-from aiopersist.shard.register import Slot, Unknowable
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.writing import (
@@ -36,7 +36,7 @@ from aiopersist.state.writing import (
     repeated,
 )
 from aiopersist.write.combine import Combiner
-from aiopersist.write.doubt import Committed, Doubt, NotCommitted
+from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -55,7 +55,7 @@ class WriteHandle(Resource, Generic[K, V]):
         self._scope = Scope(f"the writer of {shard.id}", scope, shard.id)
         self._slot = Slot()
         self._turn = asyncio.Lock()
-        self._doubt: tuple[Doubt, Mapping[str, int]] | None = None  # the last one of an unknowing caller
+        self._case: Case | None = None  # the last append whose caller does not know
         self._pending: Doubt | None = None  # of the attempt in the slot
         self._beating: asyncio.Task[None] | None = None
         self._combiner = Combiner(self, shard, schema)
@@ -66,7 +66,11 @@ class WriteHandle(Resource, Generic[K, V]):
         """Create the shard if need be, and register a writer: one commit, two for a new shard."""
         await shard.open_or_create(schema)
         handle = cls(shard, schema, shard.schema_id(schema), scope)
-        await handle._register()
+        try:
+            await handle._register()
+        except BaseException:
+            handle._scope.close()
+            raise
         return handle
 
     @property
@@ -108,7 +112,7 @@ class WriteHandle(Resource, Generic[K, V]):
 
         Costs one compare-and-set; and one request per part, if the data is not small."""
         with self._scope.call():
-            self._doubt = None
+            self._case = None
             lower, upper = self._bounds(expected_upper, new_upper)
             transactions = check_txn(txn)
             await self._append(updates, lower, upper, transactions, replica=False)
@@ -118,7 +122,7 @@ class WriteHandle(Resource, Generic[K, V]):
         is dropped, so overlapping and repeated appends of the same data land once. `UpperMismatch`
         if the shard's upper is below `lower` or incomparable: there would be a gap."""
         with self._scope.call():
-            self._doubt = None
+            self._case = None
             bounds = self._bounds(lower, upper)
             await self._append(updates, *bounds, {}, replica=True)
 
@@ -126,7 +130,7 @@ class WriteHandle(Resource, Generic[K, V]):
         """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return it.
         Calls that wait at the same moment share one commit. Int times only."""
         with self._scope.call():
-            self._doubt = None
+            self._case = None
             return await self._combiner.write(rows, diff, check_txn(txn))
 
     async def settle(self) -> Committed | NotCommitted | None:
@@ -134,16 +138,19 @@ class WriteHandle(Resource, Generic[K, V]):
         `Indeterminate`, until the next append begins; `None` where there was none. `Indeterminate`
         if it cannot be known."""
         with self._scope.call():
-            await self._combiner.settled()
-            async with self._turn:
-                await self._settle()
-            if self._doubt is None:
-                return None
-            doubt, transactions = self._doubt
-            outcome = doubt.answer()
-            if transactions and isinstance(outcome, NotCommitted):  # recorded by another: it has happened
+            while True:
+                async with self._turn:
+                    await self._settle()
+                case = self._case
+                if case is None:
+                    return None
+                if case.decided is None or case.decided.done():
+                    break
+                await asyncio.wait([case.decided])
+            outcome = case.doubt.answer()
+            if case.transactions and isinstance(outcome, NotCommitted):  # another recorded it: it happened
                 state = await self._shard.register.refresh()
-                if state is not None and repeated(state, transactions):
+                if state is not None and repeated(state, case.transactions):
                     return Committed(state.upper)
             return outcome
 
@@ -186,7 +193,7 @@ class WriteHandle(Resource, Generic[K, V]):
                         Append(upload.writer, self.token(), batch, transactions, replica), doubt
                     )
         except (asyncio.CancelledError, Indeterminate):
-            self.doubts(doubt, transactions)
+            self.doubts(Case(transactions, doubt))
             raise
         finally:
             await doubt.tidy()
@@ -203,9 +210,9 @@ class WriteHandle(Resource, Generic[K, V]):
             await self._settle()
             yield
 
-    def doubts(self, doubt: Doubt, transactions: Mapping[str, int]) -> None:
+    def doubts(self, case: Case) -> None:
         """The caller of this append does not know its outcome: `settle` tells it."""
-        self._doubt = doubt, transactions
+        self._case = case
 
     async def make_room(self) -> None:
         """Flush inline parts to a blob if the state holds too many: one append of some thousands pays for
@@ -292,8 +299,8 @@ class WriteHandle(Resource, Generic[K, V]):
 
     async def _heartbeat(self) -> None:
         async with self._turn:
-            if not self._slot.busy:
-                await self._shard.register.commit(HeartbeatWriter(self.writer_id), self._slot)
+            await self._settle()
+            await self._shard.register.commit(HeartbeatWriter(self.writer_id), self._slot)
 
     # --- checks ----------------------------------------------------------------------------------
 

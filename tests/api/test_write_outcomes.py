@@ -418,3 +418,68 @@ async def _truncate_but_head(r: Rig, w: ap.WriteHandle[str, int]) -> None:
     latest = shard.state.latest_rollup
     assert latest is not None
     await r.consensus.truncate(consensus_key(w.shard_id), latest)
+
+
+async def test_a_write_that_was_put_back_is_not_told_of_the_failure_of_others() -> None:
+    """Goal: of two numbers of one application only the one that was sent has failed."""
+    faults = Faults()
+    consensus = FaultyConsensus(MemoryConsensus(""), faults)
+    settings = ap.Settings(retry_timeout_s=0)
+    async with ap.open(blob=MemoryBlob(""), consensus=consensus, settings=settings) as client:
+        w = await client.writer("t", SCHEMA)
+        faults.fail_next(CAS, Outcome.REFUSED)
+        first, second = await asyncio.gather(
+            w.write([("a", 1)], txn=("app", 1)), w.write([("b", 2)], txn=("app", 2)), return_exceptions=True
+        )
+        assert isinstance(first, ap.StorageUnavailable)
+        assert second == 0
+        async with client.reader("t", SCHEMA) as r, r.snapshot() as s:
+            assert await s.rows() == [("b", 2, 1)]
+
+
+@pytest.mark.parametrize("error", [ap.Indeterminate, OSError], ids=["of unknown outcome", "foreign"])
+async def test_a_version_is_not_sent_for_ever(error: type[Exception]) -> None:
+    """Goal: with pauses, and until the retry limit; then the outcome is unknown, and can be settled."""
+    sent = 0
+
+    class Breaking(MemoryConsensus):
+        async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+            nonlocal sent
+            if breaking:
+                sent += 1
+                raise error("lost")
+            return await super().compare_and_set(key, expected, data)
+
+    breaking = False
+    settings = ap.Settings(retry_timeout_s=0.3)
+    async with ap.open(blob=MemoryBlob(""), consensus=Breaking(""), settings=settings) as client:
+        w = await client.writer("t", SCHEMA)
+        breaking = True
+        async with asyncio.timeout(5):
+            with pytest.raises(ap.Indeterminate):
+                await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
+        assert 1 < sent < 20
+        breaking = False
+        assert await w.settle() == ap.NotCommitted()
+        await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
+
+
+async def test_settling_does_not_wait_for_the_writes_of_others() -> None:
+    async with ap.open("mem://") as client:
+        w = await client.writer("t", SCHEMA)
+        stop = False
+
+        async def keep_writing() -> None:
+            while not stop:
+                await w.write([("k", 1)])
+
+        busy = [asyncio.create_task(keep_writing()) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        mine = asyncio.create_task(w.write([("mine", 1)]))
+        await asyncio.sleep(0)
+        mine.cancel()
+        await asyncio.wait([mine])
+        async with asyncio.timeout(2):
+            await w.settle()
+        stop = True
+        await asyncio.gather(*busy)
