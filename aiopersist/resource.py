@@ -217,7 +217,11 @@ class Puller(Generic[T]):
     async def pull(self) -> T:
         """The next item; `StopAsyncIteration` at the end, and so at every further call. An error stays,
         too: an iteration that failed must not look like one that ended. After the item is taken
-        there is no await; of several who wait at once each gets an item of its own."""
+        there is no await; of several who wait at once each gets an item of its own. Who waits as it is
+        closed is told `CLOSED`."""
+        me = asyncio.current_task()
+        assert me is not None
+        cancelling = me.cancelling()
         while True:
             if self._task is None:
                 self._task = self._supervisor.spawn(self._advance(), self._name, abandon=True)
@@ -227,6 +231,8 @@ class Puller(Generic[T]):
             except asyncio.CancelledError:
                 if task.cancelled() and self._task is task:  # closed meanwhile, or the client is
                     self._task = None
+                if task.cancelled() and me.cancelling() <= cancelling:  # nobody cancelled the caller
+                    raise InvalidUsage(UsageKind.CLOSED, "the iteration was closed") from None
                 raise
             except _End:
                 raise StopAsyncIteration from None

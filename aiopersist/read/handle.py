@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.updates import Updates
@@ -36,7 +36,7 @@ class ReadHandle(Resource, Generic[K, V]):
         self._fetch = Fetch(shard, schema)
         self._own = own
         self._own_turn = asyncio.Lock()
-        self._opened: WeakSet[Snapshot[K, V] | Listen] = WeakSet()
+        self._opened: set[Snapshot[K, V] | Listen] = set()  # until each is closed, wanted or not
 
     @classmethod
     async def open(
@@ -130,17 +130,26 @@ class ReadHandle(Resource, Generic[K, V]):
                 await self._any_complete(wait)
             else:
                 need = await self._complete(as_of, wait)
-            hold = self._shard.hold
+            try:
+                return await self._snapshot(as_of, need)
+            except BaseException:
+                if need is not None:
+                    self._shard.hold.drop(need)
+                raise
+
+    async def _snapshot(self, as_of: Time | None, need: Need | None) -> Snapshot[K, V]:
+        hold = self._shard.hold
+        await hold.ensure()
+        while not hold.registered:
             await hold.ensure()
-            while not hold.registered:
-                await hold.ensure()
-            state = self._shard.state  # no await from here to the pin
-            if as_of is None:
-                as_of = _last(state.upper)
-            self._check_since(state, as_of)
-            snapshot: Snapshot[K, V] = Snapshot(self._scope, self._fetch, hold, state, as_of, need)
-            self._opened.add(snapshot)
-            return snapshot
+        state = self._shard.state  # no await from here to the pin
+        if as_of is None:
+            as_of = _last(state.upper)
+        self._check_since(state, as_of)
+        closed = self._opened.discard
+        snapshot: Snapshot[K, V] = Snapshot(self._scope, self._fetch, hold, state, as_of, need, closed)
+        self._opened.add(snapshot)
+        return snapshot
 
     async def _any_complete(self, wait: bool) -> None:
         """Wait until there is a complete time, by a fresh look. Int times only."""
@@ -260,7 +269,12 @@ class ReadHandle(Resource, Generic[K, V]):
                 async for updates in taken.updates():
                     yield updates
 
-        listen = Listen(self._scope, self._fetch, self._shard.hold, need, start, snapshot)
+        shared, closed = self._shard.hold, self._opened.discard
+        try:
+            listen = Listen(self._scope, self._fetch, shared, need, start, snapshot, closed)
+        except BaseException:  # closed meanwhile
+            shared.drop(need)
+            raise
         self._opened.add(listen)
         return listen
 
@@ -287,14 +301,15 @@ class ReadHandle(Resource, Generic[K, V]):
         await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
 
     async def _release(self) -> None:
-        for opened in list(self._opened):
-            await opened.aclose()
-        if self._own is not None:
-            if self._own.owner is None:
-                await self._own.release()
-            else:
-                self._own.stop()
-        await self._shard.hold.release()
+        async with AsyncExitStack() as steps:  # the last one first; each of them, whatever fails
+            steps.push_async_callback(self._shard.hold.release)
+            if self._own is not None:
+                if self._own.owner is None:
+                    steps.push_async_callback(self._own.release)
+                else:
+                    steps.callback(self._own.stop)
+            for opened in self._opened:
+                steps.push_async_callback(opened.aclose)
 
     # --- checks ----------------------------------------------------------------------------------
 

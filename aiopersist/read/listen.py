@@ -84,6 +84,7 @@ class Listen(Resource):
         need: Need,
         start: Start,
         snapshot: Callable[[], AsyncGenerator[Updates[Any, Any, Any], None]],
+        closed: Callable[["Listen"], None],
     ) -> None:
         self._scope = Scope("the listen", scope, fetch.shard.id)
         self._fetch = fetch
@@ -92,6 +93,7 @@ class Listen(Resource):
         self._schema = fetch.schema
         self._start = start
         self._snapshot = snapshot
+        self._closed = closed
         self._frontier = Antichain(_given(start.as_of)) if start.snapshot else start.frontier
         self._snapshot_due = start.snapshot
         self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
@@ -142,6 +144,7 @@ class Listen(Resource):
         self._scope.close()  # perhaps with its handle before
         self._hold.drop(self._need)
         await self._puller.aclose()
+        self._closed(self)
 
     def _hand_over(self, item: Updates[Any, Any, Any] | Antichain) -> Updates[Any, Any, Any] | Progress:
         if isinstance(item, Updates):

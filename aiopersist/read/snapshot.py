@@ -54,6 +54,7 @@ class Snapshot(Resource, Generic[K, V]):
         state: State,
         as_of: Time,
         need: Need | None,
+        closed: Callable[["Snapshot[K, V]"], None],
     ) -> None:
         self.as_of = as_of
         self._scope = Scope("the snapshot", scope, fetch.shard.id)
@@ -61,6 +62,7 @@ class Snapshot(Resource, Generic[K, V]):
         self._hold = hold
         self._reader = hold.reader
         self._need = need
+        self._closed = closed
         self._release: Callable[[], None] = fetch.shard.register.pin(state)
         self._parts = parts_at(state, as_of)
         self._iterations: WeakSet[Items[Any]] = WeakSet()
@@ -113,6 +115,7 @@ class Snapshot(Resource, Generic[K, V]):
             self._hold.drop(self._need)
         for items in list(self._iterations):
             await items.aclose()
+        self._closed(self)
 
     async def _contents(self) -> "pa.Table":
         self._hold.check(self._reader)
