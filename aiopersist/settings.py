@@ -101,7 +101,7 @@ class Settings(BaseModel):
     fetch_max_outstanding_parts: PositiveInt = 8
     """Parts fetched at once per snapshot: hides the latency of an object store."""
     compaction_memory_bytes: PositiveInt = 256 * MIB
-    """Memory of one merge of runs, of a snapshot in batches or a compaction, at any size of input."""
+    """Memory of one compaction, at any size of input."""
 
     @model_validator(mode="before")
     @classmethod

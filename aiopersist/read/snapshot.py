@@ -95,8 +95,8 @@ class Snapshot(Resource, Generic[K, V]):
             return await self._rows_of(table)
 
     def batches(self) -> "Items[pa.RecordBatch]":
-        """All contents as Arrow batches, globally consolidated, in key order, in bounded memory
-        (`settings.compaction_memory_bytes`)."""
+        """All contents as Arrow batches, globally consolidated, in key order. In memory are about one and a
+        half row groups (`settings.row_group_bytes`) of each sorted run of parts, not the contents."""
         return self._iteration(self._batches())
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:

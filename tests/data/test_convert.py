@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from aiopersist.data import convert, sizes
 from aiopersist.data.codec import Schema
-from aiopersist.data.convert import ROW, Buffer, iter_tables, to_table
+from aiopersist.data.convert import ROW, Buffer, iter_tables, pieces_of, to_table
 from aiopersist.data.updates import Update, Updates
 from aiopersist.errors import InvalidUpdate
 
@@ -252,3 +252,13 @@ def test_one_update_has_a_largest_size() -> None:
     with pytest.raises(InvalidUpdate) as e:
         sizes.check_update_size(table, 11, row_base=10)
     assert e.value.row == 13
+
+
+def test_pieces_of_an_iterator_are_bounded_in_bytes_too() -> None:
+    """Goal: memory is bounded however large the rows are."""
+    large = ((i, b"x" * 1_000_000, 0, 1) for i in range(40))
+    sizes = [len(piece) for piece in pieces_of(large)]
+    assert sum(sizes) == 40
+    assert max(sizes) <= 9
+    small = ((i, b"x", 0, 1) for i in range(20_000))
+    assert [len(piece) for piece in pieces_of(small)] == [8192, 8192, 20_000 - 2 * 8192]
