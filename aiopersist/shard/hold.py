@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized
 from aiopersist.frontier import Antichain
+from aiopersist.shard.attempt import Slot
 from aiopersist.shard.lease import keep_alive
-from aiopersist.shard.register import Register, Slot
+from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import Command
 from aiopersist.state.model import LeasedReader
