@@ -15,24 +15,26 @@ from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import check_evolution
 from aiopersist.data.lazy import import_arrow
 from aiopersist.errors import (
+    CodecMismatch,
     IncompatibleSchema,
     Indeterminate,
     SchemaMismatch,
+    ShardFinalized,
     StorageUnavailable,
     UnknownShard,
 )
 from aiopersist.frontier import Antichain, Time, frontier
 from aiopersist.maintenance import Maintenance
 from aiopersist.read.handle import ReadHandle
-from aiopersist.resource import Opening, Resource, Scope, Supervisor, run_bounded
+from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard import catalog
+from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.register import Slot
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.state.lifecycle import EvolveSchema, Finalize
+from aiopersist.state.lifecycle import Bury, EvolveSchema, Finalize, buried
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.identity import check_identity
@@ -105,7 +107,9 @@ class Client(Resource):
         mine: list[Blob | Consensus],
         maintenance: bool,
     ) -> None:
-        self._scope = Scope("the client")
+        self._calls = Scope("the client")  # ends first: then nothing new begins
+        self._scope = Scope("the client")  # of the handles and their openings: ends when they are released
+        self._openings: set[asyncio.Future[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._mine = mine
         wrapped_blob, wrapped_consensus, self._metrics = stack(blob, consensus, settings, runtime)
@@ -125,7 +129,7 @@ class Client(Resource):
         """Return if both stores answer and belong together; else `StorageUnavailable` after
         `settings.open_timeout_s`, or `InvalidLocation`. Two requests."""
         deadline = self._stack.settings.open_timeout_s
-        with self._scope.call():
+        with self._calls.call():
             try:
                 async with asyncio.timeout(deadline * 1.5):  # a store that accepts and never answers
                     await check_identity(self._hasty_blob, self._hasty_consensus, self._stack.runtime)
@@ -144,7 +148,11 @@ class Client(Resource):
         async def open_writer() -> WriteHandle[K, V]:
             _checked(schema)
             found = self._shard(await catalog.resolve_or_create(self._stack, shard))
-            return await WriteHandle.open(found, schema, self._scope)
+            try:
+                return await WriteHandle.open(found, schema, self._scope)
+            except CodecMismatch:
+                _check_unburied(found)
+                raise
 
         return Opening(lambda: self._opened(open_writer))
 
@@ -196,6 +204,7 @@ class Client(Resource):
             if create and schema is not None:
                 found = self._shard(await catalog.resolve_or_create(self._stack, shard))
                 await found.open_or_create(schema)
+                _check_unburied(found)
             else:
                 found = await self._existing(shard)
             stored = found.schema(found.state.schema_id)
@@ -216,38 +225,41 @@ class Client(Resource):
 
     async def shard_id(self, name: str) -> ShardId:
         """The id of the shard of that name; `UnknownShard`. One request; for an id a look at the shard."""
-        with self._scope.call():
+        with self._calls.call():
             found = await catalog.resolve(self._stack, name)
             return (await self._existing(found)).id if found == name else found
 
     async def list_shards(self) -> dict[str, ShardId]:
         """All names in use. One request, and one for each."""
-        with self._scope.call():
+        with self._calls.call():
             return await catalog.names(self._stack)
 
     async def drop(self, name: str) -> None:
         """Finalize the shard and free its name: both frontiers become empty, every handle is fenced, what
-        waits ends with `ShardFinalized`. Repeating it after a crash finishes the work."""
-        with self._scope.call():
+        waits ends with `ShardFinalized`. A shard that was named and is not there yet is never made.
+        Repeating it after a crash finishes the work."""
+        with self._calls.call():
             shard_id = await catalog.resolve(self._stack, name)
             shard = self._shard(shard_id)
             state = await shard.register.refresh()
             if state is None and name == shard_id:
                 raise UnknownShard(f"there is no shard {name}", shard_id=shard_id)
-            if state is not None:
-                await shard.register.commit(Finalize(), Slot())
+            if state is None:  # whoever made the name may be about to make the shard
+                record = Schema(key=bool, val=bool).to_record()
+                await shard.register.commit(Bury(shard_id, record), Slot())
+            await shard.register.commit(Finalize(), Slot())
             await catalog.free(self._stack, name, shard_id)
 
     async def txn_number(self, shard: str, app_id: str) -> int | None:
         """The last transaction number of that application; `None` if there is none. Linearizable."""
-        with self._scope.call():
+        with self._calls.call():
             found = await self._existing(shard)
             record = found.state.transactions.get(app_id)
             return record.number if record else None
 
     async def schema(self, shard: str) -> tuple[int, Schema[Any, Any, Any]]:
         """The current schema of the shard and its id. Linearizable."""
-        with self._scope.call():
+        with self._calls.call():
             found = await self._existing(shard)
             schema_id = found.state.schema_id
             return schema_id, found.schema(schema_id)
@@ -258,7 +270,7 @@ class Client(Resource):
         """Make `schema`, which may add optional fields to the current one, the current one; returns its
         id. `SchemaMismatch` if the current id is not `expected_id`, `IncompatibleSchema` for any
         other change. One commit."""
-        with self._scope.call():
+        with self._calls.call():
             found = await self._existing(shard)
             current = found.state.schema_id
             if current != expected_id:
@@ -278,7 +290,7 @@ class Client(Resource):
         """Close every handle and release what the client holds. Idempotent; goes on in the background if
         the caller is cancelled."""
         if self._closing is None or not self._closing.done():
-            self._scope.check_place()
+            self._calls.check_place()
         if self._closing is None:
             task = self._closing = asyncio.create_task(self._close(), name="close a client")
             _closing.add(task)
@@ -286,22 +298,39 @@ class Client(Resource):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        self._calls.close()
         handles = list(self._handles)
-        await run_bounded(CLOSE_AT_ONCE, [handle.aclose for handle in handles])
+        await run_bounded(CLOSE_AT_ONCE, [self._drain, *(handle.aclose for handle in handles)])
         self._scope.close()
         await self._stack.supervisor.aclose()
         for store in self._mine:
             await store.aclose()
 
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
-        with self._scope.call():
-            handle = await opener()
-        self._handles.add(handle)
-        return handle
+        self._calls.check()
+        opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._openings.add(opening)
+        try:
+            with self._scope.call():
+                handle = await opener()
+            self._handles.add(handle)
+            if self._calls.closed:
+                await handle.aclose()
+                self._calls.check()
+            return handle
+        finally:
+            self._openings.discard(opening)
+            opening.set_result(None)
+
+    async def _drain(self) -> None:
+        """What is being opened has a moment to be there; whoever opens it then releases it."""
+        if self._openings:
+            await asyncio.wait(self._openings, timeout=RELEASE_DEADLINE_S)
 
     async def _existing(self, name: str) -> Shard:
         shard = self._shard(await catalog.resolve(self._stack, name))
         await shard.open()
+        _check_unburied(shard)
         return shard
 
     def _shard(self, shard_id: ShardId) -> Shard:
@@ -311,6 +340,11 @@ class Client(Resource):
             if self._maintenance is not None:
                 self._maintenance.tend(shard)
         return shard
+
+
+def _check_unburied(shard: Shard) -> None:
+    if buried(shard.state):
+        raise ShardFinalized(f"shard {shard.id} is finalized", shard_id=shard.id)
 
 
 def _checked(schema: object) -> Schema[Any, Any, Any]:

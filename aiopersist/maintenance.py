@@ -1,5 +1,5 @@
 """Decides when the background work of a client runs, and runs it. Each task does one thing and ends;
-a failure is logged, and the next commit that owes the same tries again."""
+a failure is logged, and a commit some versions later that owes the same tries again."""
 
 import asyncio
 from functools import partial
@@ -17,6 +17,7 @@ class Maintenance:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._writers: WeakKeyDictionary[Shard, str] = WeakKeyDictionary()
+        self._not_before: WeakKeyDictionary[Shard, int] = WeakKeyDictionary()  # versions, after a failure
         self._running: WeakKeyDictionary[Shard, asyncio.Task[None]] = WeakKeyDictionary()
 
     def tend(self, shard: Shard) -> None:
@@ -25,9 +26,16 @@ class Maintenance:
 
     def _owed(self, shard: Shard, state: State) -> None:
         running = self._running.get(shard)
+        if state.seqno < self._not_before.get(shard, 0):
+            return
         if due(state, self._stack.settings.rollup_every) and (running is None or running.done()):
             work = self._roll_up(shard)
             self._running[shard] = self._stack.supervisor.background(work, f"roll up {shard.id}")
 
     async def _roll_up(self, shard: Shard) -> None:
-        self._writers[shard] = await write_rollup(shard, self._writers.get(shard))
+        try:
+            await write_rollup(shard, self._writers.get(shard), partial(self._writers.__setitem__, shard))
+        except Exception:
+            pause = max(1, self._stack.settings.rollup_every // 4)
+            self._not_before[shard] = shard.state.seqno + pause
+            raise

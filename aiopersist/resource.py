@@ -76,6 +76,7 @@ class Supervisor:
         self.failures = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, abandon: bool = False) -> asyncio.Task[Any]:
         """Run `work`, whose outcome its caller awaits, or does not want any more. At the end it has a
@@ -90,16 +91,19 @@ class Supervisor:
         task = asyncio.create_task(work, name=name)
         self._loops.add(task)
         task.add_done_callback(self._loop_done)
+        if self._closed:
+            task.cancel()
         return task
 
     async def aclose(self, deadline_s: float = RELEASE_DEADLINE_S) -> None:
         """End the background work, give the rest `deadline_s` to end by itself, then cancel it."""
         me = asyncio.current_task()
-        for task in self._loops:
+        self._closed = True
+        for task in self._loops - {me}:
             task.cancel()
         if rest := {*self._loops, *self._tasks} - {me}:
             await asyncio.wait(rest, timeout=deadline_s)
-        for task in self._tasks - {me}:
+        for task in {*self._loops, *self._tasks} - {me}:
             task.cancel()
         if rest := {*self._loops, *self._tasks} - {me}:
             await asyncio.wait(rest, timeout=deadline_s)

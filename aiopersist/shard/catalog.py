@@ -8,7 +8,9 @@ everybody.
 import json
 import re
 import uuid
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -65,20 +67,30 @@ async def resolve(stack: Stack, name: str) -> ShardId:
 async def resolve_or_create(stack: Stack, name: str) -> ShardId:
     """The shard that `name` names, which may have to be created yet. Two requests for a new name."""
     fresh = ShardId.new(stack.runtime)
-    while True:
+    for pause in _pauses(stack.runtime):
+        if pause:
+            await stack.runtime.sleep(pause)
         shard, seqno = await _read(stack, name)
         if shard is not None:
             return shard
         await _write(stack, name, seqno, fresh)
+    raise AssertionError("delays do not end")
 
 
 async def free(stack: Stack, name: str, shard: ShardId) -> None:
     """Make `name` name nothing, unless it names another shard by now."""
-    while True:
+    for pause in _pauses(stack.runtime):
+        if pause:
+            await stack.runtime.sleep(pause)
         found, seqno = await _read(stack, name)
         if found != shard or found == name:
             return
         await _write(stack, name, seqno, None)
+
+
+def _pauses(runtime: Runtime) -> Iterator[float]:
+    """Before each read: the second one sees at once what the first write did."""
+    return chain(repeat(0.0, 2), runtime.delays())
 
 
 async def names(stack: Stack) -> dict[str, ShardId]:

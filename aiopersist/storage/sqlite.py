@@ -103,8 +103,10 @@ class SqliteConsensus(Consensus):
     async def aclose(self) -> None:
         self._listener.close()
         self._watchers.wake_all()
-        await self._reader.close(self._close_reading)
-        await self._writer.close(self._close_writing)  # last: the last connection empties the WAL
+        try:
+            await self._reader.close(self._close_reading)
+        finally:  # the last connection empties the WAL
+            await self._writer.close(self._close_writing)
 
     async def _announce(self) -> None:
         row = (self._id, self._listener.listen())

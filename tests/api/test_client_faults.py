@@ -1,0 +1,219 @@
+"""Goal: races and failures around a client leave no shard without a name, no registration, no task."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.resource import Supervisor
+from aiopersist.runtime import Runtime
+from aiopersist.shard import catalog, log
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.sqlite import SqliteConsensus
+
+SCHEMA = ap.Schema(key=str, val=int)
+
+
+class Gate(MemoryConsensus):
+    """The first version 0 of a shard waits until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.open = asyncio.Event(), asyncio.Event()
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        if key.startswith("shard/") and expected is None and not self.reached.is_set():
+            self.reached.set()
+            await self.open.wait()
+        return await super().compare_and_set(key, expected, data)
+
+
+async def test_a_shard_that_is_dropped_before_it_is_made_is_never_made() -> None:
+    """Goal: its writer is told so; the name is free, an id that was never used stays unknown."""
+    blob, gate = MemoryBlob(), Gate()
+    async with (
+        ap.open(blob=blob, consensus=gate) as client,
+        ap.open(blob=blob, consensus=gate) as other,
+        asyncio.timeout(10),
+    ):
+        opening = asyncio.ensure_future(_writer(client))
+        await gate.reached.wait()
+        shard = (await other.list_shards())["t"]
+        await other.drop("t")
+        gate.open.set()
+        with pytest.raises(ap.ShardFinalized):
+            await opening
+        assert await other.list_shards() == {}
+        with pytest.raises(ap.ShardFinalized):
+            await client.reader(shard)
+        async with client.writer("t", SCHEMA) as w:
+            assert w.shard_id != shard
+        with pytest.raises(ap.UnknownShard):
+            await other.drop(ap.ShardId.new())
+
+
+async def test_a_shard_whose_drop_broke_off_is_refused() -> None:
+    """Goal: after a crash between both versions of a drop: finalized for everybody, and dropped again."""
+    from aiopersist.shard.attempt import Slot
+    from aiopersist.state.lifecycle import Bury
+
+    async with ap.open("mem://") as client:
+        shard_id = await catalog.resolve_or_create(client._stack, "t")
+        shard = client._shard(shard_id)
+        await shard.register.commit(Bury(shard_id, SCHEMA.to_record() | {"time": 1}), Slot())
+        other = ap.Schema(key=int, val=int)
+        for call in (
+            lambda: client.writer("t", other),
+            lambda: client.reader("t"),
+            lambda: client.reader("t", other, create=True),
+            lambda: client.schema("t"),
+        ):
+            with pytest.raises(ap.ShardFinalized):
+                await call()
+        await client.drop("t")
+        assert await client.list_shards() == {}
+
+
+async def _writer(client: ap.Client) -> Any:
+    return await client.writer("t", SCHEMA)
+
+
+async def test_a_handle_whose_opening_ends_while_its_client_closes_is_released() -> None:
+    blob, gate = MemoryBlob(), Gate()
+    client = await ap.open(blob=blob, consensus=gate)
+    opening = asyncio.ensure_future(_writer(client))
+    await gate.reached.wait()
+    closing = asyncio.ensure_future(client.aclose())
+    await asyncio.sleep(0.05)
+    with pytest.raises(ap.InvalidUsage):  # nothing new begins
+        await client.writer("u", SCHEMA)
+    gate.open.set()
+    async with asyncio.timeout(3):
+        await closing
+    with pytest.raises(ap.InvalidUsage) as caught:
+        await opening
+    assert caught.value.kind is ap.UsageKind.CLOSED
+    async with ap.open(blob=blob, consensus=gate, maintenance=False) as later:
+        found = await later._existing("t")
+        assert found.state.writers == {}
+
+
+async def test_no_task_outlives_its_supervisor() -> None:
+    supervisor = Supervisor()
+    late: list[asyncio.Task[None]] = []
+
+    async def forever() -> None:
+        await asyncio.sleep(60)
+
+    async def stubborn() -> None:
+        try:
+            await forever()
+        finally:
+            late.append(supervisor.background(forever(), "late"))
+
+    supervisor.background(stubborn(), "stubborn")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(2):
+        await supervisor.aclose(0.2)
+    await asyncio.sleep(0)
+    assert [task.cancelled() for task in late] == [True]
+
+
+async def test_failing_rollups_register_one_writer_and_come_rarely() -> None:
+    class NoRollups(MemoryBlob):
+        tries = 0
+
+        async def set(self, key: str, data: bytes | memoryview) -> None:
+            if key.endswith(".rollup"):
+                self.tries += 1
+                raise StorageUnavailable("no rollup today")
+            await super().set(key, data)
+
+    blob = NoRollups()
+    settings = ap.Settings(rollup_every=16, retry_timeout_s=0.0)
+    async with ap.open(blob=blob, consensus=MemoryConsensus(), settings=settings) as client:
+        async with client.writer("t", SCHEMA) as w:
+            for n in range(60):
+                await w.compare_and_append([], n, n + 1)
+                await asyncio.sleep(0.005)
+            (shard,) = client._shards.values()
+            assert len(shard.state.writers) == 2
+        assert 2 <= blob.tries <= 14
+
+
+async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: of a rollup and of many versions; the loop goes on."""
+    threads: list[tuple[str, bool]] = []
+    for name, work in (("_decode_rollup", log._decode_rollup), ("_applied", log._applied)):
+
+        def seen(*args: Any, name: str = name, work: Any = work) -> Any:
+            threads.append((name, threading.current_thread() is threading.main_thread()))
+            return work(*args)
+
+        monkeypatch.setattr(log, name, seen)
+    from aiopersist.rollup import write_rollup
+
+    blob, consensus = MemoryBlob(), MemoryConsensus()
+    async with (
+        ap.open(blob=blob, consensus=consensus, maintenance=False) as client,
+        client.writer("t", SCHEMA) as w,
+    ):
+        (shard,) = client._shards.values()
+        await write_rollup(shard)
+        for n in range(20):
+            await w.compare_and_append([], n, n + 1)
+        async with ap.open(blob=blob, consensus=consensus) as other:
+            await other.schema("t")
+    assert ("_decode_rollup", False) in threads
+    assert ("_applied", False) in threads
+
+
+async def test_closing_sqlite_under_cancellation_ends_both_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteConsensus(tmp_path / "state.db")
+    await store.compare_and_set("k", None, b"1")
+    await store.head("k")
+    held = threading.Event()
+    release = store._close_reading
+    monkeypatch.setattr(store, "_close_reading", lambda: (held.wait(5), release()))
+    closing = asyncio.ensure_future(store.aclose())
+    await asyncio.sleep(0.05)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert store._writer._closed
+    held.set()
+
+
+async def test_a_name_whose_write_is_lost_again_and_again_is_tried_with_pauses() -> None:
+    class Sleeps(Runtime):
+        slept: tuple[float, ...] = ()
+
+        async def sleep(self, seconds: float) -> None:
+            self.slept += (seconds,)
+            await super().sleep(seconds)
+
+    class Losing(MemoryConsensus):
+        lost = 0
+
+        async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+            if key.startswith("name/") and self.lost < 6:
+                self.lost += 1
+                raise Indeterminate("lost")
+            return await super().compare_and_set(key, expected, data)
+
+    runtime, consensus = Sleeps(), Losing()
+    settings = ap.Settings(retry_timeout_s=0.0)
+    async with ap.open(blob=MemoryBlob(), consensus=consensus, settings=settings, runtime=runtime) as client:
+        name = await catalog.resolve_or_create(client._stack, "t")
+        pauses = len([pause for pause in runtime.slept if pause > 0])
+        assert pauses >= 5
+        consensus.lost = 0
+        await catalog.free(client._stack, "t", name)
+        assert len([pause for pause in runtime.slept if pause > 0]) >= pauses + 5
+        assert await client.list_shards() == {}
