@@ -9,17 +9,15 @@ import os
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any, TypeVar, overload
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import check_evolution
 from aiopersist.data.lazy import import_arrow
 from aiopersist.errors import (
-    CodecMismatch,
     IncompatibleSchema,
     Indeterminate,
     SchemaMismatch,
-    ShardFinalized,
     StorageUnavailable,
     UnknownShard,
 )
@@ -34,7 +32,7 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.state.lifecycle import Bury, EvolveSchema, Finalize, buried
+from aiopersist.state.lifecycle import EvolveSchema, Finalize
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.identity import check_identity
@@ -118,7 +116,7 @@ class Client(Resource):
         self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
         self._maintenance = Maintenance(self._stack) if maintenance else None
         self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
-        self._handles: WeakSet[WriteHandle[Any, Any] | ReadHandle[Any, Any]] = WeakSet()
+        self._handles: set[WriteHandle[Any, Any] | ReadHandle[Any, Any]] = set()
 
     @property
     def metrics(self) -> Metrics:
@@ -148,11 +146,7 @@ class Client(Resource):
         async def open_writer() -> WriteHandle[K, V]:
             _checked(schema)
             found = self._shard(await catalog.resolve_or_create(self._stack, shard))
-            try:
-                return await WriteHandle.open(found, schema, self._scope)
-            except CodecMismatch:
-                _check_unburied(found)
-                raise
+            return await WriteHandle.open(found, schema, self._scope)
 
         return Opening(lambda: self._opened(open_writer))
 
@@ -204,7 +198,6 @@ class Client(Resource):
             if create and schema is not None:
                 found = self._shard(await catalog.resolve_or_create(self._stack, shard))
                 await found.open_or_create(schema)
-                _check_unburied(found)
             else:
                 found = await self._existing(shard)
             stored = found.schema(found.state.schema_id)
@@ -244,10 +237,7 @@ class Client(Resource):
             state = await shard.register.refresh()
             if state is None and name == shard_id:
                 raise UnknownShard(f"there is no shard {name}", shard_id=shard_id)
-            if state is None:  # whoever made the name may be about to make the shard
-                record = Schema(key=bool, val=bool).to_record()
-                await shard.register.commit(Bury(shard_id, record), Slot())
-            await shard.register.commit(Finalize(), Slot())
+            await shard.register.commit(Finalize(shard_id), Slot())
             await catalog.free(self._stack, name, shard_id)
 
     async def txn_number(self, shard: str, app_id: str) -> int | None:
@@ -313,7 +303,8 @@ class Client(Resource):
         try:
             with self._scope.call():
                 handle = await opener()
-            self._handles.add(handle)
+            self._handles.add(handle)  # also one that nobody keeps must be released
+            handle._scope.on_close = lambda: self._handles.discard(handle)
             if self._calls.closed:
                 await handle.aclose()
                 self._calls.check()
@@ -330,7 +321,6 @@ class Client(Resource):
     async def _existing(self, name: str) -> Shard:
         shard = self._shard(await catalog.resolve(self._stack, name))
         await shard.open()
-        _check_unburied(shard)
         return shard
 
     def _shard(self, shard_id: ShardId) -> Shard:
@@ -340,11 +330,6 @@ class Client(Resource):
             if self._maintenance is not None:
                 self._maintenance.tend(shard)
         return shard
-
-
-def _check_unburied(shard: Shard) -> None:
-    if buried(shard.state):
-        raise ShardFinalized(f"shard {shard.id} is finalized", shard_id=shard.id)
 
 
 def _checked(schema: object) -> Schema[Any, Any, Any]:

@@ -133,6 +133,8 @@ class Scope:
         self._pid = os.getpid()
         self._calls: set[_Call] = set()
         self._children: set[Scope] = set()
+        self.on_close: Callable[[], None] = lambda: None
+        """Called once, when it ends."""
         self._parent = parent
         if parent is not None:
             parent.check()
@@ -171,6 +173,7 @@ class Scope:
             call.interrupt()
         if self._parent is not None:
             self._parent._children.discard(self)
+        self.on_close()
         return True
 
 

@@ -112,7 +112,8 @@ def apply(diff: Diff, state: State | None) -> State:
     update: dict[str, Any] = {"seqno": diff.seqno, "commit": diff.commit, "at": diff.at}
     if state is None:
         maps = {name: getattr(changes, name) for name in MAPS}
-        return State.of(shard=changes.shard, since=changes.since, upper=changes.upper, **maps, **update)
+        first = {name: getattr(changes, name) for name in ("shard", "since", "upper", "finalized")}
+        return State.of(**first, **maps, **update)
     for name in changes.model_fields_set:
         if name == "drop":
             continue

@@ -28,35 +28,17 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
-    """Occupy version 0 of a shard that was dropped before it was made, unless it is there: nothing can
-    be appended to it or read from it. `Finalize` follows."""
+class Finalize:
+    """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced. Of a
+    shard that was named and is not there yet it writes the first version, so that none is made."""
 
     shard: str
-    schema: Mapping[str, Any]
-    """Of nothing: every version has one."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        if state is not None:
-            return Keep()
-        empty, record = Antichain(), {**self.schema, _BURIED: True}
-        return Commit(Changes(shard=self.shard, since=empty, upper=empty, schemas={0: record}))
-
-
-_BURIED = "buried"  # beside the schema in its record
-
-
-def buried(state: State) -> bool:
-    """Whether `state` is of a shard that was dropped before it was made."""
-    return _BURIED in state.schemas[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Finalize:
-    """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced."""
-
-    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        if state is None or state.finalized:
+        if state is None:
+            empty = Antichain()
+            return Commit(Changes(shard=self.shard, since=empty, upper=empty, finalized=True))
+        if state.finalized:
             return Keep()
         drop = {name: tuple(getattr(state, name)) for name in MAPS if name not in ("schemas", "rollups")}
         empty = Antichain()

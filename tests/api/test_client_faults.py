@@ -1,7 +1,9 @@
 """Goal: races and failures around a client leave no shard without a name, no registration, no task."""
 
 import asyncio
+import gc
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +59,14 @@ async def test_a_shard_that_is_dropped_before_it_is_made_is_never_made() -> None
 
 
 async def test_a_shard_whose_drop_broke_off_is_refused() -> None:
-    """Goal: after a crash between both versions of a drop: finalized for everybody, and dropped again."""
+    """Goal: after a crash before the name was freed: finalized for everybody, and dropped again."""
     from aiopersist.shard.attempt import Slot
-    from aiopersist.state.lifecycle import Bury
+    from aiopersist.state.lifecycle import Finalize
 
     async with ap.open("mem://") as client:
         shard_id = await catalog.resolve_or_create(client._stack, "t")
         shard = client._shard(shard_id)
-        await shard.register.commit(Bury(shard_id, SCHEMA.to_record() | {"time": 1}), Slot())
+        await shard.register.commit(Finalize(shard_id), Slot())
         other = ap.Schema(key=int, val=int)
         for call in (
             lambda: client.writer("t", other),
@@ -217,3 +219,19 @@ async def test_a_name_whose_write_is_lost_again_and_again_is_tried_with_pauses()
         await catalog.free(client._stack, "t", name)
         assert len([pause for pause in runtime.slept if pause > 0]) >= pauses + 5
         assert await client.list_shards() == {}
+
+
+async def test_a_handle_that_nobody_keeps_is_released_with_its_client() -> None:
+    """Goal: what it held back is let go of at once, not when its lease has run out."""
+    name = uuid.uuid4().hex
+    async with ap.open(f"mem://{name}") as watching:
+        async with ap.open(f"mem://{name}") as client:
+            writer = await client.writer("t", SCHEMA)
+            reader = await client.reader("t", hold=0)
+            del writer, reader
+            gc.collect()
+            assert len(client._handles) == 2
+        shard = watching._shard(await watching.shard_id("t"))
+        state = await shard.open()
+        assert not state.readers
+        assert not state.writers

@@ -396,12 +396,12 @@ def test_finalize_forgets_everything() -> None:
     history.run(RegisterReader("r1", ZERO, LEASE_S))
     history.run(Append("w1", "t", batch(0, 5, writer="w1"), {"app": 1}))
     history.run(Append("w1", "t", batch(5, 6), {}))
-    history.run(Finalize())
+    history.run(Finalize("s"))
     state = history.live
     assert state.finalized
     assert (state.since, state.upper, state.inline_bytes) == (Antichain(), Antichain(), 0)
     assert not any((state.batches, state.writers, state.readers, state.transactions))
-    assert history.run(Finalize()) == Keep()
+    assert history.run(Finalize("s")) == Keep()
     for command in (RegisterWriter("w2", 1.0), HeartbeatWriter("w1"), RegisterReader("r2", ZERO, 1.0)):
         with pytest.raises(ap.ShardFinalized):
             history.run(command)
