@@ -31,10 +31,6 @@ class Doubt:
     outcome: Committed | NotCommitted | Indeterminate | None = NotCommitted()
     """`None` while a version of it may be on its way: nothing is sent before that."""
 
-    @property
-    def decided(self) -> bool:
-        return self.outcome is not None
-
     async def decide(self, attempt: Attempt) -> None:
         """It was settled."""
         self.outcome = Committed(attempt.result.upper) if attempt.happened else NotCommitted()
