@@ -30,6 +30,7 @@ from aiopersist.settings import Settings
 from aiopersist.shard import catalog
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.lifecycle import EvolveSchema, Finalize
@@ -237,7 +238,7 @@ class Client(Resource):
             state = await shard.register.refresh()
             if state is None and name == shard_id:
                 raise UnknownShard(f"there is no shard {name}", shard_id=shard_id)
-            await shard.register.commit(Finalize(shard_id), Slot())
+            await commit(shard.register, Finalize(shard_id), Slot())
             await catalog.free(self._stack, name, shard_id)
 
     async def txn_number(self, shard: str, app_id: str) -> int | None:
@@ -271,7 +272,7 @@ class Client(Resource):
                 error.shard_id = found.id
                 raise
             command = EvolveSchema(expected_id, schema.to_record())
-            evolved: int = await found.register.commit(command, Slot())
+            evolved: int = await commit(found.register, command, Slot())
             return evolved
 
     # --- the end ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from aiopersist.errors import BatchExpired
 from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import checksum_of, encode_rollup
 from aiopersist.state.lifecycle import AddRollup
@@ -33,7 +34,7 @@ async def write_rollup(
     if writer is None or writer not in state.writers:
         writer = f"w{stack.runtime.uuid()}"
         remember(writer)
-        await shard.register.commit(RegisterWriter(writer, stack.settings.writer_lease_s), slot)
+        await commit(shard.register, RegisterWriter(writer, stack.settings.writer_lease_s), slot)
         state = shard.state
     data = await stack.compute(encode_rollup, state)
     key = f"{shard.id}/{writer}/{stack.runtime.uuid()}.rollup"
@@ -41,7 +42,7 @@ async def write_rollup(
     rollup = Rollup(key=key, checksum=checksum_of(data), size=len(data))
     command = AddRollup(writer, state.seqno, rollup, stack.settings.txn_retention_s)
     try:
-        named = await shard.register.commit(command, slot)
+        named = await commit(shard.register, command, slot)
     except BatchExpired:
         named = False
     if not named:

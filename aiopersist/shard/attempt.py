@@ -1,11 +1,13 @@
 """One attempt to write a version, and the place where a handle keeps it until its outcome is known."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiopersist.errors import Indeterminate
+from aiopersist.shard.register import Register
 from aiopersist.state.command import Command
+from aiopersist.state.model import State
 
 
 class Unknowable(Indeterminate):
@@ -13,24 +15,12 @@ class Unknowable(Indeterminate):
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
-    """One compare-and-set of version `expected + 1`."""
+class Sending:
+    """The statement that writes an attempt, or several at once, and how often it was sent: an answer to
+    a second sending says nothing of the first."""
 
-    expected: int | None
-    commit: str
-    data: bytes
-    command: Command
-    result: Any
-    """What the command says happened, if this is what happened."""
     statement: asyncio.Task[bool] | None = None
     sent: int = 0
-    """How often. An answer to a second sending says nothing of the first."""
-    happened: bool | None = None
-    """Known once it was settled."""
-
-    @property
-    def seqno(self) -> int:
-        return 0 if self.expected is None else self.expected + 1
 
 
 class Slot:
@@ -45,3 +35,26 @@ class Slot:
     def busy(self) -> bool:
         """Whether an attempt is to be settled before anything else."""
         return self.pending is not None
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One compare-and-set of version `expected + 1`."""
+
+    register: Register
+    command: Command
+    slot: Slot
+    before: State | None
+    after: State
+    expected: int | None
+    commit: str
+    data: bytes
+    result: Any
+    """What the command says happened, if this is what happened."""
+    sending: Sending = field(default_factory=Sending)
+    happened: bool | None = None
+    """Known once it was settled."""
+
+    @property
+    def seqno(self) -> int:
+        return 0 if self.expected is None else self.expected + 1

@@ -7,6 +7,7 @@ from aiopersist.data.codec import Schema
 from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
 from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.commit import commit
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
@@ -34,7 +35,7 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot) -> bool:
     schema_id = max(part.schema_id for batch in batches for part in batch.parts)
     upload = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches)
     try:
-        done: bool = await shard.register.commit(Flush(writer, ordinals, upload.batch), slot)
+        done: bool = await commit(shard.register, Flush(writer, ordinals, upload.batch), slot)
     except BatchExpired:
         done = False
     except Unknowable:  # it may be named: for the deletion of blobs, unknown counts as applied

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized
 from aiopersist.frontier import Antichain
 from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.lease import keep_alive
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
@@ -176,8 +177,8 @@ class SharedHold:
                 await self._commit(RenewReader(self.reader, hold=self.since))
 
     async def _commit(self, command: Command) -> None:
-        await self.register.settle(self._slot)
-        await self.register.commit(command, self._slot)
+        await settle(self._slot)
+        await commit(self.register, command, self._slot)
 
 
 @dataclass(eq=False)
@@ -205,10 +206,10 @@ class OwnHold:
         if name is None:
             assert since is not None
             hold = cls(stack, register, f"r{fresh}", since, lease_s)
-            await register.commit(RegisterReader(hold.reader, since, lease_s), hold._slot)
+            await commit(register, RegisterReader(hold.reader, since, lease_s), hold._slot)
         else:
             hold = cls(stack, register, named_reader(name), Antichain(), lease_s, owner=fresh)
-            hold.since = await register.commit(TakeNamedHold(name, fresh, since, lease_s), hold._slot)
+            hold.since = await commit(register, TakeNamedHold(name, fresh, since, lease_s), hold._slot)
         hold._beating = stack.supervisor.background(
             keep_alive(stack, lease_s, hold.heartbeat), "heartbeats of a hold"
         )
@@ -232,9 +233,9 @@ class OwnHold:
     async def renew(self, downgrade: Antichain | None) -> Antichain:
         """Heartbeat, and move the hold to its join with `downgrade`. One commit."""
         async with self._turn:
-            await self.register.settle(self._slot)
+            await settle(self._slot)
             command = RenewReader(self.reader, self.owner, downgrade=downgrade)
-            self.since = await self.register.commit(command, self._slot)
+            self.since = await commit(self.register, command, self._slot)
             return self.since
 
     async def confirm(self) -> None:
@@ -250,8 +251,8 @@ class OwnHold:
         """End the registration; since stays as it is."""
         self.stop()
         async with self._turn:
-            await self.register.settle(self._slot)
-            await self.register.commit(ExpireReader(self.reader, self.owner), self._slot)
+            await settle(self._slot)
+            await commit(self.register, ExpireReader(self.reader, self.owner), self._slot)
 
     def stop(self) -> None:
         """No more heartbeats: the lease runs out by itself."""

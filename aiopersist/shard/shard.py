@@ -7,6 +7,7 @@ from aiopersist.errors import CodecMismatch, ShardFinalized, UnknownShard
 from aiopersist.frontier import minimum
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.commit import commit
 from aiopersist.shard.hold import SharedHold
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
@@ -45,7 +46,7 @@ class Shard:
         """Find it or make it: one commit more for a new one."""
         if await self.register.refresh() is None:
             command = Create(self.id, schema.to_record(), minimum(schema.time_length))
-            await self.register.commit(command, Slot())
+            await commit(self.register, command, Slot())
         return await self.open()
 
     def schema(self, schema_id: int) -> Schema[Any, Any, Any]:

@@ -22,6 +22,7 @@ from aiopersist.frontier import Antichain, Time, frontier, minimum
 from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.catalog import ShardId, is_text
+from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.flush import flush_inline, must_flush
 from aiopersist.shard.lease import keep_alive
 from aiopersist.shard.shard import Shard
@@ -167,7 +168,7 @@ class WriteHandle(Resource, Generic[K, V]):
     async def _release(self) -> None:
         async with self._turn:
             await self._settle()
-            await self._shard.register.commit(ExpireWriter(self.writer_id), self._slot)
+            await commit(self._shard.register, ExpireWriter(self.writer_id), self._slot)
 
     # --- the steps of an append ------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class WriteHandle(Resource, Generic[K, V]):
     async def _commit(self, command: Append | Write, doubt: Doubt) -> Appended:
         doubt.outcome = None
         try:
-            done: Appended = await self._shard.register.commit(command, self._slot)
+            done: Appended = await commit(self._shard.register, command, self._slot)
         except BaseException:
             if self._slot.busy:
                 self._pending = doubt
@@ -263,7 +264,7 @@ class WriteHandle(Resource, Generic[K, V]):
             return
         doubt = self._pending
         try:
-            attempt = await self._shard.register.settle(self._slot)
+            attempt = await settle(self._slot)
         except Unknowable as error:
             self._pending = None
             if doubt is not None:
@@ -281,7 +282,7 @@ class WriteHandle(Resource, Generic[K, V]):
     async def _register(self) -> None:
         writer = f"w{self._stack.runtime.uuid()}"
         lease_s = self._stack.settings.writer_lease_s
-        await self._shard.register.commit(RegisterWriter(writer, lease_s), self._slot)
+        await commit(self._shard.register, RegisterWriter(writer, lease_s), self._slot)
         self.writer_id = writer
         if self._beating is not None:
             self._beating.cancel()
@@ -300,7 +301,7 @@ class WriteHandle(Resource, Generic[K, V]):
     async def _heartbeat(self) -> None:
         async with self._turn:
             await self._settle()
-            await self._shard.register.commit(HeartbeatWriter(self.writer_id), self._slot)
+            await commit(self._shard.register, HeartbeatWriter(self.writer_id), self._slot)
 
     # --- checks ----------------------------------------------------------------------------------
 

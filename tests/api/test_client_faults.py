@@ -61,12 +61,13 @@ async def test_a_shard_that_is_dropped_before_it_is_made_is_never_made() -> None
 async def test_a_shard_whose_drop_broke_off_is_refused() -> None:
     """Goal: after a crash before the name was freed: finalized for everybody, and dropped again."""
     from aiopersist.shard.attempt import Slot
+    from aiopersist.shard.commit import commit
     from aiopersist.state.lifecycle import Finalize
 
     async with ap.open("mem://") as client:
         shard_id = await catalog.resolve_or_create(client._stack, "t")
         shard = client._shard(shard_id)
-        await shard.register.commit(Finalize(shard_id), Slot())
+        await commit(shard.register, Finalize(shard_id), Slot())
         other = ap.Schema(key=int, val=int)
         for call in (
             lambda: client.writer("t", other),

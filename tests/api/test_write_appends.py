@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import aiopersist as ap
+from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from tests.conftest import StoreUrls
 
@@ -693,7 +694,7 @@ async def test_waiting_for_the_upper(location: StoreUrls) -> None:
 
 async def test_a_writer_whose_lease_ran_out_registers_anew(mem: ap.Client) -> None:
     """Goal: found out in the middle of an append by a state that it did not know."""
-    from aiopersist.shard.register import Slot
+    from aiopersist.shard.attempt import Slot
     from aiopersist.state.writing import ExpireWriter
 
     async with (
@@ -710,7 +711,7 @@ async def test_a_writer_whose_lease_ran_out_registers_anew(mem: ap.Client) -> No
             )
         ):
             before = w.writer_id
-            await shard_of(two).register.commit(ExpireWriter(before), Slot())
+            await commit(shard_of(two).register, ExpireWriter(before), Slot())
             await append()
             assert w.writer_id != before
             assert await rows(two) == [("a", 1, number + 1)]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiopersist as ap
+from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
@@ -393,11 +394,11 @@ async def test_of_a_truncated_version_of_a_writer_that_is_gone_nothing_can_be_to
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await by_compare(w)
-        from aiopersist.shard.register import Slot
+        from aiopersist.shard.attempt import Slot
         from aiopersist.state.writing import ExpireWriter
 
         async with r.honest.writer("t", SCHEMA) as other:
-            await other._shard.register.commit(ExpireWriter(w.writer_id), Slot())
+            await commit(other._shard.register, ExpireWriter(w.writer_id), Slot())
             await other.compare_and_append([], 1, 10)
             await _truncate_but_head(r, w)
             r.faults.heal()

@@ -13,8 +13,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.rollup import write_rollup
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key
-from aiopersist.shard.register import Slot
 from aiopersist.shard.shard import Shard
 from aiopersist.state.lifecycle import EvolveSchema
 from aiopersist.state.writing import HeartbeatWriter
@@ -179,7 +180,7 @@ async def test_a_writer_of_rollups_never_comes_back_under_its_id(place: Place) -
         assert await write_rollup(shard, first) == first
         from aiopersist.state.writing import ExpireWriter
 
-        await shard.register.commit(ExpireWriter(first), Slot())
+        await commit(shard.register, ExpireWriter(first), Slot())
         assert await write_rollup(shard, first) != first
 
 
@@ -257,7 +258,7 @@ async def test_a_version_that_lands_between_two_looks_is_ours(place: Place) -> N
             return await head(key)
 
         place.consensus.head = landing  # type: ignore[method-assign]
-        await shard.register.commit(HeartbeatWriter(w.writer_id), Slot())
+        await commit(shard.register, HeartbeatWriter(w.writer_id), Slot())
         assert (await shard.open()).seqno == seqno + 1  # once
 
 
@@ -292,12 +293,12 @@ async def test_a_refusal_follows_a_look(place: Place) -> None:
         other.writer("t", SCHEMA),
     ):
         mine, theirs = shard_of(client).register, shard_of(other).register
-        assert await theirs.commit(EvolveSchema(0, schemas[1]), Slot()) == 1
+        assert await commit(theirs, EvolveSchema(0, schemas[1]), Slot()) == 1
         assert mine.state is not None
         assert mine.state.schema_id == 0
-        assert await mine.commit(EvolveSchema(1, schemas[2]), Slot()) == 2
+        assert await commit(mine, EvolveSchema(1, schemas[2]), Slot()) == 2
         with pytest.raises(ap.SchemaMismatch) as caught:
-            await theirs.commit(EvolveSchema(7, schemas[1]), Slot())
+            await commit(theirs, EvolveSchema(7, schemas[1]), Slot())
         assert caught.value.actual == 2  # not what it knew
 
 

@@ -21,8 +21,9 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.data.times import advance
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
 from aiopersist.shard.fetch import Fetch, Selection
-from aiopersist.shard.register import Slot
 from aiopersist.shard.upload import Upload
 from aiopersist.state.writing import Flush
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
@@ -338,7 +339,7 @@ class Game:
         flush = Flush(writer.writer_id, tuple(chosen), upload.batch)
         slot = Slot()
         try:
-            self.counts["compacted"] += bool(await shard.register.commit(flush, slot))
+            self.counts["compacted"] += bool(await commit(shard.register, flush, slot))
         except ap.BatchExpired:
             pass
 
