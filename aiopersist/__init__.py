@@ -5,6 +5,7 @@
 
 from aiopersist.client import Client, open  # noqa: A004  # `ap.open`
 from aiopersist.data.codec import Codec, Schema
+from aiopersist.data.stats import ColumnStats
 from aiopersist.data.updates import Update, Updates
 from aiopersist.errors import (
     AlreadyAppended,
@@ -36,6 +37,7 @@ from aiopersist.read.listen import Listen, Progress, Step
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.settings import Settings, UntrimmableColumns
 from aiopersist.shard.catalog import ShardId
+from aiopersist.state.keys import BlobKey
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.urls import (
@@ -45,19 +47,28 @@ from aiopersist.storage.urls import (
     register_blob_scheme,
     register_consensus_scheme,
 )
+from aiopersist.write.append_many import Append
+from aiopersist.write.batch import Batch, Part
+from aiopersist.write.builder import Added, BatchBuilder
 from aiopersist.write.doubt import Committed, NotCommitted
 from aiopersist.write.handle import WriteHandle
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Added",
     "AlreadyAppended",
     "Antichain",
+    "Append",
+    "Batch",
+    "BatchBuilder",
     "BatchExpired",
     "Blob",
+    "BlobKey",
     "Client",
     "Codec",
     "CodecMismatch",
+    "ColumnStats",
     "Committed",
     "Consensus",
     "Corruption",
@@ -76,6 +87,7 @@ __all__ = [
     "NotCommitted",
     "NotReadable",
     "OpaqueMismatch",
+    "Part",
     "Progress",
     "ReadHandle",
     "Schema",

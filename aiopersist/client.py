@@ -6,7 +6,7 @@ gives statements under way a moment to end, and closes the stores it opened itse
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Any, TypeVar, overload
 from weakref import WeakValueDictionary
@@ -39,6 +39,7 @@ from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.identity import check_identity
 from aiopersist.storage.layers import Metrics, stack
 from aiopersist.storage.urls import Location, open_blob, open_consensus, parse_location
+from aiopersist.write.append_many import Append, append_to_many
 from aiopersist.write.handle import WriteHandle
 
 K = TypeVar("K")
@@ -247,6 +248,15 @@ class Client(Resource):
             found = await self._existing(shard)
             record = found.state.transactions.get(app_id)
             return record.number if record else None
+
+    async def compare_and_append_many(self, appends: Sequence[Append]) -> None:
+        """Append to several shards at one moment: all of `appends` happen, or none. `UpperMismatch` says
+        which shard's upper was not the expected one; `INVALID_APPEND` for a shard that is named twice or
+        a writer of another client; `Unsupported` where the consensus store cannot do it. After a
+        cancellation each writer's `settle` answers for its own shard. One request to the consensus
+        store, beside what staging costs."""
+        with self._calls.call():
+            await append_to_many(appends, self._stack)
 
     async def schema(self, shard: str) -> tuple[int, Schema[Any, Any, Any]]:
         """The current schema of the shard and its id. Linearizable."""

@@ -15,7 +15,6 @@ from typing import Any
 from aiopersist.data.cast import cast_column
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.sizes import goodbytes
 from aiopersist.data.types import Refusal, short
 from aiopersist.errors import InvalidUpdate
 from aiopersist.frontier import TIME_MAX
@@ -47,28 +46,6 @@ def to_table(
         return _from_rows(_rows(updates), fields, schema, diff)
     except Refusal as e:
         raise InvalidUpdate(e.reason, row=e.row + row_base if e.row >= 0 else None) from e
-
-
-def iter_tables(
-    updates: Any,
-    schema: Schema[Any, Any, Any],
-    target_bytes: int,
-    *,
-    columns: tuple[str, ...] = UPDATE,
-    diff: int | None = None,
-) -> Iterator[pa.Table]:
-    """As `to_table`, in tables of some `target_bytes` goodbytes: large inputs are never held whole.
-    An iterator may yield tuples or Arrow data, mixed."""
-    buffer = Buffer()
-    row = 0
-    for some in pieces_of(updates):
-        table = to_table(some, schema, columns=columns, diff=diff, row_base=row)
-        row += table.num_rows
-        buffer.add(table)
-        if buffer.goodbytes >= target_bytes:
-            yield buffer.take()
-    if buffer.rows:
-        yield buffer.take()
 
 
 def rough_bytes(row: Any) -> int:
@@ -109,26 +86,6 @@ def pieces_of(updates: Any) -> Iterator[Any]:
             yield gathered.take()
     if gathered.rows:
         yield gathered.take()
-
-
-class Buffer:
-    """Tables gathered until they are worth a part."""
-
-    def __init__(self) -> None:
-        self._tables: list[pa.Table] = []
-        self.goodbytes = 0
-        self.rows = 0
-
-    def add(self, table: pa.Table) -> None:
-        self._tables.append(table)
-        self.goodbytes += goodbytes(table)
-        self.rows += table.num_rows
-
-    def take(self) -> pa.Table:
-        """All that was added, as one table; the buffer is empty then. At least one table was added."""
-        table = pa.concat_tables(self._tables)
-        self.__init__()  # type: ignore[misc]  # begins anew
-        return table
 
 
 def is_arrow(value: Any) -> bool:

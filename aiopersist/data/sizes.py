@@ -66,6 +66,19 @@ def rows_within(table: pa.Table, target_bytes: int) -> int:
     return fits
 
 
+def rows_reaching(table: pa.Table, target_bytes: int) -> int:
+    """How many rows from the first on it takes to reach `target_bytes` goodbytes; at least one, at most
+    all."""
+    short, reaches = 0, max(int(table.num_rows), 1)
+    while reaches - short > 1:
+        middle = (short + reaches) // 2
+        if goodbytes(table.slice(0, middle)) >= target_bytes:
+            reaches = middle
+        else:
+            short = middle
+    return reaches
+
+
 def _range_bytes(array: pa.Array, start: int, stop: int) -> int:
     """Goodbytes of the rows `start:stop` of one array."""
     t = array.type

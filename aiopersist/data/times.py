@@ -12,6 +12,8 @@ from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 
+GREATEST_ROWS = 8192  # product times are reduced when so many have come
+
 
 def components(times: pa.ChunkedArray | pa.Array) -> list[pa.ChunkedArray | pa.Array]:
     """The components of a column of times: itself for ints."""
@@ -34,9 +36,12 @@ def from_components(parts: list[pa.ChunkedArray | pa.Array], time_type: pa.DataT
 
 def beyond(times: pa.ChunkedArray, frontier: Antichain) -> pa.ChunkedArray:
     """Per row whether `frontier.less_equal(time)`."""
-    parts = components(times)
+    return _beyond(components(times), frontier)
+
+
+def _beyond(parts: list[pa.ChunkedArray | pa.Array], frontier: Antichain) -> pa.ChunkedArray:
     if not frontier.elements:
-        return pc.is_null(times)  # no time is beyond the empty frontier, and none is null
+        return pc.is_null(parts[0])  # no time is beyond the empty frontier, and none is null
     either = [
         reduce(pc.and_, [pc.greater_equal(p, f) for p, f in zip(parts, element, strict=True)])
         for element in map(_tuple, _shaped(frontier, len(parts)))
@@ -54,11 +59,6 @@ def not_after(times: pa.ChunkedArray, as_of: Time) -> pa.ChunkedArray:
 def first_row_not_beyond(table: pa.Table, lower: Antichain) -> int | None:
     """The first row whose time is not at or beyond `lower`."""
     return _first(beyond(table.column("time"), lower), False)
-
-
-def first_row_beyond(table: pa.Table, upper: Antichain) -> int | None:
-    """The first row whose time is at or beyond `upper`."""
-    return _first(beyond(table.column("time"), upper), True)
 
 
 def filter_times(
@@ -103,10 +103,51 @@ def advance(table: pa.Table, frontier: Antichain) -> pa.Table:
     return table.set_column(index, table.schema.field(index), from_components(met, times.type))
 
 
-def greatest_and_least(table: pa.Table) -> tuple[int, int]:
-    """The greatest and the least time of a table with int times and at least one row."""
-    found = pc.min_max(table.column("time")).as_py()
-    return found["max"], found["min"]
+class Greatest:
+    """The greatest of all times seen, enough of them to hold any frontier against all: a frontier that
+    has not passed a time has not passed a greater one either. So of times that share all components
+    but the last only the one with the greatest last is kept: of ints a single one."""
+
+    def __init__(self) -> None:
+        self._int: int | None = None
+        self._seen: list[pa.Table] = []
+        self._rows = 0
+        self._rows_max = GREATEST_ROWS
+
+    def add(self, table: pa.Table) -> None:
+        """All times of `table`."""
+        if not table.num_rows:
+            return
+        parts = components(table.column("time"))
+        if len(parts) == 1:
+            self.add_int(pc.max(parts[0]).as_py())
+            return
+        self._seen.append(pa.table(parts, [str(i) for i in range(len(parts))]))
+        self._rows += table.num_rows
+        if self._rows >= self._rows_max:
+            self._reduce()
+
+    def add_int(self, time: int) -> None:
+        if self._int is None or time > self._int:
+            self._int = time
+
+    def beyond(self, frontier: Antichain) -> Time | None:
+        """One of the times at or beyond `frontier`; `None` if there is none."""
+        if self._int is not None:
+            return self._int if frontier.less_equal(self._int) else None
+        if not self._seen:
+            return None
+        self._reduce()
+        (seen,) = self._seen
+        row = _first(_beyond(seen.columns, frontier), True)
+        return None if row is None else tuple(column[row].as_py() for column in seen.columns)
+
+    def _reduce(self) -> None:
+        table = pa.concat_tables(self._seen)
+        *same, last = table.column_names
+        found = table.group_by(same).aggregate([(last, "max")])
+        self._seen = [found.rename_columns([*same, last]).select(table.column_names)]
+        self._rows, self._rows_max = 0, max(GREATEST_ROWS, found.num_rows)
 
 
 def _tuple(time: Time) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ general way, which also tells what is wrong with a row: here nothing is refused,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from aiopersist.data.codec import Schema
@@ -51,6 +52,43 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
     return Tiny(batch, least, greatest, sum(map(_width, kinds, columns)))
+
+
+class PlainRows:
+    """Tells how large a single update is, if it is one of plain types and valid, so that it surely can
+    be converted together with others later."""
+
+    def __init__(self, schema: Schema[Any, Any, Any]) -> None:
+        kinds, is_ = _kinds(schema), pa.types
+        types = [schema.arrow_schema.field(name).type for name in ("key", "val")]
+        varies = (is_.is_binary, is_.is_large_binary, is_.is_string, is_.is_large_string, is_.is_int64)
+        self._kinds = kinds if kinds and all(any(is_of(t) for is_of in varies) for t in types) else None
+
+    def size(self, row: tuple[Any, Any, Any, Any]) -> int | None:
+        """Its goodbytes; `None` if it must go the general way."""
+        if self._kinds is None or tuple(map(type, row)) != self._kinds:
+            return None
+        key, val, time, diff = row
+        if not 0 <= time <= TIME_MAX or not DIFF_MIN <= diff <= DIFF_MAX:
+            return None
+        key_size, val_size = _SIZES[self._kinds[0]](key), _SIZES[self._kinds[1]](val)
+        return None if key_size is None or val_size is None else key_size + val_size + 16
+
+
+def _text_size(value: str) -> int | None:
+    if value.isascii():
+        return len(value)
+    try:
+        return len(value.encode())
+    except UnicodeError:
+        return None
+
+
+_SIZES: dict[type, Callable[[Any], int | None]] = {
+    bytes: len,
+    str: _text_size,
+    int: lambda value: 8 if DIFF_MIN <= value <= DIFF_MAX else None,
+}
 
 
 def _width(kind: type, values: tuple[Any, ...]) -> int:

@@ -11,7 +11,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
-from aiopersist.state.model import HollowBatch
+from aiopersist.state.model import HollowBatch, HollowPart
 from aiopersist.state.writing import Flush, largest_inline_run
 
 
@@ -33,9 +33,9 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot) -> bool:
         return False
     batches = [state.batches[ordinal] for ordinal in ordinals]
     schema_id = max(part.schema_id for batch in batches for part in batch.parts)
-    upload = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches)
+    upload, batch = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches)
     try:
-        done: bool = await commit(shard.register, Flush(writer, ordinals, upload.batch), slot)
+        done: bool = await commit(shard.register, Flush(writer, ordinals, batch), slot)
     except BatchExpired:
         done = False
     except Unknowable:  # it may be named: for the deletion of blobs, unknown counts as applied
@@ -52,11 +52,28 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot) -> bool:
 
 async def _upload(
     shard: Shard, schema: Schema[Any, Any, Any], schema_id: int, writer: str, batches: list[HollowBatch]
-) -> Upload:
-    upload = Upload(shard, schema, schema_id, writer, batches[0].lower, batches[-1].upper, inline=False)
+) -> tuple[Upload, HollowBatch]:
     named = [(batch, part) for batch in batches for part in batch.parts]
     since = reduce(Antichain.join, (batch.since for batch in batches))
-    upload.batch = upload.batch.replace(since=since)
+    upload = Upload(shard, schema, schema_id, writer, batches[0].lower, inline=False, since=since)
     await upload.add(await Fetch(shard, schema).table(named, Selection(), ""))
-    await upload.finish()
-    return upload
+    return upload, await upload.finish(batches[-1].upper)
+
+
+async def inline_to_blob(shard: Shard, writer: str, batch: HollowBatch) -> tuple[Upload, HollowBatch]:
+    """`batch` with all its inline parts as one blob, which is a run of its own; and the upload of that,
+    in case the batch is not appended after all."""
+    inline = tuple(part for part in batch.parts if part.inline is not None)
+    schema_id = max(part.schema_id for part in inline)
+    gathered = batch.replace(parts=inline)
+    upload, flushed = await _upload(shard, shard.schema(schema_id), schema_id, writer, [gathered])
+    parts: list[HollowPart] = []
+    runs: list[int] = []
+    starts = {0, *batch.runs}
+    for number, part in enumerate(batch.parts):
+        if part.inline is None:
+            follows = number not in starts and batch.parts[number - 1].inline is None
+            runs += [len(parts)] if parts and not follows else []
+            parts.append(part)
+    runs += [len(parts)] if parts and flushed.parts else []
+    return upload, batch.replace(parts=(*parts, *flushed.parts), runs=tuple(runs))

@@ -1,35 +1,39 @@
 """From updates to a hollow batch: checked, cut at the target size, encoded, uploaded.
 
-1. `take` converts the input piece by piece and checks it: data, then times against the bounds. What
-   does not fit in the buffer of `settings.blob_target_size` becomes parts on the way: each is
-   sorted, summed and encoded on a worker thread and uploaded in the background, at most
+1. `take` converts the input piece by piece and checks it: data, then times against the lower. When
+   the buffer reaches `settings.blob_target_size` it becomes a part: sorted, summed and encoded on a
+   worker thread and uploaded in the background, at most
    `settings.batch_builder_max_outstanding_parts` at once; past that `take` waits for the oldest.
-   So memory is bounded by the setting, whatever the size of the input.
-2. `finish` makes the rest a part. If it is the only one and small, it is inline: no blob at all.
-3. `discard` deletes what was uploaded, in the background: only for what surely is not referenced.
+   So memory is bounded by the settings, whatever the size of the input.
+2. `check_upper` holds all times against the upper, which may be decided last.
+3. `finish` makes the rest a part. If it is the only one and small, it is inline: no blob at all.
+4. `discard` deletes what was uploaded, in the background: only for what surely is not referenced.
 
-Blob keys are `<shard>/<writer>/<uuid>.parquet`; the writer is registered before the first upload.
+The writer whose id the blob keys carry is registered before the first upload.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiopersist.data.buffer import Buffer, Row
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import sort_and_consolidate
-from aiopersist.data.convert import Buffer, Rows, is_arrow, pieces_of, rough_bytes, to_table
+from aiopersist.data.convert import Rows, is_arrow, pieces_of, rough_bytes, to_table
 from aiopersist.data.inline import checksum, encode_inline
 from aiopersist.data.order import row_key
 from aiopersist.data.part import EncodedPart, StatsSpec, encode_part
-from aiopersist.data.sizes import check_update_size, goodbytes, split
-from aiopersist.data.times import first_row_beyond, first_row_not_beyond
-from aiopersist.data.tiny import Tiny, tiny
+from aiopersist.data.sizes import check_update_size, goodbytes
+from aiopersist.data.times import Greatest, first_row_not_beyond
+from aiopersist.data.tiny import PlainRows, Tiny, tiny
 from aiopersist.errors import Error, Indeterminate, InvalidUsage, StorageUnavailable, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
+from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch, HollowPart
 
 log = logging.getLogger("aiopersist")
@@ -39,10 +43,12 @@ if TYPE_CHECKING:
 
 ON_THE_LOOP_ROWS = 256  # fewer rows are converted and sorted faster than a thread is reached
 ON_THE_LOOP_BYTES = 64 * 1024
+ENCODING = 1  # parts of a batch sorted and encoded at once: each takes twice its size meanwhile
+TIME_AND_DIFF_BYTES = 16
 
 
 class Upload:
-    """One batch in the making: `take`, then `finish`; `batch` is the result."""
+    """One batch in the making. Not for several tasks at once."""
 
     def __init__(
         self,
@@ -51,78 +57,128 @@ class Upload:
         schema_id: int,
         writer: str,
         lower: Antichain,
-        upper: Antichain,
         *,
         inline: bool = True,
+        since: Antichain | None = None,
     ) -> None:
-        self.batch = HollowBatch.of(lower=lower, upper=upper, since=minimum(schema.time_length))
         self.writer = writer
+        self.lower = lower
+        self.write_stalls = 0
+        """How often a part waited for the oldest one in flight."""
+        self.rows_taken = 0
         self._stack: Stack = shard.stack
         self._shard = shard
         self._schema = schema
         self._schema_id = schema_id
-        self._buffer = Buffer()
+        self._since = minimum(schema.time_length) if since is None else since
+        self._buffer = Buffer(schema)
+        self._plain = PlainRows(schema)
         self._tiny: Tiny | None = None
         self._inline_allowed = inline
-        self._rows = 0
-        self._first_beyond: Time | None = None
+        self._greatest = Greatest()
         self._in_flight: deque[asyncio.Task[_Part | None]] = deque()
         self._parts: list[_Part] = []
+        self._finished = 0
         self._keys: list[str] = []
+        self._encoding = asyncio.Semaphore(ENCODING)
+
+    @property
+    def parts_in_flight(self) -> int:
+        """Parts that were started and not collected yet."""
+        return len(self._in_flight)
+
+    @property
+    def parts_finished(self) -> int:
+        return self._finished
+
+    async def take_whole(self, updates: Any) -> None:
+        """`take` for the only input of a batch: a handful of plain rows is sorted and summed at once."""
+        rows = tiny(updates, self._schema)
+        settings = self._stack.settings
+        if rows is None or rows.goodbytes > min(settings.update_size_max, settings.blob_target_size - 1):
+            await self.take(updates)
+            return
+        if not self.lower.less_equal(rows.least_time):
+            raise _not_beyond(rows.least_time, self.lower)
+        self._greatest.add_int(rows.greatest_time)
+        self._tiny = rows
 
     async def take(self, updates: Any) -> None:
-        """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either. Times
-        beyond the upper are told last: that is a rule of the whole, and the others of its rows."""
-        await self._take(updates)
-        if self._first_beyond is not None:
-            raise _beyond(self._first_beyond, self.batch.upper)
+        """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either; and
+        start the parts that are full. A sequence of rows is taken or refused as a whole; of anything
+        else what came before a refused piece was taken (`rows_taken`)."""
+        if isinstance(updates, Sequence) and not isinstance(updates, str | bytes):
+            await self._push(updates, 0)
+            return
+        many = pieces_as_they_come(updates) if isinstance(updates, AsyncIterable) else self._pieces(updates)
+        async with aclosing(many) as pieces:
+            before = self.rows_taken
+            async for piece in pieces:
+                await self._push(piece, self.rows_taken - before)
 
-    async def _take(self, updates: Any) -> None:
-        rows = tiny(updates, self._schema) if self._tiny is None and not self._rows else None
-        if rows is not None and rows.goodbytes <= self._stack.settings.update_size_max:
-            check_int_bounds(rows.least_time, rows.greatest_time, self.batch.lower, self.batch.upper)
-            self._tiny = rows
-        elif isinstance(updates, AsyncIterable):
-            async for piece in pieces_as_they_come(updates):
-                await self._push(piece)
-        elif isinstance(updates, Sequence) and not isinstance(updates, str | bytes):
-            await self._push(updates)
-        else:
-            await self._push_all(pieces_of(updates))
+    def take_row(self, row: Row) -> bool:
+        """Take one update at once if it is plain; whether it was. `start_full` is to follow."""
+        size = self._plain.size(row)
+        if size is None or size - TIME_AND_DIFF_BYTES > self._stack.settings.update_size_max:
+            return False
+        if not self.lower.less_equal(row[2]):
+            raise _not_beyond(row[2], self.lower)
+        self._greatest.add_int(row[2])
+        self._buffer.add_row(row, size)
+        self.rows_taken += 1
+        return True
 
     async def add(self, table: "pa.Table") -> None:
         """Take a table that was converted and checked before."""
+        self._greatest.add(table)
         self._buffer.add(table)
-        self._rows += table.num_rows
-        await self._cut()
+        self.rows_taken += table.num_rows
+        await self.start_full()
 
-    async def finish(self) -> HollowBatch:
-        """All parts uploaded and named in `batch`."""
+    async def start_full(self) -> None:
+        """Start the parts that are full. Cut off in its waiting it has lost nothing: what was not started
+        is in the buffer."""
+        target = max(self._stack.settings.blob_target_size, 1)
+        while self._buffer.goodbytes >= target:
+            await self._make_room()
+            self._start(self._buffer.take_reaching(target))
+
+    def check_upper(self, upper: Antichain) -> None:
+        """`InvalidUsage` if a time that was taken lies at or beyond `upper`, also of updates that cancelled
+        out."""
+        time = self._greatest.beyond(upper)
+        if time is not None:
+            message = f"time {time} is at or beyond upper {upper}"
+            raise InvalidUsage(UsageKind.UPDATE_BEYOND_UPPER, message, time=time, upper=upper)
+
+    async def finish(self, upper: Antichain) -> HollowBatch:
+        """The batch, with all parts uploaded."""
         if self._tiny is not None:
             await self._take_tiny(self._tiny)
         rest = self._buffer.take() if self._buffer.rows else None
-        if (
-            rest is not None
-            and not self._parts
-            and not self._in_flight
-            and self._fits_inline(goodbytes(rest))
-        ):
+        if rest is not None and not self._keys and self._fits_inline(goodbytes(rest)):
             part = await self._inline(rest)
             self._parts += [part] if part else []
-        else:
-            if rest is not None:
-                await self._start(rest)
-            while self._in_flight:
-                await self._collect()
+        elif rest is not None:
+            await self._make_room()
+            self._start(rest)
+        while self._in_flight:
+            await self._collect()
         runs = tuple(i for i in range(1, len(self._parts)) if self._parts[i].first < self._parts[i - 1].last)
         parts = tuple(part.hollow for part in self._parts)
-        self.batch = self.batch.replace(parts=parts, runs=runs)
-        return self.batch
+        return HollowBatch.of(lower=self.lower, upper=upper, since=self._since, parts=parts, runs=runs)
+
+    def check_parts(self) -> None:
+        """Raise the error of a part in flight that has failed."""
+        for task in self._in_flight:
+            if task.done() and (error := task.exception()) is not None:
+                raise error
 
     def discard(self) -> asyncio.Task[None] | None:
         """Delete what was uploaded, in the background, once uploads in flight have ended: cut off, they
         could still arrive. Idempotent; the task, if there is anything to delete."""
         keys, self._keys = self._keys, []
+        self._buffer, self._tiny = Buffer(self._schema), None
         if not keys:
             return None
         return self._stack.supervisor.spawn(
@@ -138,46 +194,33 @@ class Upload:
         if self._fits_inline(rows.goodbytes):
             self._parts.append(self._inline_part(rows.batch))
         else:
-            await self.add(to_table(rows.batch, self._schema))
+            self._buffer.add(to_table(rows.batch, self._schema))
 
-    async def _push_all(self, pieces: Iterator[Any]) -> None:
-        """Push all `pieces`, which are computed on a worker thread, since they may be large."""
+    async def _pieces(self, updates: Any) -> AsyncGenerator[Any, None]:
+        """Computed on a worker thread, since they may be large."""
+        pieces = pieces_of(updates)
         while (piece := await self._stack.compute(next, pieces, None)) is not None:
-            await self._push(piece)
+            yield piece
 
-    async def _push(self, piece: Any) -> None:
+    async def _push(self, piece: Any, row_base: int) -> None:
         if is_small(piece):
-            table = self._checked(piece)
+            table = self._checked(piece, row_base)
         else:
-            table = await self._stack.compute(self._checked, piece)
+            table = await self._stack.compute(self._checked, piece, row_base)
         await self.add(table)
 
-    def _checked(self, piece: Any) -> "pa.Table":
-        table = to_table(piece, self._schema, row_base=self._rows)
-        check_update_size(table, self._stack.settings.update_size_max, row_base=self._rows)
-        check_lower(table, self.batch.lower)
-        if self._first_beyond is None:
-            self._first_beyond = first_beyond(table, self.batch.upper)
+    def _checked(self, piece: Any, row_base: int) -> "pa.Table":
+        table = to_table(piece, self._schema, row_base=row_base)
+        check_update_size(table, self._stack.settings.update_size_max, row_base=row_base)
+        row = first_row_not_beyond(table, self.lower) if table.num_rows else None
+        if row is not None:
+            raise _not_beyond(_time(table.column("time")[row].as_py()), self.lower)
         return table
 
-    async def _cut(self) -> None:
-        target = self._stack.settings.blob_target_size
-        while self._buffer.rows and self._buffer.goodbytes >= max(target, 1):
-            *full, last = await self._stack.compute(_split, self._buffer.take(), target)
-            for piece in full:
-                await self._start(piece)
-            if goodbytes(last) >= target:
-                await self._start(last)
-            else:
-                self._buffer.add(last)
-
     def _fits_inline(self, size: int) -> bool:
-        settings, state = self._stack.settings, self._shard.state
-        return (
-            self._inline_allowed
-            and size < settings.inline_writes_single_max_bytes
-            and state.inline_bytes + size < settings.inline_writes_total_max_bytes
-        )
+        settings = self._stack.settings
+        single, total = settings.inline_writes_single_max_bytes, settings.inline_writes_total_max_bytes
+        return self._inline_allowed and size < min(single, total)
 
     async def _inline(self, table: "pa.Table") -> "_Part | None":
         if table.num_rows > ON_THE_LOOP_ROWS:
@@ -197,23 +240,30 @@ class Upload:
         )
         return _Part(hollow, None, None)
 
-    async def _start(self, table: "pa.Table") -> None:
-        """Encode and upload `table` in the background; wait for the oldest if too many are in flight."""
+    async def _make_room(self) -> None:
+        """Wait for the oldest parts until one more may be in flight."""
         while len(self._in_flight) >= self._stack.settings.batch_builder_max_outstanding_parts:
+            self.write_stalls += 1
             await self._collect()
-        key = f"{self._shard.id}/{self.writer}/{self._stack.runtime.uuid()}.parquet"
+
+    def _start(self, table: "pa.Table") -> None:
+        """Encode and upload `table` in the background."""
+        key = BlobKey.new(self._shard.id, self.writer, self._stack.runtime.uuid())
         self._keys.append(key)
-        self._in_flight.append(self._stack.supervisor.spawn(self._upload(key, table), "upload a part"))
+        self._in_flight.append(self._stack.supervisor.spawn(self._upload(key, [table]), "upload a part"))
 
     async def _collect(self) -> None:
         """Wait for the oldest part in flight."""
         part = await asyncio.shield(self._in_flight[0])
         self._in_flight.popleft()
+        self._finished += 1
         if part is not None:
             self._parts.append(part)
 
-    async def _upload(self, key: str, table: "pa.Table") -> "_Part | None":
-        encoded = await self._stack.compute(self._encode, table)
+    async def _upload(self, key: str, only: list["pa.Table"]) -> "_Part | None":
+        """`only` holds the table, and nobody else does: it is gone before its bytes are sent."""
+        async with self._encoding:
+            encoded = await self._stack.compute(self._encode, only)
         if encoded is None:
             return None
         part, first, last = encoded
@@ -233,11 +283,11 @@ class Upload:
         )
         return _Part(hollow, first, last)
 
-    def _encode(self, table: "pa.Table") -> "tuple[EncodedPart, Any, Any] | None":
-        table = sort_and_consolidate(table)
+    def _encode(self, only: list["pa.Table"]) -> "tuple[EncodedPart, Any, Any] | None":
+        table = sort_and_consolidate(only.pop())
         if not table.num_rows:
             return None
-        description = Description(self.batch.lower, Antichain(), self.batch.since)
+        description = Description(self.lower, Antichain(), self._since)
         settings = self._stack.settings
         stats = StatsSpec(
             settings.stats_collection_enabled, settings.stats_budget_bytes, settings.stats_untrimmable_columns
@@ -256,46 +306,16 @@ class _Part(NamedTuple):
     last: Any
 
 
-def check_int_bounds(least: int, greatest: int, lower: Antichain, upper: Antichain) -> None:
-    """`InvalidUsage` unless all times from `least` to `greatest` lie beyond `lower` and not beyond
-    `upper`."""
-    if not lower.less_equal(least):
-        raise _not_beyond(least, lower)
-    if upper.less_equal(greatest):
-        raise _beyond(greatest, upper)
-
-
-def check_lower(table: "pa.Table", lower: Antichain) -> None:
-    """`InvalidUsage` unless every time lies beyond `lower`."""
-    if table.num_rows and (row := first_row_not_beyond(table, lower)) is not None:
-        raise _not_beyond(_time(table.column("time")[row].as_py()), lower)
-
-
-def first_beyond(table: "pa.Table", upper: Antichain) -> Time | None:
-    """The first time that lies at or beyond `upper`."""
-    row = first_row_beyond(table, upper) if table.num_rows else None
-    return None if row is None else _time(table.column("time")[row].as_py())
-
-
 def _not_beyond(time: Time, lower: Antichain) -> InvalidUsage:
     message = f"time {time} is not at or beyond lower {lower}"
     return InvalidUsage(UsageKind.UPDATE_NOT_BEYOND_LOWER, message, time=time, lower=lower)
-
-
-def _beyond(time: Time, upper: Antichain) -> InvalidUsage:
-    message = f"time {time} is at or beyond upper {upper}"
-    return InvalidUsage(UsageKind.UPDATE_BEYOND_UPPER, message, time=time, upper=upper)
 
 
 def _time(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _split(table: "pa.Table", target: int) -> list["pa.Table"]:
-    return list(split(table, max(target, 1)))
-
-
-async def pieces_as_they_come(updates: AsyncIterable[Any]) -> AsyncIterator[Any]:
+async def pieces_as_they_come(updates: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     """The input in pieces that `to_table` takes."""
     gathered = Rows()
     async for item in updates:

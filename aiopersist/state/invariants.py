@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from aiopersist.errors import Corruption
 from aiopersist.state.diff import Diff
+from aiopersist.state.keys import writer_of
 from aiopersist.state.model import State
 
 
@@ -47,7 +48,7 @@ def new_blobs_are_registered(diff: Diff, after: State) -> bool:
     what makes the leak sweep safe."""
     keys = [part.key for batch in diff.changes.batches.values() for part in batch.parts if part.key]
     keys += [rollup.key for rollup in diff.changes.rollups.values()]
-    return all(key.split("/")[1] in after.writers for key in keys)
+    return all(writer_of(key) in after.writers for key in keys)
 
 
 def check_version(diff: Diff, before: State | None, after: State) -> None:

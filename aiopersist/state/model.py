@@ -133,8 +133,9 @@ class Writer(Record):
     """Of its last append: proves, after a lost answer, that it happened."""
     upper: Antichain | None = None
     """The upper that its last append left."""
-    appended: tuple[str, ...] = ()
-    """Ids of staged batches that were appended."""
+    spent: tuple[str, ...] = ()
+    """Ids of batches that it built and handed over, and that were appended or deleted since: neither
+    can happen again."""
 
 
 class Transaction(Record):

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aiopersist.errors import BatchExpired, LeaseExpired, UpperMismatch
+from aiopersist.errors import AlreadyAppended, BatchExpired, Error, LeaseExpired, UpperMismatch
 from aiopersist.frontier import Antichain, successor
 from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
 from aiopersist.state.diff import Changes
+from aiopersist.state.keys import writer_of
 from aiopersist.state.model import HollowBatch, State, Transaction, Writer
 
 
@@ -75,6 +76,21 @@ class Appended:
     """Applications whose transaction numbers had been recorded before; then nothing was written."""
 
 
+class NoRoom(Error):
+    """The state would hold too many inline bytes: flush some to the blob store, and append again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A staged batch, as the appends that consume it tell it from others."""
+
+    writer: str
+    """Whose registration it was built under: without it, its blobs may be swept."""
+    id: str
+    handed_over: bool
+    """Other processes may have it, too: its id is kept, so that it is appended or deleted once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Append:
     """Append `batch`, or nothing but a new upper, at its own bounds.
@@ -87,12 +103,16 @@ class Append:
     token: str
     batch: HollowBatch
     transactions: Mapping[str, int]
+    inline_bytes_max: int
     replica: bool = False
+    staged: tuple[Staged, ...] = ()
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
         if repeats := repeated(state, self.transactions):
             return Keep(result=Appended(state.upper, wrote=False, repeats=repeats))
+        if refusal := spent(state, self.staged):
+            return Keep(error=refusal)
         lower = self.batch.lower
         if self.replica and self.batch.upper <= state.upper:
             return Keep(result=Appended(state.upper, wrote=False))
@@ -100,7 +120,7 @@ class Append:
             lower = state.upper
         if lower != state.upper:
             return Keep(error=UpperMismatch(lower, state.upper))
-        return _append(state, context, self, truncate(self.batch, lower))
+        return _append(state, context, self, truncate(self.batch, lower), self.staged)
 
     def happened(self, state: State) -> bool | None:
         return _token_is_there(state, self.writer, self.token)
@@ -114,6 +134,7 @@ class Write:
     token: str
     batch: HollowBatch
     transactions: Mapping[str, int]
+    inline_bytes_max: int
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
@@ -134,23 +155,75 @@ class Write:
         return _token_is_there(state, self.writer, self.token)
 
 
-def _append(state: State, context: Context, command: Append | Write, batch: HollowBatch) -> Commit | Keep:
+def _append(
+    state: State,
+    context: Context,
+    command: Append | Write,
+    batch: HollowBatch,
+    staged: tuple[Staged, ...] = (),
+) -> Commit | Keep:
+    unregistered = {writer_of(part.key) for part in batch.parts if part.key} - state.writers.keys()
+    if unregistered:
+        return Keep(error=BatchExpired(f"writers {sorted(unregistered)} are no longer registered"))
     if command.writer not in state.writers:
-        kind = BatchExpired if any(part.key for part in batch.parts) else LeaseExpired
-        return Keep(error=kind(f"writer {command.writer} is no longer registered"))
-    record = state.writers[command.writer].replace(
-        heartbeat=context.now, token=command.token, upper=batch.upper
-    )
+        return Keep(error=LeaseExpired(f"writer {command.writer} is no longer registered"))
+    inline = batch.inline_bytes
+    if inline and state.inline_bytes + inline >= command.inline_bytes_max:
+        return Keep(error=NoRoom(f"{state.inline_bytes} inline bytes and {inline} more"))
+    writers = _spending(state, staged)
+    record = writers.get(command.writer, state.writers[command.writer])
+    writers[command.writer] = record.replace(heartbeat=context.now, token=command.token, upper=batch.upper)
     numbers = {a: Transaction(number=n, at=context.now) for a, n in command.transactions.items()}
     return commit(
         state,
         context,
         result=Appended(batch.upper, wrote=True),
         upper=batch.upper,
-        writers={command.writer: record},
+        writers=writers,
         batches=insert(state, batch),
         transactions=numbers,
     )
+
+
+def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchExpired | None:
+    """Why these batches cannot be appended, if they cannot."""
+    for batch in staged:
+        record = state.writers.get(batch.writer)
+        if record is not None and batch.id in record.spent:
+            return AlreadyAppended(f"batch {batch.id} was appended, or deleted, before")
+    for batch in staged:
+        if batch.writer not in state.writers:
+            return BatchExpired(f"writer {batch.writer} of batch {batch.id} is no longer registered")
+    return None
+
+
+def _spending(state: State, staged: tuple[Staged, ...]) -> dict[str, Writer]:
+    """The records of the writers that keep the ids of these batches from now on."""
+    writers: dict[str, Writer] = {}
+    for batch in staged:
+        if batch.handed_over:
+            record = writers.get(batch.writer, state.writers[batch.writer])
+            writers[batch.writer] = record.replace(spent=(*record.spent, batch.id))
+    return writers
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """Make sure that nobody appends these batches any more, so that their blobs can be deleted. The
+    result are the ids of those that nobody has appended or spent before."""
+
+    staged: tuple[Staged, ...]
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        fresh = tuple(batch for batch in self.staged if spent(state, (batch,)) is None)
+        if not fresh:  # ids stay spent, and writers that are gone never come back
+            return Keep(result=frozenset())
+        return commit(state, context, result=frozenset(b.id for b in fresh), writers=_spending(state, fresh))
+
+    def happened(self, state: State) -> bool | None:
+        """An append leaves the same trace."""
+        return None
 
 
 def repeated(state: State, transactions: Mapping[str, int]) -> frozenset[str]:

@@ -8,34 +8,21 @@ withdrawn, else they share the fate of their group, which `settle` tells.
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.assemble import at_time, concat
 from aiopersist.data.convert import ROW, pieces_of, to_table
 from aiopersist.data.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, successor
-from aiopersist.shard.shard import Shard
-from aiopersist.shard.upload import Upload, is_small, pieces_as_they_come
+from aiopersist.shard.upload import is_small, pieces_as_they_come
 from aiopersist.state.writing import Appended, Write, repeated
+from aiopersist.write.append import StagedAppend, commit_staged
 from aiopersist.write.doubt import Case, Doubt
+from aiopersist.write.session import Session
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
-
-    from aiopersist.data.codec import Schema
-
-
-class Appender(Protocol):
-    """What a group needs of the handle: one append at a time, and a memory for what came of it."""
-
-    def turn(self) -> AbstractAsyncContextManager[None]: ...
-    def upload(self, lower: Antichain, upper: Antichain) -> Upload: ...
-    async def make_room(self) -> None: ...
-    def token(self) -> str: ...
-    async def commit(self, command: Write, doubt: Doubt) -> Appended: ...
-    def doubts(self, case: Case) -> None: ...
 
 
 class _Call(Case):
@@ -62,10 +49,10 @@ class _Call(Case):
 class Combiner:
     """The queue of one handle's writes."""
 
-    def __init__(self, handle: Appender, shard: Shard, schema: "Schema[Any, Any, Any]") -> None:
-        self._handle = handle
-        self._shard = shard
-        self._schema = schema
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._shard = session.shard
+        self._schema = session.schema
         self._waiting: list[_Call] = []
         self._leader: asyncio.Task[None] | None = None
 
@@ -85,7 +72,7 @@ class Combiner:
                 self._waiting.remove(call)
             if not call.taken:
                 call.time.cancel()
-            self._handle.doubts(call)
+            self._session.case = call
             raise
 
     async def _queued(self, call: _Call) -> int:
@@ -117,7 +104,7 @@ class Combiner:
         while self._waiting:
             group: list[_Call] = []
             try:
-                async with self._handle.turn():
+                async with self._session.turn():
                     group, self._waiting = self._waiting, []
                     for call in group:
                         call.taken = True
@@ -148,19 +135,21 @@ class Combiner:
         time = upper.time
         assert isinstance(time, int)
         transactions = {app: number for call in group for app, number in call.transactions.items()}
-        upload: Upload = self._handle.upload(upper, successor(time))
-        doubt = Doubt(upload)
+        upload = self._session.upload(upper)
+        doubt = Doubt(uploads=[upload])
         for call in group:
             call.doubt = doubt
         try:
             for call in group:
                 if call.table is not None and call.table.num_rows:
                     await upload.add(at_time(call.table, time, self._schema))
-            await self._handle.make_room()
-            batch = await upload.finish()
-            return await self._handle.commit(
-                Write(upload.writer, self._handle.token(), batch, transactions), doubt
-            )
+            await self._session.make_room()
+            batch = await upload.finish(successor(time))
+            stack = self._shard.stack
+            room = stack.settings.inline_writes_total_max_bytes
+            command = Write(upload.writer, stack.runtime.token(), batch, transactions, room)
+            (done,) = await commit_staged([StagedAppend(self._session, command, doubt)])
+            return done
         finally:
             await doubt.tidy()
 

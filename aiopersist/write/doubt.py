@@ -1,7 +1,7 @@
 """What came of an append, for callers that were not told."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiopersist.errors import Indeterminate
@@ -9,6 +9,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.attempt import Attempt
 from aiopersist.shard.upload import Upload
+from aiopersist.write.batch import Batch, delete_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,14 @@ class NotCommitted:
 
 @dataclass(slots=True, eq=False)
 class Doubt:
-    """One append, from its first step until its outcome is told."""
+    """One append, from its first step until its outcome is told, and what it staged."""
 
-    upload: Upload | None = None
+    batches: Sequence[Batch] = ()
+    """Staged by the caller: consumed if it happened, the caller's again if it did not."""
+    uploads: list[Upload] = field(default_factory=list)
+    """Staged by the append itself: deleted if it did not happen."""
+    needless: bool = False
+    """It succeeded and wrote nothing: nobody needs what was staged."""
     outcome: Committed | NotCommitted | Indeterminate | None = NotCommitted()
     """`None` while a version of it may be on its way: nothing is sent before that."""
 
@@ -37,12 +43,22 @@ class Doubt:
         await self.tidy()
 
     async def tidy(self) -> None:
-        """Delete what was staged for nothing, before anybody is told; whoever is cancelled leaves at once."""
-        if self.upload is None or not isinstance(self.outcome, NotCommitted):
+        """Release or consume what was staged, and delete what was staged for nothing, before anybody is
+        told; whoever is cancelled leaves at once. Idempotent."""
+        if self.outcome is None:
             return
-        deletion, task = self.upload.discard(), asyncio.current_task()
-        if deletion is not None and not (task and task.cancelling()):
-            await asyncio.wait([deletion], timeout=RELEASE_DEADLINE_S)
+        batches, self.batches = self.batches, ()
+        deletions = []
+        if isinstance(self.outcome, NotCommitted):
+            deletions = [task for upload in self.uploads if (task := upload.discard()) is not None]
+            if self.needless and batches:
+                deletions.append(delete_all(batches))
+                batches = ()
+        for batch in batches:
+            batch._end(consumed=not isinstance(self.outcome, NotCommitted))
+        task = asyncio.current_task()
+        if deletions and not (task and task.cancelling()):
+            await asyncio.wait(deletions, timeout=RELEASE_DEADLINE_S)
 
     def answer(self) -> Committed | NotCommitted:
         """The outcome; raises `Indeterminate` if it cannot be known."""

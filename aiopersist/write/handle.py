@@ -1,82 +1,67 @@
 """The write handle: append by compare-and-append, and know what came of it.
 
-1. Check the call, without any I/O: bounds, the form of `txn`, rows, times.
+1. Check the call, without any I/O: bounds, the form of `txn`, rows, times, batches.
 2. Settle an append of this handle whose outcome is not known yet.
 3. Leave early, by frontiers and transaction numbers that never go back: a repeat, a mismatch.
 4. Stage the rows (`shard/upload.py`): a small batch in the state, others as parts in the blob store.
 5. Commit one `Append`. If it is refused, delete what was staged: nothing references it.
 
-Appends of one handle take turns. A cancelled append leaves its attempt in the slot, or, when
-nothing was sent yet, nothing but blobs, which are deleted.
+`append.py` has the steps, `session.py` what they share, `builder.py` and `batch.py` what may happen
+between staging and committing.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from aiopersist.data.codec import Schema
-from aiopersist.errors import Indeterminate, InvalidUsage, LeaseExpired, UpperMismatch, UsageKind
-from aiopersist.frontier import Antichain, Time, frontier, minimum
-from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
-from aiopersist.shard.attempt import Slot, Unknowable
-from aiopersist.shard.catalog import ShardId, is_text
-from aiopersist.shard.commit import commit, settle
-from aiopersist.shard.flush import flush_inline, must_flush
-from aiopersist.shard.lease import keep_alive
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.frontier import Antichain, Time
+from aiopersist.resource import Opening, Resource, Scope
+from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.upload import Upload
-from aiopersist.state.writing import (
-    Append,
-    Appended,
-    ExpireWriter,
-    HeartbeatWriter,
-    RegisterWriter,
-    Write,
-    repeated,
-)
+from aiopersist.write.append import BatchesAppend, RowsAppend, append_all
+from aiopersist.write.batch import Batch, Origin
+from aiopersist.write.builder import BatchBuilder
+from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_txn
 from aiopersist.write.combine import Combiner
-from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted
+from aiopersist.write.doubt import Committed, NotCommitted
+from aiopersist.write.session import Session
+from aiopersist.write.transmit import decode
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-Txn = tuple[str, int]
 
 
 class WriteHandle(Resource, Generic[K, V]):
     """Appends to one shard. Serves many tasks at once; its own appends take turns."""
 
-    def __init__(self, shard: Shard, schema: Schema[K, V, Any], schema_id: int, scope: Scope) -> None:
-        self._shard = shard
-        self._stack = shard.stack
-        self._schema = schema
-        self._schema_id = schema_id
-        self._scope = Scope(f"the writer of {shard.id}", scope, shard.id)
-        self._slot = Slot()
-        self._turn = asyncio.Lock()
-        self._case: Case | None = None  # the last append whose caller does not know
-        self._pending: Doubt | None = None  # of the attempt in the slot
-        self._beating: asyncio.Task[None] | None = None
-        self._combiner = Combiner(self, shard, schema)
-        self.writer_id = ""
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._shard = session.shard
+        self._schema = session.schema
+        self._scope = session.scope
+        self._combiner = Combiner(session)
 
     @classmethod
     async def open(cls, shard: Shard, schema: Schema[K, V, Any], scope: Scope) -> "WriteHandle[K, V]":
         """Create the shard if need be, and register a writer: one commit, two for a new shard."""
         await shard.open_or_create(schema)
-        handle = cls(shard, schema, shard.schema_id(schema), scope)
+        session = Session(Origin(shard, schema, shard.schema_id(schema), scope))
         try:
-            await handle._register()
+            await session.ensure_registered()
         except BaseException:
-            handle._scope.close()
+            session.scope.close()
             raise
-        return handle
+        return cls(session)
 
     @property
     def shard_id(self) -> ShardId:
         return self._shard.id
+
+    @property
+    def writer_id(self) -> str:
+        """Its current registration."""
+        return self._session.registration.writer
 
     @property
     def upper(self) -> Antichain:
@@ -91,7 +76,7 @@ class WriteHandle(Resource, Generic[K, V]):
     async def wait_for_upper_past(self, frontier: Antichain | Time) -> None:
         """Return once `frontier < upper`, strictly."""
         with self._scope.call():
-            past = self._frontier(frontier)
+            past = check_frontier(frontier, self._schema)
             if not past.elements:
                 raise InvalidUsage(
                     UsageKind.INVALID_TIME, "no upper is past the empty frontier {}", time=past
@@ -113,25 +98,24 @@ class WriteHandle(Resource, Generic[K, V]):
 
         Costs one compare-and-set; and one request per part, if the data is not small."""
         with self._scope.call():
-            self._case = None
-            lower, upper = self._bounds(expected_upper, new_upper)
-            transactions = check_txn(txn)
-            await self._append(updates, lower, upper, transactions, replica=False)
+            self._session.case = None
+            lower, upper = check_bounds(expected_upper, new_upper, self._schema)
+            await append_all([RowsAppend(self._session, lower, upper, check_txn(txn), updates=updates)])
 
     async def append(self, updates: Any, lower: Antichain | Time, upper: Antichain | Time) -> None:
         """Append definite data that replicas of this writer write as well: what the shard has already
         is dropped, so overlapping and repeated appends of the same data land once. `UpperMismatch`
         if the shard's upper is below `lower` or incomparable: there would be a gap."""
         with self._scope.call():
-            self._case = None
-            bounds = self._bounds(lower, upper)
-            await self._append(updates, *bounds, {}, replica=True)
+            self._session.case = None
+            bounds = check_bounds(lower, upper, self._schema)
+            await append_all([RowsAppend(self._session, *bounds, {}, replica=True, updates=updates)])
 
     async def write(self, rows: Any, diff: int = 1, txn: Txn | None = None) -> int:
         """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return it.
         Calls that wait at the same moment share one commit. Int times only."""
         with self._scope.call():
-            self._case = None
+            self._session.case = None
             return await self._combiner.write(rows, diff, check_txn(txn))
 
     async def settle(self) -> Committed | NotCommitted | None:
@@ -139,204 +123,90 @@ class WriteHandle(Resource, Generic[K, V]):
         `Indeterminate`, until the next append begins; `None` where there was none. `Indeterminate`
         if it cannot be known."""
         with self._scope.call():
-            while True:
-                async with self._turn:
-                    await self._settle()
-                case = self._case
-                if case is None:
-                    return None
-                if case.decided is None or case.decided.done():
-                    break
-                await asyncio.wait([case.decided])
-            outcome = case.doubt.answer()
-            if case.transactions and isinstance(outcome, NotCommitted):  # another recorded it: it happened
-                state = await self._shard.register.refresh()
-                if state is not None and repeated(state, case.transactions):
-                    return Committed(state.upper)
-            return outcome
+            return await self._session.outcome()
+
+    # --- staged batches --------------------------------------------------------------------------
+
+    async def batch(self, updates: Any, lower: Antichain | Time, upper: Antichain | Time) -> Batch:
+        """Stage `updates`, whose times lie in `[lower, upper)`, to be appended later, or elsewhere. Its
+        parts are uploaded while the input is taken; a small batch stays in memory. No commit."""
+        with self._scope.call():
+            bounds = check_bounds(lower, upper, self._schema)
+            registration = await self._session.ensure_registered()
+            upload = self._session.upload(bounds[0])
+            try:
+                await upload.take_whole(updates)
+                upload.check_upper(bounds[1])
+                hollow = await upload.finish(bounds[1])
+            except BaseException:
+                upload.discard()
+                raise
+            return self._session.batch(registration, hollow)
+
+    def builder(self, lower: Antichain | Time) -> Opening[BatchBuilder]:
+        """A builder of a batch of any size, whose times lie at or beyond `lower`. No request."""
+
+        async def open_builder() -> BatchBuilder:
+            with self._scope.call():
+                least = check_frontier(lower, self._schema)
+                await self._session.ensure_registered()
+                return BatchBuilder(self._session, least)
+
+        return Opening(open_builder)
+
+    async def compare_and_append_batch(
+        self,
+        batches: Sequence[Batch],
+        expected_upper: Antichain | Time,
+        new_upper: Antichain | Time,
+        txn: Txn | None = None,
+    ) -> None:
+        """Append staged batches, all at one moment, iff the shard's upper is `expected_upper`. A batch that
+        reaches further than `[expected_upper, new_upper)` is truncated: readers see only times within.
+
+        On success the batches are consumed, also where a repeated `txn` writes nothing: then their blobs
+        are deleted. After `UpperMismatch` they are yours to append again or delete. One compare-and-set;
+        `AlreadyAppended` for a batch that was appended elsewhere, `BatchExpired` for one whose writer's
+        lease ran out."""
+        with self._scope.call():
+            self._session.case = None
+            lower, upper = check_bounds(expected_upper, new_upper, self._schema)
+            transactions = check_txn(txn)
+            await append_all([BatchesAppend(self._session, lower, upper, transactions, batches=batches)])
+
+    async def append_batch(self, batch: Batch, lower: Antichain | Time, upper: Antichain | Time) -> None:
+        """`append` of a staged batch: what the shard has already is dropped. A batch that is not needed at
+        all is consumed, and its blobs are deleted."""
+        with self._scope.call():
+            self._session.case = None
+            bounds = check_bounds(lower, upper, self._schema)
+            await append_all([BatchesAppend(self._session, *bounds, {}, replica=True, batches=[batch])])
+
+    async def batch_from_transmittable(self, data: bytes) -> Batch:
+        """The batch that `Batch.to_transmittable` made bytes of. The registration of the writer that built
+        it is kept alive from here until it is consumed; `BatchExpired` if it is gone already. One commit
+        for the first batch of that writer. `InvalidUpdate` for what is no batch,
+        `BATCH_NOT_FROM_THIS_SHARD` for one of another shard."""
+        with self._scope.call():
+            found = decode(data, self._shard.id)
+            if any(part.schema_id not in self._shard.state.schemas for part in found.batch.parts):
+                await self._shard.open()
+            registration = await self._session.registration_of(found.writer)
+            return Batch(
+                self._session.origin,
+                registration,
+                found.batch,
+                found.id,
+                rewrite=found.rewrite,
+                handed_over=True,
+            )
+
+    # --- the end ---------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """End the registration. Idempotent. What was appended stays; an append whose outcome is unknown
-        stays so."""
-        if not self._scope.close():
-            return
-        if self._beating is not None:
-            self._beating.cancel()
-        release = self._stack.supervisor.spawn(self._release(), "release a writer")
-        await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
-
-    async def _release(self) -> None:
-        async with self._turn:
-            await self._settle()
-            await commit(self._shard.register, ExpireWriter(self.writer_id), self._slot)
-
-    # --- the steps of an append ------------------------------------------------------------------
-
-    async def _append(
-        self,
-        updates: Any,
-        lower: Antichain,
-        upper: Antichain,
-        transactions: Mapping[str, int],
-        *,
-        replica: bool,
-    ) -> None:
-        doubt = Doubt()
-        try:
-            await self._ensure_registered()
-            doubt.upload = upload = self.upload(lower, upper)
-            await upload.take(updates)
-            async with self.turn():
-                if not await self._covered(lower, upper, transactions, replica=replica):
-                    await self.make_room()
-                    batch = await upload.finish()
-                    await self.commit(
-                        Append(upload.writer, self.token(), batch, transactions, replica), doubt
-                    )
-        except (asyncio.CancelledError, Indeterminate):
-            self.doubts(Case(transactions, doubt))
-            raise
-        finally:
-            await doubt.tidy()
-
-    def upload(self, lower: Antichain, upper: Antichain) -> Upload:
-        """A batch in the making under this handle's registration."""
-        return Upload(self._shard, self._schema, self._schema_id, self.writer_id, lower, upper)
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """The handle's turn for one append, with the one before it settled and a registration."""
-        await self._ensure_registered()
-        async with self._turn:
-            await self._settle()
-            yield
-
-    def doubts(self, case: Case) -> None:
-        """The caller of this append does not know its outcome: `settle` tells it."""
-        self._case = case
-
-    async def make_room(self) -> None:
-        """Flush inline parts to a blob if the state holds too many: one append of some thousands pays for
-        it, with a blob and a commit more."""
-        if must_flush(self._shard):
-            await flush_inline(self._shard, self.writer_id, self._slot)
-
-    async def commit(self, command: Append | Write, doubt: Doubt) -> Appended:
-        """One append by compare-and-append; `doubt` knows what came of it, or that it must be settled. A
-        lease that ran out is found here at the latest: with nothing in the blob store it is made anew."""
-        while True:
-            try:
-                return await self._commit(command, doubt)
-            except LeaseExpired:
-                await self._register()
-                command = replace(command, writer=self.writer_id)
-
-    async def _commit(self, command: Append | Write, doubt: Doubt) -> Appended:
-        doubt.outcome = None
-        try:
-            done: Appended = await commit(self._shard.register, command, self._slot)
-        except BaseException:
-            if self._slot.busy:
-                self._pending = doubt
-            else:
-                doubt.outcome = NotCommitted()
-            raise
-        doubt.outcome = Committed(done.upper) if done.wrote else NotCommitted()
-        return done
-
-    async def _covered(
-        self, lower: Antichain, upper: Antichain, transactions: Mapping[str, int], *, replica: bool
-    ) -> bool:
-        """What can be said before anything is staged, by what never goes back: `True` if there is nothing
-        to write any more; `UpperMismatch` after a fresh look."""
-        state = self._shard.state
-        for _ in range(2):
-            if repeated(state, transactions) or (replica and upper <= state.upper):
-                return True
-            if lower == state.upper or (replica and lower <= state.upper <= upper):
-                return False
-            state = await self._shard.open()
-        raise UpperMismatch(lower, state.upper, shard_id=self._shard.id)
-
-    async def _settle(self) -> None:
-        """Decide the pending append, if there is one, and delete its blobs if it did not happen."""
-        if not self._slot.busy:
-            return
-        doubt = self._pending
-        try:
-            attempt = await settle(self._slot)
-        except Unknowable as error:
-            self._pending = None
-            if doubt is not None:
-                doubt.outcome = error
-            return
-        self._pending = None
-        if doubt is not None and attempt is not None:
-            await doubt.decide(attempt)
-
-    def token(self) -> str:
-        return self._stack.runtime.token()
-
-    # --- registration ----------------------------------------------------------------------------
-
-    async def _register(self) -> None:
-        writer = f"w{self._stack.runtime.uuid()}"
-        lease_s = self._stack.settings.writer_lease_s
-        await commit(self._shard.register, RegisterWriter(writer, lease_s), self._slot)
-        self.writer_id = writer
-        if self._beating is not None:
-            self._beating.cancel()
-        self._beating = self._stack.supervisor.background(
-            keep_alive(self._stack, lease_s, self._heartbeat), "heartbeats of a writer"
-        )
-
-    async def _ensure_registered(self) -> None:
-        """A writer whose lease ran out registers anew: nothing of it is staged or pending here."""
-        if self.writer_id not in self._shard.state.writers:
-            async with self._turn:
-                await self._settle()
-                if self.writer_id not in self._shard.state.writers:
-                    await self._register()
-
-    async def _heartbeat(self) -> None:
-        async with self._turn:
-            await self._settle()
-            await commit(self._shard.register, HeartbeatWriter(self.writer_id), self._slot)
-
-    # --- checks ----------------------------------------------------------------------------------
-
-    def _frontier(self, value: Antichain | Time) -> Antichain:
-        """`value` as a frontier of this shard's times."""
-        found = frontier(value)
-        least = minimum(self._schema.time_length)
-        if found.elements:
-            least.less_equal(found.elements[0])  # raises INVALID_TIME for another shape
-        return found
-
-    def _bounds(self, lower: Antichain | Time, upper: Antichain | Time) -> tuple[Antichain, Antichain]:
-        bounds = self._frontier(lower), self._frontier(upper)
-        if not bounds[0] <= bounds[1]:
-            raise InvalidUsage(
-                UsageKind.INVALID_BOUNDS,
-                f"upper {bounds[1]} is not at or beyond lower {bounds[0]}",
-                shard_id=self._shard.id,
-                lower=bounds[0],
-                upper=bounds[1],
-            )
-        return bounds
+        """End the registration, or, while batches of it are outstanding, only its heartbeats. Idempotent.
+        What was appended stays; an append whose outcome is unknown stays so."""
+        await self._session.aclose()
 
     def __repr__(self) -> str:
         return f"<WriteHandle {self.writer_id} of {self._shard.id}: upper {self.upper}>"
-
-
-def check_txn(txn: Txn | None) -> dict[str, int]:
-    """`txn` as a mapping; `InvalidUsage` of kind `INVALID_TXN` if it is no `(app_id, number)`."""
-    if txn is None:
-        return {}
-    if isinstance(txn, tuple) and len(txn) == 2:
-        app, number = txn
-        if is_text(app) and type(number) is int and 0 <= number < 2**63:
-            return {app: number}
-    raise InvalidUsage(
-        UsageKind.INVALID_TXN, f"{txn!r} is not (app_id, number): text and an int in [0, 2**63)", txn=txn
-    )

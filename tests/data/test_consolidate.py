@@ -116,7 +116,11 @@ def test_times_of_columns_are_those_of_rows(length: int) -> None:
         later = [r[0] for r in rows if not oracle.less_equal(r[2], as_of)]
         assert kept(times.filter_times(table, not_as_of=as_of)) == later
         assert times.first_row_not_beyond(table, frontier) == next(iter(behind), None)
-        assert times.first_row_beyond(table, frontier) == next(iter(ahead), None)
+        greatest = times.Greatest()
+        for row in range(table.num_rows):
+            greatest.add(table.slice(row, 1))
+        found = greatest.beyond(frontier)
+        assert (found in [rows[i][2] for i in ahead]) if ahead else found is None
         if some:
             advanced = times.advance(table, frontier)
             assert advanced.schema.equals(table.schema)

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from aiopersist.data import convert, sizes
+from aiopersist.data import sizes
+from aiopersist.data.buffer import Buffer
 from aiopersist.data.codec import Schema
-from aiopersist.data.convert import ROW, Buffer, iter_tables, pieces_of, to_table
+from aiopersist.data.convert import ROW, pieces_of, to_table
 from aiopersist.data.updates import Update, Updates
 from aiopersist.errors import InvalidUpdate
 
@@ -213,35 +214,35 @@ def test_floats_of_arrow_are_canonical() -> None:
     assert str(to_table(table, schema)["val"][0].as_py()) == "[0.0, 1.5]"
 
 
-@settings(max_examples=20)
-@given(st.lists(st.sampled_from(["rows", "table", "batch"]), max_size=5), st.integers(1, 200))
-def test_large_inputs_come_in_pieces(kinds: list[str], target: int) -> None:
-    def mixed() -> Any:
-        for kind in kinds:
-            if kind == "rows":
-                yield from ROWS
-            else:
-                yield plain_table() if kind == "table" else plain_table().to_batches()[0]
-
-    tables = list(iter_tables(mixed(), PLAIN, target))
-    assert [tuple(u) for t in tables for u in Updates(t, PLAIN)] == ROWS * len(kinds)
-    assert all(t.num_rows for t in tables)
-
-
-def test_rows_are_counted_over_the_whole_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "ROWS_AT_ONCE", 2)
-    rows = [("a", 1, 0, 1)] * 5 + [("a", None, 0, 1)]
-    with pytest.raises(InvalidUpdate) as e:
-        list(iter_tables(iter(rows), PLAIN, 10**6))
-    assert e.value.row == 5
-
-
-def test_a_buffer_gives_what_was_added() -> None:
-    buffer = Buffer()
-    buffer.add(to_table(ROWS[:1], PLAIN))
-    buffer.add(to_table(ROWS[1:], PLAIN))
-    assert (buffer.rows, buffer.goodbytes) == (2, 2 * (1 + 8 + 16))
-    assert Updates(buffer.take(), PLAIN).rows() == ROWS
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from(["row", "table"]), st.integers(0, 40)), max_size=150),
+    st.integers(1, 400),
+)
+def test_a_buffer_is_cut_where_the_target_is_reached(kinds: list[tuple[str, int]], target: int) -> None:
+    """Goal: however updates come, the same parts are cut, and no update is lost or moved."""
+    buffer, rows, expected, sizes_so_far = Buffer(PLAIN), [], [], 0
+    for number, (kind, length) in enumerate(kinds):
+        some = [("x" * length, number, 0, 1)] * (1 if kind == "row" else 3)
+        if kind == "row":
+            buffer.add_row(some[0], length + 24)
+        else:
+            buffer.add(to_table(some, PLAIN))
+        rows += some
+    current: list[Any] = []
+    for row in rows:
+        current.append(row)
+        sizes_so_far += len(row[0]) + 24
+        if sizes_so_far >= target:
+            expected.append(current)
+            current, sizes_so_far = [], 0
+    cut = []
+    while buffer.goodbytes >= target:
+        cut.append(Updates(buffer.take_reaching(target), PLAIN).rows())
+    assert cut == expected
+    assert (buffer.rows, buffer.goodbytes) == (len(current), sizes_so_far)
+    if current:
+        assert Updates(buffer.take(), PLAIN).rows() == current
     assert (buffer.rows, buffer.goodbytes) == (0, 0)
 
 

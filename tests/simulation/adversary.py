@@ -328,15 +328,12 @@ class Game:
         chosen = ordinals[first : first + rng.choice([1, 2, 5])]
         batches = [state.batches[o] for o in chosen]
         since = reduce(ap.Antichain.join, (b.since for b in batches), state.since)
-        upload = Upload(
-            shard, self.schema, 0, writer.writer_id, batches[0].lower, batches[-1].upper, inline=False
-        )
-        upload.batch = upload.batch.model_copy(update={"since": since})
+        upload = Upload(shard, self.schema, 0, writer.writer_id, batches[0].lower, inline=False, since=since)
         named = [(batch, part) for batch in batches for part in batch.parts]
         table = await Fetch(shard, self.schema).table(named, Selection(), "")
         await upload.add(advance(table, since))
-        await upload.finish()
-        flush = Flush(writer.writer_id, tuple(chosen), upload.batch)
+        batch = await upload.finish(batches[-1].upper)
+        flush = Flush(writer.writer_id, tuple(chosen), batch)
         slot = Slot()
         try:
             self.counts["compacted"] += bool(await commit(shard.register, flush, slot))

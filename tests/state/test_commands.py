@@ -32,6 +32,7 @@ from aiopersist.state.writing import (
 SHARD = "s00000000-0000-4000-8000-000000000000"
 ZERO = Antichain(0)
 LEASE_S = 10.0
+ROOM = 2**20  # for inline parts
 
 
 def batch(
@@ -117,12 +118,14 @@ def command_of(kind: int, writer: str, reader: str, n: int, history: History) ->
             return RegisterWriter(writer, LEASE_S)
         case 3 | 4:
             new = batch(upper, upper + n, rows=min(n, 1), writer=blob)
-            return Append(writer, token, new, {"app": n} if n == 5 else {})
+            return Append(writer, token, new, {"app": n} if n == 5 else {}, ROOM)
         case 5:
             low = max(upper - n, 0)
-            return Append(writer, token, batch(low, low + n, rows=min(n, 1), writer=blob), {}, replica=True)
+            return Append(
+                writer, token, batch(low, low + n, rows=min(n, 1), writer=blob), {}, ROOM, replica=True
+            )
         case 6 | 7:
-            return Write(writer, token, batch(max(upper - n, 0), upper + 1, writer=blob), {})
+            return Write(writer, token, batch(max(upper - n, 0), upper + 1, writer=blob), {}, ROOM)
         case 8:
             return HeartbeatWriter(writer)
         case 9:
@@ -225,7 +228,7 @@ def test_expiry_moves_no_since() -> None:
     expired one after the other; its restart reads at 10."""
     history = created()
     history.run(RegisterWriter("w", 1e6))
-    history.run(Append("w", "t", batch(0, 200), {}))
+    history.run(Append("w", "t", batch(0, 200), {}, ROOM))
     holds = (("r10", 10, 20.0), ("r100", 100, 30.0))
     for reader, _, lease_s in holds:
         history.run(RegisterReader(reader, ZERO, lease_s))
@@ -266,19 +269,19 @@ def test_a_blob_of_a_writer_that_is_gone_is_refused() -> None:
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
     rollup = Rollup(key=f"{SHARD}/w1/r.rollup", checksum="c", size=1)
-    history.run(Append("w1", "t", batch(0, 1), {}))
+    history.run(Append("w1", "t", batch(0, 1), {}, ROOM))
     ordinals = largest_inline_run(history.live)
     history.run(ExpireWriter("w1"))
     for command in (
-        Append("w1", "t", batch(1, 2, writer="w1"), {}),
-        Write("w1", "t", batch(1, 2, writer="w1"), {}),
+        Append("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
+        Write("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         Flush("w1", ordinals, batch(0, 1, writer="w1")),
         AddRollup("w1", 1, rollup, 1.0),
     ):
         outcome = history.run(command)
         assert isinstance(outcome, Keep)
         assert isinstance(outcome.error, ap.BatchExpired)
-    inline = history.run(Append("w1", "t", batch(1, 2), {}))
+    inline = history.run(Append("w1", "t", batch(1, 2), {}, ROOM))
     assert isinstance(inline, Keep) and isinstance(inline.error, ap.LeaseExpired)
 
 
@@ -288,12 +291,12 @@ def test_a_commit_renews_its_own_handle_before_it_expires_others(kind: str) -> N
     history = created()
     for writer in ("w1", "w2"):
         history.run(RegisterWriter(writer, LEASE_S))
-    history.run(Append("w1", "t", batch(0, 1), {}))
+    history.run(Append("w1", "t", batch(0, 1), {}, ROOM))
     history.now += LEASE_S + 1
     rollup = Rollup(key=f"{SHARD}/w1/r.rollup", checksum="c", size=1)
     command: Command = {
-        "append": Append("w1", "t", batch(1, 2, writer="w1"), {}),
-        "write": Write("w1", "t", batch(1, 2, writer="w1"), {}),
+        "append": Append("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
+        "write": Write("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         "rollup": AddRollup("w1", 1, rollup, 1.0),
         "flush": Flush("w1", largest_inline_run(history.live), batch(0, 1, writer="w1")),
         "heartbeat": HeartbeatWriter("w1"),
@@ -332,7 +335,7 @@ def test_a_flush_is_proved_by_its_batch() -> None:
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
     for upper in (1, 2):
-        history.run(Append("w1", "t", batch(upper - 1, upper), {}))
+        history.run(Append("w1", "t", batch(upper - 1, upper), {}, ROOM))
     ordinals = largest_inline_run(history.live)
     assert len(ordinals) == 2
     flush = Flush("w1", ordinals, batch(0, 2, writer="w1"))
@@ -371,8 +374,8 @@ def test_what_a_replica_appends(
 ) -> None:
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
-    history.run(Append("w1", "t0", batch(0, upper, rows=0), {}))
-    outcome = history.run(Append("w1", "t1", batch(lower, new), {}, replica=True))
+    history.run(Append("w1", "t0", batch(0, upper, rows=0), {}, ROOM))
+    outcome = history.run(Append("w1", "t1", batch(lower, new), {}, ROOM, replica=True))
     if wrote is None:
         assert isinstance(outcome, Keep) and isinstance(outcome.error, ap.UpperMismatch)
         return
@@ -394,8 +397,8 @@ def test_finalize_forgets_everything() -> None:
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
     history.run(RegisterReader("r1", ZERO, LEASE_S))
-    history.run(Append("w1", "t", batch(0, 5, writer="w1"), {"app": 1}))
-    history.run(Append("w1", "t", batch(5, 6), {}))
+    history.run(Append("w1", "t", batch(0, 5, writer="w1"), {"app": 1}, ROOM))
+    history.run(Append("w1", "t", batch(5, 6), {}, ROOM))
     history.run(Finalize("s"))
     state = history.live
     assert state.finalized
@@ -410,9 +413,9 @@ def test_finalize_forgets_everything() -> None:
 def test_transaction_numbers_are_forgotten_after_their_time() -> None:
     history = created()
     history.run(RegisterWriter("w1", 1e6))
-    history.run(Append("w1", "t", batch(0, 1), {"old": 1}))
+    history.run(Append("w1", "t", batch(0, 1), {"old": 1}, ROOM))
     history.now += 100
-    history.run(Append("w1", "t", batch(1, 2), {"new": 1}))
+    history.run(Append("w1", "t", batch(1, 2), {"new": 1}, ROOM))
     rollup = Rollup(key=f"{SHARD}/w1/r.rollup", checksum="c", size=1)
     history.run(AddRollup("w1", history.live.seqno, rollup, 50.0))
     assert list(history.live.transactions) == ["new"]

@@ -1,0 +1,40 @@
+"""Blob keys: `<shard>/<writer>/<part>.parquet`, so that a sweep can tell whose a blob is without
+reading it. Ids of writers are fresh, and no key is ever written twice."""
+
+import re
+from typing import NamedTuple
+from uuid import UUID
+
+from aiopersist.errors import InvalidUsage, UsageKind
+
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_FORM = re.compile(rf"(s{_UUID})/(w{_UUID})/({_UUID})\.parquet")
+
+
+class BlobKey(NamedTuple):
+    """What the key of a part says: the shard, the writer that registered before it wrote, the part."""
+
+    shard: str
+    writer: str
+    part: str
+
+    @classmethod
+    def parse(cls, key: str) -> "BlobKey":
+        """The parts of `key`; `InvalidUsage` of kind `INVALID_NAME` for anything but the key of a part."""
+        found = _FORM.fullmatch(key) if isinstance(key, str) else None
+        if found is None:
+            raise InvalidUsage(UsageKind.INVALID_NAME, f"{key!r:.200} is not the key of a part", name=key)
+        return cls(*found.groups())
+
+    @staticmethod
+    def new(shard: str, writer: str, part: UUID) -> str:
+        """The key of a new part."""
+        return str(BlobKey(shard, writer, str(part)))
+
+    def __str__(self) -> str:
+        return f"{self.shard}/{self.writer}/{self.part}.parquet"
+
+
+def writer_of(key: str) -> str:
+    """The writer in the key of a blob of a shard, be it a part's or a rollup's."""
+    return key.split("/")[1]

@@ -1,0 +1,243 @@
+"""The steps of an append, of one handle or of several at one moment.
+
+1. *Prepare*, outside of the handle's turn: take the rows, or claim the staged batches.
+2. *Stage*, in the turn: upload what is left; the command is ready then.
+3. *Commit* (`commit_staged`). What stands in the way is repaired, and the same append is tried again:
+   a lease that ran out, as long as no blob depends on it; a state without room for more inline parts.
+4. *Tidy up* by the outcome. A caller who is not told keeps a case, which `settle` answers.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aiopersist.errors import (
+    AlreadyAppended,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    UpperMismatch,
+    UsageKind,
+)
+from aiopersist.frontier import Antichain, minimum
+from aiopersist.shard.commit import Job, commit_all
+from aiopersist.shard.flush import flush_inline, inline_to_blob
+from aiopersist.state.writing import Append, Appended, NoRoom, Write, repeated
+from aiopersist.write.assemble import Rewritten, assembled, check_append
+from aiopersist.write.batch import Batch
+from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted
+from aiopersist.write.session import Session
+
+
+@dataclass(eq=False)
+class AppendIntent(ABC):
+    """One append of one handle to `[lower, upper)`."""
+
+    session: Session
+    lower: Antichain
+    upper: Antichain
+    transactions: Mapping[str, int]
+    replica: bool = False
+    doubt: Doubt = field(default_factory=Doubt)
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Check what is to be appended, as far as that needs no turn."""
+
+    @abstractmethod
+    async def stage(self) -> Append | None:
+        """The command; `None` if there is nothing to write any more."""
+
+
+@dataclass(eq=False)
+class RowsAppend(AppendIntent):
+    """Of updates."""
+
+    updates: Any = ()
+
+    async def prepare(self) -> None:
+        await self.session.ensure_registered()
+        upload = self.session.upload(self.lower)
+        self.doubt.uploads.append(upload)
+        await upload.take_whole(self.updates)
+        upload.check_upper(self.upper)
+
+    async def stage(self) -> Append | None:
+        if await self._covered():
+            return None
+        await self.session.make_room()
+        (upload,) = self.doubt.uploads
+        batch = await upload.finish(self.upper)
+        stack = self.session.shard.stack
+        return Append(
+            upload.writer,
+            stack.runtime.token(),
+            batch,
+            self.transactions,
+            stack.settings.inline_writes_total_max_bytes,
+            self.replica,
+        )
+
+    async def _covered(self) -> bool:
+        """What can be said before anything is staged, by what never goes back: `True` if there is nothing
+        to write any more; `UpperMismatch` after a fresh look."""
+        shard, lower, upper = self.session.shard, self.lower, self.upper
+        state = shard.state
+        for _ in range(2):
+            if repeated(state, self.transactions) or (self.replica and upper <= state.upper):
+                return True
+            if lower == state.upper or (self.replica and lower <= state.upper <= upper):
+                return False
+            state = await shard.open()
+        raise UpperMismatch(lower, state.upper, shard_id=shard.id)
+
+
+@dataclass(eq=False)
+class BatchesAppend(AppendIntent):
+    """Of staged batches."""
+
+    batches: Sequence[Batch] = ()
+
+    async def prepare(self) -> None:
+        batches = _distinct(self.batches, self.session)
+        check_append([_value(batch) for batch in batches], self.lower, self.upper)
+        for batch in batches:
+            batch._begin()
+        self.doubt.batches = batches
+
+    async def stage(self) -> Append | None:
+        stack, since = self.session.shard.stack, minimum(self.session.schema.time_length)
+        batches = self.doubt.batches
+        return Append(
+            self.session.registration.writer,
+            stack.runtime.token(),
+            assembled([_value(batch) for batch in batches], self.lower, self.upper, since),
+            self.transactions,
+            stack.settings.inline_writes_total_max_bytes,
+            self.replica,
+            tuple(batch._staged for batch in batches),
+        )
+
+
+def _value(batch: Batch) -> Rewritten:
+    return Rewritten(batch._hollow, batch._rewritten)
+
+
+def _distinct(batches: Sequence[Batch], session: Session) -> list[Batch]:
+    """The batches, all free, of this shard, and none twice."""
+    found: dict[str, Batch] = {}
+    for batch in batches:
+        if not isinstance(batch, Batch):
+            raise TypeError(f"{batch!r:.80} is not an aiopersist.Batch")
+        batch._check_free()
+        if batch.shard_id != session.shard.id:
+            text = f"batch {batch.id} is of shard {batch.shard_id}, not of {session.shard.id}"
+            raise InvalidUsage(UsageKind.BATCH_NOT_FROM_THIS_SHARD, text)
+        if batch.id in found:
+            raise InvalidUsage(UsageKind.CONSUMED, f"batch {batch.id} is there twice")
+        found[batch.id] = batch
+    return list(found.values())
+
+
+async def append_all(intents: Sequence[AppendIntent]) -> None:
+    """Append all of them at one moment, or none; they are of different shards."""
+    try:
+        for intent in intents:
+            await intent.prepare()
+        async with AsyncExitStack() as turns:
+            for intent in sorted(intents, key=lambda i: i.session.shard.id):  # one order: no deadlock
+                await turns.enter_async_context(intent.session.turn())
+            await _append_all(intents)
+    except (asyncio.CancelledError, Indeterminate):
+        for intent in intents:
+            intent.session.case = Case(intent.transactions, intent.doubt)
+        raise
+    finally:
+        for intent in intents:
+            await intent.doubt.tidy()
+
+
+async def _append_all(intents: Sequence[AppendIntent]) -> None:
+    staged = []
+    for intent in intents:
+        command = await intent.stage()
+        if command is None:
+            intent.doubt.needless = True
+        else:
+            staged.append(StagedAppend(intent.session, command, intent.doubt))
+    if staged:
+        await commit_staged(staged)
+
+
+@dataclass(eq=False)
+class StagedAppend:
+    """An append that is ready, in the turn of its handle."""
+
+    session: Session
+    command: Append | Write
+    doubt: Doubt
+
+
+async def commit_staged(appends: Sequence[StagedAppend]) -> list[Appended]:
+    """Commit them at one moment. Each `doubt` knows what came of it, or that it must be settled."""
+    flushed = False
+    while True:
+        for append in appends:
+            append.doubt.outcome = None
+        try:
+            results = await commit_all(
+                [Job(a.session.shard.register, a.command, a.session.slot) for a in appends]
+            )
+        except BaseException as error:
+            for append in appends:
+                _not_told(append)
+            if not isinstance(error, LeaseExpired | NoRoom):
+                if isinstance(error, AlreadyAppended):
+                    _tell_apart(appends)
+                raise
+            (at_fault,) = (a for a in appends if a.session.shard.id == error.shard_id)
+            if isinstance(error, LeaseExpired):
+                registration = await at_fault.session.ensure_registered()
+                at_fault.command = replace(at_fault.command, writer=registration.writer)
+            else:
+                await _make_room(at_fault, flushed=flushed)
+                flushed = True
+            continue
+        for append, done in zip(appends, results, strict=True):
+            append.doubt.outcome = Committed(done.upper) if done.wrote else NotCommitted()
+            append.doubt.needless = not done.wrote
+        return results
+
+
+def _not_told(append: StagedAppend) -> None:
+    """The commit did not return: either nothing happened, or its attempt is in the slot."""
+    if append.session.slot.busy:
+        append.session.pending = append.doubt
+    else:
+        append.doubt.outcome = NotCommitted()
+
+
+def _tell_apart(appends: Sequence[StagedAppend]) -> None:
+    """Which of the batches were appended or deleted elsewhere."""
+    for append in appends:
+        writers = append.session.shard.state.writers
+        for batch in append.doubt.batches:
+            record = writers.get(batch._staged.writer)
+            if record is not None and batch.id in record.spent:
+                batch._is_elsewhere()
+
+
+async def _make_room(append: StagedAppend, *, flushed: bool) -> None:
+    """Flush what the state holds inline to one blob; or, if that was done before or is not the trouble,
+    what the append brings."""
+    session, command = append.session, append.command
+    writer = session.registration.writer
+    small = 2 * command.batch.inline_bytes <= command.inline_bytes_max
+    if small and not flushed and await flush_inline(session.shard, writer, session.slot):
+        return
+    upload, batch = await inline_to_blob(session.shard, writer, command.batch)
+    append.doubt.uploads.append(upload)
+    append.command = replace(command, batch=batch)

@@ -1,0 +1,61 @@
+"""Appends to several shards at one moment: all of them, or none."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.frontier import Antichain, Time
+from aiopersist.shard.stack import Stack
+from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
+from aiopersist.write.batch import Batch
+from aiopersist.write.checks import check_bounds
+from aiopersist.write.handle import WriteHandle
+
+
+class Append(NamedTuple):
+    """One of several appends: staged batches, or updates, to `[expected_upper, new_upper)` of the
+    writer's shard."""
+
+    writer: WriteHandle[Any, Any]
+    updates: Any
+    """One `Batch`, a sequence of them, or updates as `compare_and_append` takes them."""
+    expected_upper: Antichain | Time
+    new_upper: Antichain | Time
+
+
+async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:
+    """See `Client.compare_and_append_many`."""
+    appends = [Append(*append) for append in appends]
+    _check(appends, stack)
+    with ExitStack() as calls:
+        for append in appends:
+            calls.enter_context(append.writer._scope.call())
+        for append in appends:
+            append.writer._session.case = None
+        if intents := [_intent(append) for append in appends]:
+            await append_all(intents)
+
+
+def _intent(append: Append) -> AppendIntent:
+    session, updates = append.writer._session, append.updates
+    lower, upper = check_bounds(append.expected_upper, append.new_upper, session.schema)
+    if isinstance(updates, Batch):
+        return BatchesAppend(session, lower, upper, {}, batches=[updates])
+    if isinstance(updates, list | tuple) and any(isinstance(one, Batch) for one in updates):
+        return BatchesAppend(session, lower, upper, {}, batches=updates)
+    return RowsAppend(session, lower, upper, {}, updates=updates)
+
+
+def _check(appends: Sequence[Append], stack: Stack) -> None:
+    shards = set()
+    for append in appends:
+        if not isinstance(append.writer, WriteHandle):
+            raise InvalidUsage(UsageKind.INVALID_APPEND, f"{append.writer!r:.80} is not a write handle")
+        shard = append.writer.shard_id
+        if append.writer._shard.stack is not stack:
+            text = f"the writer of shard {shard} is of another client"
+            raise InvalidUsage(UsageKind.INVALID_APPEND, text, shard_id=shard)
+        if shard in shards:
+            raise InvalidUsage(UsageKind.INVALID_APPEND, f"shard {shard} is named twice", shard_id=shard)
+        shards.add(shard)

@@ -1,0 +1,144 @@
+"""The batch builder: a batch of any size, piece by piece, in bounded memory."""
+
+import asyncio
+from enum import StrEnum
+from typing import Any
+
+from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
+from aiopersist.frontier import Antichain, Time
+from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
+from aiopersist.write.batch import Batch
+from aiopersist.write.checks import check_bounds
+from aiopersist.write.session import Session
+
+
+class Added(StrEnum):
+    """What became of an update that was added."""
+
+    RECORD = "RECORD"
+    """It is buffered."""
+    RECORD_AND_PARTS = "RECORD_AND_PARTS"
+    """It is in, and with it the buffer became one or more parts."""
+
+
+class BatchBuilder(Resource):
+    """Takes updates, uploads parts in the background, and makes one `Batch` of them.
+
+    Serves many tasks; their calls take turns. Memory stays under about
+    `(settings.batch_builder_max_outstanding_parts + 2) * settings.blob_target_size`. Closed without
+    `finish`, or failed, it deletes what it uploaded.
+    """
+
+    def __init__(self, session: Session, lower: Antichain) -> None:
+        self._session = session
+        self._registration = session.registration
+        self._registration.hold()
+        self._upload = session.upload(lower)
+        self._turn = asyncio.Lock()
+        self._finished = False
+        self._deletion: asyncio.Task[None] | None = None
+        self._scope = Scope("the builder", session.scope, session.shard.id)
+        self._scope.on_close = self._close
+
+    @property
+    def lower(self) -> Antichain:
+        return self._upload.lower
+
+    @property
+    def parts_in_flight(self) -> int:
+        """Parts that are being encoded or uploaded, or wait to be collected."""
+        return self._upload.parts_in_flight
+
+    @property
+    def parts_finished(self) -> int:
+        """Parts that were collected."""
+        return self._upload.parts_finished
+
+    @property
+    def write_stalls(self) -> int:
+        """How often an update waited for the oldest part in flight."""
+        return self._upload.write_stalls
+
+    async def add(self, key: Any, val: Any, time: Time, diff: int) -> Added:
+        """Add one update. Waits while too many parts are in flight. `InvalidUpdate` or
+        `UPDATE_NOT_BEYOND_LOWER` changes nothing, and the builder goes on; the error of an upload closes
+        it. Cancelled in its waiting, it may or may not have added the update."""
+        self._check_not_finished()
+        with self._scope.call():
+            async with self._turn:
+                before = self._parts
+                try:
+                    self._upload.check_parts()
+                    if self._upload.take_row((key, val, time, diff)):
+                        await self._upload.start_full()
+                    else:
+                        await self._upload.take([(key, val, time, diff)])
+                except (InvalidUpdate, InvalidUsage, asyncio.CancelledError):
+                    raise
+                except BaseException:
+                    await self.aclose()
+                    raise
+                return Added.RECORD if self._parts == before else Added.RECORD_AND_PARTS
+
+    async def extend(self, updates: Any) -> None:
+        """Add many: rows, Arrow data, or an iterator or async iterator of either. What is refused before
+        any of it was taken changes nothing; refused or cancelled after that it closes the builder, since
+        a part of the input must not pass for all of it."""
+        self._check_not_finished()
+        with self._scope.call():
+            async with self._turn:
+                before = self._upload.rows_taken
+                try:
+                    self._upload.check_parts()
+                    await self._upload.take(updates)
+                except BaseException as error:
+                    refused = isinstance(error, InvalidUpdate | InvalidUsage | asyncio.CancelledError)
+                    if not refused or self._upload.rows_taken != before:
+                        await self.aclose()
+                    raise
+
+    async def finish(self, upper: Antichain | Time) -> Batch:
+        """The batch, once all parts are uploaded. `INVALID_BOUNDS` if `upper` is not at or beyond the
+        lower, `UPDATE_BEYOND_UPPER` if any time that was added is; whatever it raises, the builder is
+        closed then and its parts are deleted."""
+        self._check_not_finished()
+        with self._scope.call():
+            async with self._turn:
+                self._check_not_finished()
+                try:
+                    _, end = check_bounds(self.lower, upper, self._session.schema)
+                    self._upload.check_upper(end)
+                    hollow = await self._upload.finish(end)
+                except BaseException:
+                    await self.aclose()
+                    raise
+                batch = self._session.batch(self._registration, hollow)
+                self._finished = True
+                self._scope.close()
+                return batch
+
+    async def aclose(self) -> None:
+        """Close it, and delete what was uploaded but not finished; in the background, if the caller is
+        cancelled or uploads in flight take long to end. Idempotent."""
+        self._scope.close()
+        deletion, task = self._deletion, asyncio.current_task()
+        if deletion is not None and not deletion.done() and not (task and task.cancelling()):
+            await asyncio.wait([deletion], timeout=RELEASE_DEADLINE_S)
+
+    @property
+    def _parts(self) -> int:
+        return self._upload.parts_in_flight + self._upload.parts_finished
+
+    def _close(self) -> None:
+        if not self._finished:
+            self._deletion = self._upload.discard()
+        self._registration.release()
+
+    def _check_not_finished(self) -> None:
+        if self._finished:
+            shard_id = self._session.shard.id
+            raise InvalidUsage(UsageKind.CONSUMED, "the builder is finished", shard_id=shard_id)
+
+    def __repr__(self) -> str:
+        counts = f"{self.parts_finished} parts finished, {self.parts_in_flight} in flight"
+        return f"<BatchBuilder from {self.lower} of {self._session.shard.id}: {counts}>"

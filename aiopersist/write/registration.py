@@ -1,0 +1,90 @@
+"""A registered writer, kept alive while somebody here needs it: the handle, its builders, and the
+batches that were built under it and are not consumed yet; or batches that another process built.
+
+Heartbeats go their own way, past the appends of the handle: an append that waits for a slow store must
+not cost the registration. One that is lost is repeated by the next; none needs settling.
+"""
+
+import asyncio
+
+from aiopersist.errors import BatchExpired, LeaseExpired
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
+from aiopersist.shard.lease import keep_alive
+from aiopersist.shard.shard import Shard
+from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWriter
+
+HANDED_OVER_MAX = 256  # batches handed over under one registration, whose record keeps their ids
+
+
+class Registration:
+    """See the header. `writer` is the id that blob keys carry."""
+
+    def __init__(self, shard: Shard, writer: str, lease_s: float) -> None:
+        self.writer = writer
+        self.handed_over = 0
+        """Batches that left this process: its record must outlive this handle."""
+        self._shard = shard
+        self._lease_s = lease_s
+        self._users = 0
+        self._beating: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    @classmethod
+    async def fresh(cls, shard: Shard) -> "Registration":
+        """A new one; one commit. An id whose registration failed is never used again."""
+        writer, lease_s = f"w{shard.stack.runtime.uuid()}", shard.stack.settings.writer_lease_s
+        await commit(shard.register, RegisterWriter(writer, lease_s), Slot())
+        return cls(shard, writer, lease_s)
+
+    @classmethod
+    async def of_another(cls, shard: Shard, writer: str) -> "Registration":
+        """That of a writer elsewhere; one commit, a heartbeat. `BatchExpired` if it is gone."""
+        try:
+            await commit(shard.register, HeartbeatWriter(writer), Slot())
+        except LeaseExpired as error:
+            text = f"writer {writer}, which built the batch, is no longer registered"
+            raise BatchExpired(text, shard_id=shard.id) from error
+        record = shard.state.writers.get(writer)
+        return cls(shard, writer, shard.stack.settings.writer_lease_s if record is None else record.lease_s)
+
+    @property
+    def alive(self) -> bool:
+        """As far as this process knows."""
+        return self.writer in self._shard.state.writers
+
+    @property
+    def in_use(self) -> bool:
+        """Whether its record is needed by more than the handle that releases it."""
+        return self._users > 0 or self.handed_over > 0
+
+    def hold(self) -> None:
+        """One more needs it."""
+        self._users += 1
+        if self._beating is None and not self._stopped:
+            self._beating = self._shard.stack.supervisor.background(
+                keep_alive(self._shard.stack, self._lease_s, self._heartbeat), "heartbeats of a writer"
+            )
+
+    def release(self) -> None:
+        """One less."""
+        self._users -= 1
+        if not self._users:
+            self._end_heartbeats()
+
+    def stop(self) -> None:
+        """No more heartbeats, whoever needs it: the lease ends it."""
+        self._stopped = True
+        self._end_heartbeats()
+
+    async def expire(self) -> None:
+        """End it at once: what was built under it can no longer be appended. One commit."""
+        await commit(self._shard.register, ExpireWriter(self.writer), Slot())
+
+    def _end_heartbeats(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            self._beating = None
+
+    async def _heartbeat(self) -> None:
+        await commit(self._shard.register, HeartbeatWriter(self.writer), Slot())

@@ -1,0 +1,164 @@
+"""What a write handle, its builders and its appends share: registration, turns, and the memory of what
+came of the last append.
+
+Appends of one handle take turns. A cancelled append leaves its attempt in the slot, which whoever
+comes next settles first.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.errors import Indeterminate
+from aiopersist.frontier import Antichain
+from aiopersist.resource import RELEASE_DEADLINE_S, Scope
+from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.commit import settle
+from aiopersist.shard.flush import flush_inline, must_flush
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.upload import Upload
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.writing import repeated
+from aiopersist.write.batch import Batch, Origin
+from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted
+from aiopersist.write.registration import HANDED_OVER_MAX, Registration
+
+
+class Session:
+    """See the header. One per write handle."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.shard: Shard = origin.shard
+        self.schema: Schema[Any, Any, Any] = origin.schema
+        self.scope = Scope(f"the writer of {self.shard.id}", origin.scope, self.shard.id)
+        self.slot = Slot()
+        self.case: Case | None = None
+        """The last append whose caller does not know its outcome."""
+        self.pending: Doubt | None = None
+        """Of the attempt in the slot."""
+        self._turn = asyncio.Lock()
+        self._registering = asyncio.Lock()
+        self._registration: Registration | None = None
+        self._others: dict[str, Registration] = {}
+        """Of writers elsewhere, and earlier ones of ours, while batches of them are here."""
+
+    # --- registration ----------------------------------------------------------------------------
+
+    @property
+    def registration(self) -> Registration:
+        """The current one."""
+        assert self._registration is not None
+        return self._registration
+
+    async def ensure_registered(self) -> Registration:
+        """A writer whose lease ran out registers anew: what was staged under the old id stays under it."""
+        if (mine := self._registration) is None or not mine.alive or mine.handed_over >= HANDED_OVER_MAX:
+            async with self._registering:
+                if self._registration is mine:
+                    await self._register()
+        return self.registration
+
+    async def _register(self) -> None:
+        fresh, old = await Registration.fresh(self.shard), self._registration
+        fresh.hold()
+        self._registration = fresh
+        if old is not None:
+            self._others[old.writer] = old
+            old.release()
+
+    async def registration_of(self, writer: str) -> Registration:
+        """That of the writer of a batch which comes from elsewhere; `BatchExpired` if it is gone."""
+        known = self._others.get(writer)
+        if writer == self.registration.writer and self.registration.alive:
+            return self.registration
+        if known is None or not known.alive:
+            known = self._others[writer] = await Registration.of_another(self.shard, writer)
+        return known
+
+    # --- turns and outcomes ----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """The handle's turn for one append, with the one before it settled and a registration."""
+        await self.ensure_registered()
+        async with self._turn:
+            await self._settle()
+            yield
+
+    async def outcome(self) -> Committed | NotCommitted | None:
+        """See `WriteHandle.settle`."""
+        while True:
+            async with self._turn:
+                await self._settle()
+            case = self.case
+            if case is None:
+                return None
+            if case.decided is None or case.decided.done():
+                break
+            await asyncio.wait([case.decided])
+        outcome = case.doubt.answer()
+        if case.transactions and isinstance(outcome, NotCommitted):  # another recorded it: it happened
+            state = await self.shard.register.refresh()
+            if state is not None and repeated(state, case.transactions):
+                return Committed(state.upper)
+        return outcome
+
+    async def _settle(self) -> None:
+        """Decide the pending append, if there is one, and tidy up after it."""
+        if not self.slot.busy:
+            return
+        doubt = self.pending
+        try:
+            attempt = await settle(self.slot)
+        except Unknowable as error:
+            self.pending = None
+            if doubt is not None:
+                doubt.outcome = error
+                await doubt.tidy()
+            return
+        self.pending = None
+        if doubt is not None and attempt is not None:
+            await doubt.decide(attempt)
+
+    # --- staging ---------------------------------------------------------------------------------
+
+    def upload(self, lower: Antichain) -> Upload:
+        """A batch in the making under the current registration."""
+        return Upload(self.shard, self.schema, self.origin.schema_id, self.registration.writer, lower)
+
+    def batch(self, registration: Registration, hollow: HollowBatch) -> Batch:
+        """`hollow`, which was uploaded under `registration`, as a batch."""
+        return Batch(self.origin, registration, hollow, str(self.shard.stack.runtime.uuid()))
+
+    async def make_room(self) -> None:
+        """Flush inline parts to a blob if the state holds too many: one append of some thousands pays for
+        it, with a blob and a commit more."""
+        if must_flush(self.shard):
+            await flush_inline(self.shard, self.registration.writer, self.slot)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """See `WriteHandle.aclose`."""
+        if not self.scope.close():
+            return
+        for registration in self._others.values():
+            registration.stop()
+        if self._registration is None:
+            return
+        self._registration.release()
+        self._registration.stop()
+        release = self.shard.stack.supervisor.spawn(self._release(self._registration), "release a writer")
+        await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
+
+    async def _release(self, registration: Registration) -> None:
+        try:
+            async with self._turn:
+                await self._settle()
+        except Indeterminate:
+            return
+        if not registration.in_use:
+            await registration.expire()
