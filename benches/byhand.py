@@ -41,6 +41,19 @@ def table(n: int, time: int = 0) -> pa.Table:
     return pa.table(list(map(list, zip(*rows(n, time), strict=True))), schema=SCHEMA)
 
 
+def large_table(goodbytes: int, time: int = 0) -> pa.Table:
+    """Rows of the same kind, made in columns: `goodbytes` bytes of them."""
+    n = pl.int_range(goodbytes // 96, eager=True).alias("n")
+    number = (pl.col("n") % 997).cast(pl.String).str.zfill(16)
+    frame = pl.DataFrame(n).select(
+        key=(pl.col("n").hash(1) % 10**16).cast(pl.String).str.zfill(16).cast(pl.Binary),
+        val=pl.concat_str([number] * 4).cast(pl.Binary),
+        time=pl.lit(time, pl.Int64),
+        diff=pl.lit(1, pl.Int64),
+    )
+    return frame.to_arrow().cast(SCHEMA)
+
+
 def record(updates: Sequence[Row]) -> bytes:
     """A few updates, sorted and encoded, as one record for a compare-and-set."""
     columns = zip(*sorted(updates), strict=True)

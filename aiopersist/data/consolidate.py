@@ -28,6 +28,7 @@ from aiopersist.errors import DiffOverflow
 
 DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
 SMALL_ROWS = 24  # up to this, tuples are faster than the entry into kernels
+SLICE_ROWS = 32768
 MEDIUM_ROWS = 8192  # up to this, pyarrow is faster than the way to polars and back
 
 
@@ -187,7 +188,10 @@ def _side_by_side(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rebuilt(frame: pl.DataFrame, like: pa.Table, rebuilds: list[Any]) -> pa.Table:
-    """The flattened columns and `diff` as a table with the columns and types of `like`."""
+    """The flattened columns and `diff` as a table with the columns and types of `like`; a large one in
+    chunks, so that whoever consumes it piece by piece can let go of what it is done with."""
+    if frame.height > SLICE_ROWS:
+        return pa.concat_tables(_rebuilt(piece, like, rebuilds) for piece in frame.iter_slices(SLICE_ROWS))
     flat = frame.to_arrow(compat_level=pl.CompatLevel.newest())
     leaves = iter(flat.columns)
     columns = [rebuild(leaves, flat.num_rows) for rebuild in rebuilds] + [flat.column("diff")]

@@ -51,7 +51,7 @@ class PartRef(Protocol):
 class EncodedPart(NamedTuple):
     """A part and what the state keeps of it."""
 
-    data: bytes
+    data: memoryview
     size: int
     footer_bytes: int
     checksum: str
@@ -110,7 +110,10 @@ def encode_part(
     sink = _Sink()
     writer = pq.ParquetWriter(sink, schema.arrow_schema, **layout(table))
     groups: list[RowGroup] = []
-    for piece in split(table, row_group_bytes):
+    rows, least = table.num_rows, key_lower(table)
+    pieces = split(table, row_group_bytes)
+    del table  # `pieces` lets go of the chunks that are written: the part grows as they shrink
+    for piece in pieces:
         found = _collected(piece) if stats.enabled else None
         writer.write_table(writable(piece), row_group_size=piece.num_rows)
         offset = groups[-1].offset + groups[-1].length if groups else 0
@@ -125,10 +128,10 @@ def encode_part(
         data=data,
         size=len(data),
         footer_bytes=footer_bytes,
-        checksum=checksum(memoryview(data)[groups_end:]),
-        rows=table.num_rows,
+        checksum=checksum(data[groups_end:]),
+        rows=rows,
         row_groups=len(groups),
-        key_lower=key_lower(table),
+        key_lower=least,
         stats=whole if whole is None else trim(whole, stats.budget_bytes, stats.untrimmable),
     )
 
@@ -214,14 +217,12 @@ class _Sink:
     mode = "wb"
 
     def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self._size = 0
+        self._data = bytearray()
         self._crc = 0
 
     def write(self, chunk: Any) -> int:
-        self._chunks.append(bytes(chunk))
+        self._data += chunk
         self._crc = crc32(chunk, self._crc)
-        self._size += len(chunk)
         return len(chunk)
 
     def take_crc(self) -> int:
@@ -230,10 +231,10 @@ class _Sink:
         return crc
 
     def tell(self) -> int:
-        return self._size
+        return len(self._data)
 
-    def data(self) -> bytes:
-        return b"".join(self._chunks)
+    def data(self) -> memoryview:
+        return memoryview(self._data)
 
     def flush(self) -> None: ...
     def close(self) -> None: ...

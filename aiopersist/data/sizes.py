@@ -46,12 +46,10 @@ def check_update_size(table: pa.Table, update_size_max: int, *, row_base: int = 
 
 def split(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
     """The table in pieces of at most `target_bytes` goodbytes, or of one row that is larger."""
-    table = table.combine_chunks()
-    start = 0
-    while start < table.num_rows:
-        rows = rows_within(table.slice(start), target_bytes)
-        yield table.slice(start, rows)
-        start += rows
+    while table.num_rows:
+        rows = rows_within(table, target_bytes)
+        piece, table = table.slice(0, rows), table.slice(rows)
+        yield piece
 
 
 def rows_within(table: pa.Table, target_bytes: int) -> int:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ON_THE_LOOP_ROWS = 256  # fewer rows are converted and sorted faster than a thread is reached
 ON_THE_LOOP_BYTES = 64 * 1024
-ENCODING = 1  # parts of a batch sorted and encoded at once: each takes twice its size meanwhile
+SORTING = 1  # parts of a batch sorted at once: it takes twice the memory of a part, and all cores
 TIME_AND_DIFF_BYTES = 16
 
 
@@ -80,7 +80,7 @@ class Upload:
         self._parts: list[_Part] = []
         self._finished = 0
         self._keys: list[str] = []
-        self._encoding = asyncio.Semaphore(ENCODING)
+        self._sorting = asyncio.Semaphore(SORTING)
 
     @property
     def parts_in_flight(self) -> int:
@@ -261,9 +261,10 @@ class Upload:
             self._parts.append(part)
 
     async def _upload(self, key: str, only: list["pa.Table"]) -> "_Part | None":
-        """`only` holds the table, and nobody else does: it is gone before its bytes are sent."""
-        async with self._encoding:
-            encoded = await self._stack.compute(self._encode, only)
+        """`only` holds the table, and nobody else does: it is gone as soon as it is not needed."""
+        async with self._sorting:
+            await self._stack.compute(_sort, only)
+        encoded = await self._stack.compute(self._encode, only)
         if encoded is None:
             return None
         part, first, last = encoded
@@ -284,18 +285,21 @@ class Upload:
         return _Part(hollow, first, last)
 
     def _encode(self, only: list["pa.Table"]) -> "tuple[EncodedPart, Any, Any] | None":
-        table = sort_and_consolidate(only.pop())
-        if not table.num_rows:
+        if not only[0].num_rows:
             return None
+        first, last = row_key(only[0], 0), row_key(only[0], -1)
         description = Description(self.lower, Antichain(), self._since)
         settings = self._stack.settings
         stats = StatsSpec(
             settings.stats_collection_enabled, settings.stats_budget_bytes, settings.stats_untrimmable_columns
         )
-        encoded = encode_part(
-            table, self._schema, description, row_group_bytes=settings.row_group_bytes, stats=stats
-        )
-        return encoded, row_key(table, 0), row_key(table, table.num_rows - 1)
+        size = settings.row_group_bytes
+        encoded = encode_part(only.pop(), self._schema, description, row_group_bytes=size, stats=stats)
+        return encoded, first, last
+
+
+def _sort(only: list["pa.Table"]) -> None:
+    only.append(sort_and_consolidate(only.pop()))
 
 
 class _Part(NamedTuple):
