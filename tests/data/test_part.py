@@ -149,10 +149,10 @@ def test_another_valid_part_is_not_ours() -> None:
         with pytest.raises(Corruption):
             decode_part(other.data, ref, PLAIN)
     for data in (
-        ours.data[:-1],
-        ours.data + b"x",
+        bytes(ours.data[:-1]),
+        bytes(ours.data) + b"x",
         b"",
-        other.data[: -other.footer_bytes] + ours.data[-ours.footer_bytes :],
+        bytes(other.data[: -other.footer_bytes]) + bytes(ours.data[-ours.footer_bytes :]),
     ):
         with pytest.raises(Corruption):
             decode_part(data, ours, PLAIN)
