@@ -47,6 +47,16 @@ def collect(table: pa.Table | pa.RecordBatch) -> Record:
     return stats
 
 
+def of_part(
+    table: pa.Table | pa.RecordBatch, budget_bytes: int, untrimmable: UntrimmableColumns
+) -> Record | None:
+    """What is kept of a small part; `None` where it cannot be computed: such a part is never pruned."""
+    try:
+        return trim(collect(table), budget_bytes, untrimmable)
+    except (pa.ArrowException, ValueError, OverflowError):
+        return None
+
+
 def merge(records: Iterable[Record], schema: Schema[Any, Any, Any]) -> Record:
     """Statistics of the whole from those of its pieces. A bound that a piece lacks, the whole lacks."""
     records = list(records)
@@ -92,7 +102,15 @@ def leaf_types(schema: Schema[Any, Any, Any]) -> dict[str, pa.DataType]:
     """The Arrow type of every leaf column, by dotted name."""
     empty = schema.arrow_schema.empty_table()
     names = ("key", "val", "time")
-    return {path: leaf.type for name in names for path, leaf in _leaves(name, empty.column(name))}
+    return {
+        path: _bound_type(leaf.type) for name in names for path, leaf in _leaves(name, empty.column(name))
+    }
+
+
+def _bound_type(t: pa.DataType) -> pa.DataType:
+    """The type of bounds of values of type `t`: what is cut has no fixed size."""
+    is_wide = pa.types.is_fixed_size_binary(t) and t.byte_width > BOUND_BYTES
+    return pa.binary() if is_wide else t
 
 
 def _leaves(name: str, column: Any) -> Iterator[tuple[str, Any]]:
@@ -122,7 +140,7 @@ def _of_leaf(leaf: Any) -> dict[str, Any]:
 def _cut(scalar: Any) -> Any:
     """A lower bound of at most `BOUND_BYTES`."""
     value = scalar.as_py() if _is_long(scalar) else None
-    return scalar if value is None else pa.scalar(_prefix(value), scalar.type)
+    return scalar if value is None else pa.scalar(_prefix(value), _bound_type(scalar.type))
 
 
 def _rounded_up(scalar: Any) -> Any:
@@ -131,7 +149,7 @@ def _rounded_up(scalar: Any) -> Any:
         return scalar
     prefix = _prefix(scalar.as_py())
     above = _text_above(prefix) if isinstance(prefix, str) else _bytes_above(prefix)
-    return pa.scalar(above, scalar.type)
+    return pa.scalar(above, _bound_type(scalar.type))
 
 
 def _is_long(scalar: Any) -> bool:

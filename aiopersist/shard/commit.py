@@ -58,7 +58,7 @@ async def commit_all(jobs: Sequence[Job]) -> list[Any]:
     while True:
         turns: list[Register] = []
         try:
-            for job in jobs:
+            for job in sorted(jobs, key=lambda job: job.register.shard) if len(jobs) > 1 else jobs:
                 if await job.register.take_turn():
                     turns.append(job.register)  # noqa: PERF401  # one by one: a cancelled wait releases them
             now = await jobs[0].register.stack.consensus.now()
@@ -223,9 +223,9 @@ async def settle(slot: Slot) -> Attempt | None:
     except Unknowable:
         slot.pending = None  # decided long ago, only nobody can tell how
         raise
-    slot.pending = None
     if attempt.happened:
         await attempt.register.refresh()
+    slot.pending = None  # last: who is cancelled before has it settled again
     return attempt
 
 

@@ -2,7 +2,7 @@
 
 1. Get the bytes: inline ones from the state, others from the blob store, checked against the state.
 2. Advance times to the part's rewrite frontier, if its batch was rewritten.
-3. Keep what lies in the batch's bounds, if the part was marked truncated at its append.
+3. Keep what lies in the bounds of its append, if it was marked truncated there.
 4. Keep what the read asks for (`Selection`), and advance to its time.
 
 A blob that the state names and that is not there: the reader's lease ran out (`LeaseExpired`), or,
@@ -178,8 +178,9 @@ class Fetch:
             table = adapt(table, self.schema)
         if part.rewrite is not None:
             table = advance(table, part.rewrite)
-        if part.truncated:
-            table = filter_times(table, lower=batch.lower, upper=batch.upper)
+        if part.truncated is not None:
+            lower, upper = part.truncated
+            table = filter_times(table, lower=lower, upper=upper)
         return table if selection.covers(batch) else selection.apply(table)
 
 

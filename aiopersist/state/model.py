@@ -73,8 +73,9 @@ class HollowPart(Record):
     stats: dict[str, Any] | None = None
     rewrite: Antichain | None = None
     """Times are advanced to it when the part is read."""
-    truncated: bool = False
-    """The part may hold updates outside of the bounds of its batch: they are left out when read."""
+    truncated: tuple[Antichain, Antichain] | None = None
+    """Lower and upper of the append that cut it: updates outside of them are left out when it is read.
+    They are the part's own, since its batch may become one with its neighbours."""
 
 
 class HollowBatch(Record):
@@ -99,6 +100,24 @@ class HollowBatch(Record):
     @property
     def inline_bytes(self) -> int:
         return sum(part.size for part in self.parts if part.inline is not None)
+
+
+class SpineBatch(Record):
+    """Neighbouring batches that count as one; see `spine.py`."""
+
+    first: int
+    """Ordinals of the oldest and the newest of them."""
+    last: int
+    len: int
+    """Updates in them."""
+
+
+class Level(Record):
+    """One level of the spine: a spine batch, or two neighbours that are being merged, the older first."""
+
+    batches: tuple[SpineBatch, ...]
+    due: int | None = None
+    """The merge is finished when the fuel of the spine has reached this."""
 
 
 class LeasedReader(Record):

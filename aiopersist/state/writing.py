@@ -240,10 +240,10 @@ def _token_is_there(state: State, writer: str, token: str) -> bool | None:
 
 
 def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
-    """`batch` from `lower` on. Its parts are marked: they may hold updates before `lower`."""
+    """`batch` from `lower` on. Its parts are marked: they may hold updates outside of its bounds."""
     if lower == batch.lower:
         return batch
-    parts = tuple(part.replace(truncated=True) for part in batch.parts)
+    parts = tuple(part.replace(truncated=(lower, batch.upper)) for part in batch.parts)
     return batch.replace(lower=lower, parts=parts)
 
 

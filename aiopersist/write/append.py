@@ -145,19 +145,20 @@ def _distinct(batches: Sequence[Batch], session: Session) -> list[Batch]:
 async def append_all(intents: Sequence[AppendIntent]) -> None:
     """Append all of them at one moment, or none; they are of different shards."""
     try:
-        for intent in intents:
-            await intent.prepare()
-        async with AsyncExitStack() as turns:
-            for intent in sorted(intents, key=lambda i: i.session.shard.id):  # one order: no deadlock
-                await turns.enter_async_context(intent.session.turn())
-            await _append_all(intents)
-    except (asyncio.CancelledError, Indeterminate):
+        try:
+            for intent in intents:
+                await intent.prepare()
+            async with AsyncExitStack() as turns:
+                for intent in sorted(intents, key=lambda i: i.session.shard.id):  # one order: no deadlock
+                    await turns.enter_async_context(intent.session.turn())
+                await _append_all(intents)
+        finally:
+            for intent in intents:
+                await intent.doubt.tidy()
+    except (asyncio.CancelledError, Indeterminate):  # also one that came while it tidied up
         for intent in intents:
             intent.session.case = Case(intent.transactions, intent.doubt)
         raise
-    finally:
-        for intent in intents:
-            await intent.doubt.tidy()
 
 
 async def _append_all(intents: Sequence[AppendIntent]) -> None:

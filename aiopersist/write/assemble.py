@@ -75,4 +75,4 @@ def assembled(
 def _truncated(batch: HollowBatch, part: HollowPart, lower: Antichain, upper: Antichain) -> HollowPart:
     """Marked if it may hold times outside of the bounds."""
     within = lower <= _floor(batch, part) and batch.upper <= upper
-    return part if within else part.replace(truncated=True)
+    return part if within else part.replace(truncated=(lower, upper))

@@ -22,7 +22,7 @@ from typing import Any
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.inline import decode_inline
-from aiopersist.data.stats import ColumnStats, collect, decode_key_lower, decode_stats, key_lower
+from aiopersist.data.stats import ColumnStats, decode_key_lower, decode_stats, key_lower, of_part
 from aiopersist.errors import AlreadyAppended, Indeterminate, InvalidUsage, ShardFinalized, UsageKind
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Scope
@@ -82,8 +82,10 @@ class Part:
     def stats(self) -> dict[str, ColumnStats] | None:
         """Bounds of the values of each leaf column, by its dotted name; `None` if it has none."""
         stored = self._hollow.stats
-        if self._hollow.inline is not None and self._origin.shard.stack.settings.stats_collection_enabled:
-            stored = collect(self._table())
+        settings = self._origin.shard.stack.settings
+        if self._hollow.inline is not None and settings.stats_collection_enabled:
+            untrimmable = settings.stats_untrimmable_columns
+            stored = of_part(self._table(), settings.stats_budget_bytes, untrimmable)
         return None if stored is None else decode_stats(stored, self._schema())
 
     def _schema(self) -> Schema[Any, Any, Any]:
@@ -131,6 +133,7 @@ class Batch:
         self._handed_over = handed_over
         """Other processes may have it, too."""
         self._use = _Use.FREE
+        self._is_let_go = False
         self._dropped_quietly = not hollow.parts
         registration.hold()
 
@@ -201,6 +204,8 @@ class Batch:
                 await self._origin.shard.stack.blob.delete(self._keys())
         except BaseException as error:
             self._end(consumed=isinstance(error, Indeterminate))  # it may be spent: its blobs are the sweep's
+            if isinstance(error, AlreadyAppended):
+                self._is_elsewhere()
             raise
         self._end(consumed=True)
 
@@ -276,11 +281,22 @@ class Batch:
             return
         self._use = _Use.CONSUMED if consumed else _Use.FREE
         if consumed:
-            self._registration.release()
+            self._let_go()
+
+    @property
+    def _is_free(self) -> bool:
+        return self._use is _Use.FREE
 
     def _is_elsewhere(self) -> None:
         """It was appended or deleted by another process: nothing is lost with it here."""
         self._dropped_quietly = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The registration is not needed for it any more. Idempotent."""
+        if not self._is_let_go:
+            self._is_let_go = True
+            self._registration.release()
 
     def _usage(self, kind: UsageKind, message: str, **values: Any) -> InvalidUsage:
         return InvalidUsage(kind, message, shard_id=self.shard_id, **values)

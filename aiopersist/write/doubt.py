@@ -30,6 +30,8 @@ class Doubt:
 
     batches: Sequence[Batch] = ()
     """Staged by the caller: consumed if it happened, the caller's again if it did not."""
+    freed: Sequence[Batch] = ()
+    """Those that are the caller's again."""
     uploads: list[Upload] = field(default_factory=list)
     """Staged by the append itself: deleted if it did not happen."""
     needless: bool = False
@@ -48,6 +50,7 @@ class Doubt:
         if self.outcome is None:
             return
         batches, self.batches = self.batches, ()
+        self.freed = batches if isinstance(self.outcome, NotCommitted) and not self.needless else self.freed
         deletions = []
         if isinstance(self.outcome, NotCommitted):
             deletions = [task for upload in self.uploads if (task := upload.discard()) is not None]
@@ -59,6 +62,16 @@ class Doubt:
         task = asyncio.current_task()
         if deletions and not (task and task.cancelling()):
             await asyncio.wait(deletions, timeout=RELEASE_DEADLINE_S)
+
+    async def repeated(self) -> None:
+        """It had happened before, as its transaction number tells: nobody needs its batches, unless the
+        caller has used them by now."""
+        freed, self.freed = self.freed, ()
+        needless = [batch for batch in freed if batch._is_free]
+        for batch in needless:
+            batch._begin()
+        if needless:
+            await asyncio.wait([delete_all(needless)], timeout=RELEASE_DEADLINE_S)
 
     def answer(self) -> Committed | NotCommitted:
         """The outcome; raises `Indeterminate` if it cannot be known."""

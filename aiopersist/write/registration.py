@@ -10,7 +10,7 @@ import asyncio
 from aiopersist.errors import BatchExpired, LeaseExpired
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
-from aiopersist.shard.lease import keep_alive
+from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWriter
 
@@ -29,6 +29,7 @@ class Registration:
         self._users = 0
         self._beating: asyncio.Task[None] | None = None
         self._stopped = False
+        self._retired = False
 
     @classmethod
     async def fresh(cls, shard: Shard) -> "Registration":
@@ -38,15 +39,21 @@ class Registration:
         return cls(shard, writer, lease_s)
 
     @classmethod
-    async def of_another(cls, shard: Shard, writer: str) -> "Registration":
-        """That of a writer elsewhere; one commit, a heartbeat. `BatchExpired` if it is gone."""
-        try:
-            await commit(shard.register, HeartbeatWriter(writer), Slot())
-        except LeaseExpired as error:
-            text = f"writer {writer}, which built the batch, is no longer registered"
-            raise BatchExpired(text, shard_id=shard.id) from error
+    def of_another(cls, shard: Shard, writer: str) -> "Registration":
+        """That of a writer elsewhere; `renew` it first."""
         record = shard.state.writers.get(writer)
         return cls(shard, writer, shard.stack.settings.writer_lease_s if record is None else record.lease_s)
+
+    async def renew(self) -> None:
+        """A heartbeat, if one is due; `BatchExpired` if it is gone, as far as this process knows."""
+        record = self._shard.state.writers.get(self.writer)
+        now = await self._shard.stack.consensus.now()
+        try:
+            if record is None or now - record.heartbeat > self._lease_s / HEARTBEATS_PER_LEASE:
+                await self._heartbeat()
+        except LeaseExpired as error:
+            text = f"writer {self.writer}, which built the batch, is no longer registered"
+            raise BatchExpired(text, shard_id=self._shard.id) from error
 
     @property
     def alive(self) -> bool:
@@ -72,6 +79,14 @@ class Registration:
         if not self._users:
             self._end_heartbeats()
 
+    def retire(self) -> None:
+        """The handle has a newer one. It is kept while batches of it are here, or were handed over and are
+        not spent yet."""
+        if self.handed_over and self.alive:
+            self._retired = True
+        else:
+            self.release()
+
     def stop(self) -> None:
         """No more heartbeats, whoever needs it: the lease ends it."""
         self._stopped = True
@@ -87,4 +102,7 @@ class Registration:
             self._beating = None
 
     async def _heartbeat(self) -> None:
+        record = self._shard.state.writers.get(self.writer)
+        if self._retired and self._users == 1 and record and len(record.spent) >= self.handed_over:
+            self.stop()
         await commit(self._shard.register, HeartbeatWriter(self.writer), Slot())

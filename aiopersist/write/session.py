@@ -67,15 +67,18 @@ class Session:
         self._registration = fresh
         if old is not None:
             self._others[old.writer] = old
-            old.release()
+            old.retire()
 
     async def registration_of(self, writer: str) -> Registration:
-        """That of the writer of a batch which comes from elsewhere; `BatchExpired` if it is gone."""
-        known = self._others.get(writer)
-        if writer == self.registration.writer and self.registration.alive:
-            return self.registration
-        if known is None or not known.alive:
-            known = self._others[writer] = await Registration.of_another(self.shard, writer)
+        """That of the writer of a batch which comes from elsewhere, by a fresh look; `BatchExpired` if it
+        is gone. A commit more if nobody has renewed it for a while."""
+        await self.shard.open()
+        mine = self.registration
+        known = mine if writer == mine.writer else self._others.get(writer)
+        if known is None:
+            found = Registration.of_another(self.shard, writer)
+            known = self._others.setdefault(writer, found)
+        await known.renew()
         return known
 
     # --- turns and outcomes ----------------------------------------------------------------------
@@ -103,6 +106,7 @@ class Session:
         if case.transactions and isinstance(outcome, NotCommitted):  # another recorded it: it happened
             state = await self.shard.register.refresh()
             if state is not None and repeated(state, case.transactions):
+                await case.doubt.repeated()
                 return Committed(state.upper)
         return outcome
 

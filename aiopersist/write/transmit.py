@@ -4,6 +4,7 @@ One line says what follows, in which format, and the checksum of the rest, which
 id, the hollow batch with inline data, and how far it was rewritten. The blobs stay where they are.
 """
 
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -43,10 +44,10 @@ def decode(data: Any, shard: ShardId) -> Transmittable:
         raise InvalidUpdate(f"a transmitted batch is bytes, not {type(data).__name__}", shard_id=shard)
     head, _, body = bytes(data).partition(b"\n")
     fields = head.split(b" ")
-    if len(fields) != 3 or fields[0] != MAGIC or not fields[1].isdigit():
+    if len(fields) != 3 or fields[0] != MAGIC or not re.fullmatch(rb"[0-9]+", fields[1]):
         raise InvalidUpdate(f"{bytes(data)[:40]!r}... is no transmitted batch", shard_id=shard)
-    if int(fields[1]) != FORMAT:
-        text = f"a batch of format {int(fields[1])}; this version reads {FORMAT}: upgrade aiopersist"
+    if fields[1] != b"%d" % FORMAT:
+        text = f"a batch of format {fields[1].decode():.20}; this version reads {FORMAT}: upgrade aiopersist"
         raise InvalidUpdate(text, shard_id=shard)
     if checksum(body).encode() != fields[2]:
         raise InvalidUpdate("a transmitted batch is damaged: it does not have its checksum", shard_id=shard)

@@ -384,13 +384,15 @@ def test_what_a_replica_appends(
     if enters_at is not None:
         last = next(reversed(history.live.batches.values()))
         assert last.lower == Antichain(enters_at)
-        assert [part.truncated for part in last.parts] == [enters_at > lower]
+        cut = (Antichain(enters_at), last.upper) if enters_at > lower else None
+        assert [part.truncated for part in last.parts] == [cut]
 
 
 def test_truncation_marks_every_part() -> None:
     whole = batch(0, 9)
     assert truncate(whole, Antichain(0)) is whole
-    assert all(part.truncated for part in truncate(whole, Antichain(4)).parts)
+    cut = (Antichain(4), whole.upper)
+    assert all(part.truncated == cut for part in truncate(whole, Antichain(4)).parts)
 
 
 def test_finalize_forgets_everything() -> None:
