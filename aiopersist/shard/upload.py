@@ -72,7 +72,7 @@ class Upload:
         self._schema_id = schema_id
         self._since = minimum(schema.time_length) if since is None else since
         self._buffer = Buffer(schema)
-        self._plain = PlainRows(schema)
+        self._plain: PlainRows | None = None  # only builders add single rows
         self._tiny: Tiny | None = None
         self._inline_allowed = inline
         self._greatest = Greatest()
@@ -118,6 +118,8 @@ class Upload:
 
     def take_row(self, row: Row) -> bool:
         """Take one update at once if it is plain; whether it was. `start_full` is to follow."""
+        if self._plain is None:
+            self._plain = PlainRows(self._schema)
         size = self._plain.size(row)
         if size is None or size - TIME_AND_DIFF_BYTES > self._stack.settings.update_size_max:
             return False

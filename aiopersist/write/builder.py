@@ -24,9 +24,10 @@ class Added(StrEnum):
 class BatchBuilder(Resource):
     """Takes updates, uploads parts in the background, and makes one `Batch` of them.
 
-    Serves many tasks; their calls take turns. Memory stays under about
-    `(settings.batch_builder_max_outstanding_parts + 2) * settings.blob_target_size`. Closed without
-    `finish`, or failed, it deletes what it uploaded.
+    Serves many tasks; their calls take turns. Memory depends on
+    `settings.batch_builder_max_outstanding_parts` and `settings.blob_target_size`, not on the batch: some
+    two more than the first times the second, and what allocators keep. Closed without `finish`, or
+    failed, it deletes what it uploaded.
     """
 
     def __init__(self, session: Session, lower: Antichain) -> None:
