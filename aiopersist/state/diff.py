@@ -19,9 +19,11 @@ from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain
 from aiopersist.state.model import (
     FORMAT,
+    Claim,
     CriticalReader,
     HollowBatch,
     LeasedReader,
+    Level,
     Record,
     Rollup,
     State,
@@ -29,7 +31,17 @@ from aiopersist.state.model import (
     Writer,
 )
 
-MAPS = ("schemas", "readers", "critical", "writers", "transactions", "batches", "rollups")
+MAPS = (
+    "schemas",
+    "readers",
+    "critical",
+    "writers",
+    "transactions",
+    "batches",
+    "levels",
+    "claims",
+    "rollups",
+)
 
 
 class Changes(Record):
@@ -45,6 +57,9 @@ class Changes(Record):
     writers: dict[str, Writer] = {}
     transactions: dict[str, Transaction] = {}
     batches: dict[int, HollowBatch] = {}
+    levels: dict[int, Level] = {}
+    fuel: int | None = None
+    claims: dict[int, Claim] = {}
     rollups: dict[int, Rollup] = {}
     drop: dict[str, tuple[int | str, ...]] = {}
 
@@ -135,7 +150,7 @@ def _inline_change(changes: Changes, state: State) -> int:
     return sum(b.inline_bytes for b in changes.batches.values()) - sum(b.inline_bytes for b in gone if b)
 
 
-_INT_KEYS = ("schemas", "batches", "rollups")
+_INT_KEYS = ("schemas", "batches", "levels", "claims", "rollups")
 
 
 def encode_diff(diff: Diff) -> bytes:

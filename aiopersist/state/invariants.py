@@ -11,6 +11,7 @@ from aiopersist.errors import Corruption
 from aiopersist.state.diff import Diff
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import State
+from aiopersist.state.spine import is_contiguous
 
 
 def frontiers_never_go_back(before: State, after: State) -> bool:
@@ -29,6 +30,11 @@ def batches_are_contiguous(state: State) -> bool:
     ordinals = list(state.batches)
     batches = list(state.batches.values())
     return all(a < b for a, b in pairwise(ordinals)) and all(a.upper == b.lower for a, b in pairwise(batches))
+
+
+def spine_covers_batches(state: State) -> bool:
+    """Each batch belongs to one spine batch, in order, and no level holds more than two."""
+    return not state.levels or is_contiguous(state.levels, list(state.batches))
 
 
 def trace_ends_at_upper(state: State) -> bool:
@@ -65,7 +71,7 @@ def check_version(diff: Diff, before: State | None, after: State) -> None:
 
 def check_state(state: State) -> State:
     """`state` itself, or `Corruption`."""
-    for holds in (batches_are_contiguous, trace_ends_at_upper, inline_bytes_add_up):
+    for holds in (batches_are_contiguous, spine_covers_batches, trace_ends_at_upper, inline_bytes_add_up):
         if not holds(state):
             raise Corruption(f"of {state!r} it does not hold that {holds.__name__}", shard_id=state.shard)
     return state

@@ -157,6 +157,14 @@ class Writer(Record):
     can happen again."""
 
 
+class Claim(Record):
+    """Somebody is compacting the batches from ordinal `first` to `last`; void once the writer is gone."""
+
+    writer: str
+    first: int
+    last: int
+
+
 class Transaction(Record):
     """The last transaction number of an application."""
 
@@ -191,6 +199,12 @@ class State(Record):
     transactions: dict[str, Transaction] = {}
     batches: dict[int, HollowBatch] = {}
     """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
+    levels: dict[int, Level] = {}
+    """The spine: which neighbouring batches count as one."""
+    fuel: int = 0
+    """Of the spine: rises with every append."""
+    claims: dict[int, Claim] = {}
+    """By the first ordinal that is claimed."""
     rollups: dict[int, Rollup] = {}
     """By the seqno they are the state of."""
     inline_bytes: int = 0
