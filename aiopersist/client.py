@@ -116,7 +116,7 @@ class Client(Resource):
         self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor())
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
         self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
-        self._maintenance = Maintenance(self._stack) if maintenance else None
+        self._maintenance = Maintenance(self._stack, background=maintenance)
         self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
         self._handles: set[WriteHandle[Any, Any] | ReadHandle[Any, Any]] = set()
 
@@ -285,6 +285,14 @@ class Client(Resource):
             evolved: int = await commit(found.register, command, Slot())
             return evolved
 
+    # --- upkeep ----------------------------------------------------------------------------------
+
+    async def force_compaction(self, shard: str) -> None:
+        """Merge all that is there into one batch, sorted, consolidated, with times advanced to since; return
+        when that is applied. In memory are `settings.compaction_memory_bytes`, at any size."""
+        with self._calls.call():
+            await self._maintenance.force_compaction(await self._existing(shard))
+
     # --- the end ---------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
@@ -338,8 +346,7 @@ class Client(Resource):
         shard = self._shards.get(shard_id)
         if shard is None:
             shard = self._shards[shard_id] = Shard(self._stack, shard_id)
-            if self._maintenance is not None:
-                self._maintenance.tend(shard)
+            self._maintenance.tend(shard)
         return shard
 
 

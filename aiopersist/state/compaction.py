@@ -49,18 +49,22 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
 
 
 def plan(state: State, inputs_min: int) -> Spec | None:
-    """The spine batch most in need of it, among those of at least `inputs_min` batches or runs and that
-    nobody claims; the smallest of them, since it is done soonest and read most often."""
-    specs = [spec for spec in _specs(state) if max(len(spec.inputs), spec.runs) >= max(inputs_min, 2)]
-    return min(specs, key=lambda spec: sum(b.len for b in spec.inputs.values()), default=None)
+    """The spine batch most in need of it: of those that nobody claims the one of the most batches or runs,
+    if these are at least `inputs_min`."""
+    spec = max(_specs(state), key=_need, default=None)
+    return spec if spec is not None and _need(spec) >= max(inputs_min, 2) else None
 
 
-def plan_all(state: State) -> Spec | None:
-    """Everything as one batch; `None` if it is that already."""
-    inputs = dict(state.batches)
+def _need(spec: Spec) -> int:
+    return max(len(spec.inputs), spec.runs)
+
+
+def plan_all(state: State, last: int) -> Spec | None:
+    """Everything up to the batch of ordinal `last` as one batch; `None` if it is that already."""
+    inputs = {ordinal: batch for ordinal, batch in state.batches.items() if ordinal <= last}
     if len(inputs) <= 1 and all(is_compact(batch, state.since) for batch in inputs.values()):
         return None
-    return Spec(inputs, state.since) if inputs else None
+    return Spec(inputs, state.since)
 
 
 def _specs(state: State) -> Iterator[Spec]:
