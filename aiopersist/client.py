@@ -22,6 +22,8 @@ from aiopersist.errors import (
     UnknownShard,
 )
 from aiopersist.frontier import Antichain, Time, frontier
+from aiopersist.gc.collect import Collected
+from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
 from aiopersist.maintenance import Maintenance
 from aiopersist.read.handle import ReadHandle
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope, Supervisor, run_bounded
@@ -292,6 +294,26 @@ class Client(Resource):
         when that is applied. In memory are `settings.compaction_memory_bytes`, at any size."""
         with self._calls.call():
             await self._maintenance.force_compaction(await self._existing(shard))
+
+    async def force_gc(self, shard: str) -> Collected:
+        """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Says what was
+        removed. Readers of this process are told of first, so that what they let go of goes."""
+        with self._calls.call():
+            found = await self._existing(shard)
+            if found.hold.reader:
+                await found.hold.heartbeat()
+            return await self._maintenance.force_gc(found)
+
+    async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
+        """Find the blobs that crashed or cancelled writers left, which no state names and none can name any
+        more; with `dry_run=False` delete them. Safe beside everything else that goes on."""
+        with self._calls.call():
+            return await sweep(self._stack, dry_run=dry_run)
+
+    async def usage(self) -> Usage:
+        """Bytes in the blob store: all, referenced by some live version, current, live."""
+        with self._calls.call():
+            return await usage(self._stack)
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from aiopersist.compact import compact, compact_all
 from aiopersist.errors import Error
+from aiopersist.gc.collect import Collected, collect
 from aiopersist.rollup import due, write_rollup
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
@@ -59,6 +60,12 @@ class Maintenance:
         finally:
             registration.release()
 
+    async def force_gc(self, shard: Shard) -> Collected:
+        """Write a rollup of now, and collect what nobody needs any more."""
+        if (state := await shard.register.refresh()) is not None and not state.finalized:
+            await self._roll_up(shard)
+        return await collect(shard)
+
     # --- what commits owe ------------------------------------------------------------------------
 
     def _owed(self, shard: Shard, state: State) -> None:
@@ -69,11 +76,15 @@ class Maintenance:
             and due(state, settings.rollup_every)
             and (running is None or running.done())
         ):
-            work = self._roll_up(shard)
+            work = self._upkeep(shard)
             self._running[shard] = self._stack.supervisor.background(work, f"roll up {shard.id}")
         spine_batches = sum(len(level.batches) for level in state.levels.values())
         if len(state.batches) - spine_batches >= settings.compaction_inputs_min - 1:
             self._begin_compacting(shard, settings.compaction_inputs_min)
+
+    async def _upkeep(self, shard: Shard) -> None:
+        await self._roll_up(shard)
+        await collect(shard)
 
     async def _roll_up(self, shard: Shard) -> None:
         try:

@@ -107,5 +107,18 @@ class AddRollup:
         return None if _has_rollup_since(state, self.seqno) else False
 
 
+@dataclass(frozen=True, slots=True)
+class DropRollups:
+    """Forget rollups whose blobs are gone; the newest stays."""
+
+    seqnos: tuple[int, ...]
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None:
+            return Keep()
+        gone = tuple(s for s in self.seqnos if s in state.rollups and s != state.latest_rollup)
+        return Commit(Changes(drop={"rollups": gone})) if gone else Keep()
+
+
 def _has_rollup_since(state: State, seqno: int) -> bool:
     return state.latest_rollup is not None and state.latest_rollup >= seqno
