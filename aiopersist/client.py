@@ -22,10 +22,10 @@ from aiopersist.errors import (
     UnknownShard,
 )
 from aiopersist.frontier import Antichain, Time, frontier
-from aiopersist.gc.collect import Collected
-from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
-from aiopersist.maintenance import Maintenance
+from aiopersist.maintenance.background import Maintenance
+from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.read.handle import ReadHandle
+from aiopersist.read.since import SinceHandle
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings
@@ -46,7 +46,7 @@ from aiopersist.write.handle import WriteHandle
 
 K = TypeVar("K")
 V = TypeVar("V")
-H = TypeVar("H", bound="WriteHandle[Any, Any] | ReadHandle[Any, Any]")
+H = TypeVar("H", bound="WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle")
 
 CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a few statements
 
@@ -97,7 +97,7 @@ def open(  # noqa: A001  # `ap.open`
     return Opening(connect)
 
 
-class Client(Resource):
+class Client(Upkeep, Resource):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Client(Resource):
         self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
         self._maintenance = Maintenance(self._stack, background=maintenance)
         self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
-        self._handles: set[WriteHandle[Any, Any] | ReadHandle[Any, Any]] = set()
+        self._handles: set[WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle] = set()
 
     @property
     def metrics(self) -> Metrics:
@@ -218,6 +218,17 @@ class Client(Resource):
 
         return Opening(lambda: self._opened(open_reader))
 
+    def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
+        """The hold of that id, which never expires; made at the shard's since, with `opaque`, if it is not
+        there. `UnknownShard` if the shard is not. One commit for a new one."""
+
+        async def open_since() -> SinceHandle:
+            reader = catalog.check_name(critical_reader_id)
+            found = await self._existing(shard)
+            return await SinceHandle.open(found, reader, opaque, self._scope)
+
+        return Opening(lambda: self._opened(open_since))
+
     # --- shards ----------------------------------------------------------------------------------
 
     async def shard_id(self, name: str) -> ShardId:
@@ -286,34 +297,6 @@ class Client(Resource):
             command = EvolveSchema(expected_id, schema.to_record())
             evolved: int = await commit(found.register, command, Slot())
             return evolved
-
-    # --- upkeep ----------------------------------------------------------------------------------
-
-    async def force_compaction(self, shard: str) -> None:
-        """Merge all that is there into one batch, sorted, consolidated, with times advanced to since; return
-        when that is applied. In memory are `settings.compaction_memory_bytes`, at any size."""
-        with self._calls.call():
-            await self._maintenance.force_compaction(await self._existing(shard))
-
-    async def force_gc(self, shard: str) -> Collected:
-        """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Says what was
-        removed. Readers of this process are told of first, so that what they let go of goes."""
-        with self._calls.call():
-            found = await self._existing(shard)
-            if found.hold.reader:
-                await found.hold.heartbeat()
-            return await self._maintenance.force_gc(found)
-
-    async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
-        """Find the blobs that crashed or cancelled writers left, which no state names and none can name any
-        more; with `dry_run=False` delete them. Safe beside everything else that goes on."""
-        with self._calls.call():
-            return await sweep(self._stack, dry_run=dry_run)
-
-    async def usage(self) -> Usage:
-        """Bytes in the blob store: all, referenced by some live version, current, live."""
-        with self._calls.call():
-            return await usage(self._stack)
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from aiopersist.state.model import (
     LeasedReader,
     Level,
     Record,
+    Retention,
     Rollup,
     State,
     Transaction,
@@ -35,6 +36,7 @@ MAPS = (
     "schemas",
     "readers",
     "critical",
+    "retention",
     "writers",
     "transactions",
     "batches",
@@ -54,6 +56,7 @@ class Changes(Record):
     schemas: dict[int, dict[str, Any]] = {}
     readers: dict[str, LeasedReader] = {}
     critical: dict[str, CriticalReader] = {}
+    retention: dict[int, Retention] = {}
     writers: dict[str, Writer] = {}
     transactions: dict[str, Transaction] = {}
     batches: dict[int, HollowBatch] = {}
@@ -150,7 +153,7 @@ def _inline_change(changes: Changes, state: State) -> int:
     return sum(b.inline_bytes for b in changes.batches.values()) - sum(b.inline_bytes for b in gone if b)
 
 
-_INT_KEYS = ("schemas", "batches", "levels", "claims", "rollups")
+_INT_KEYS = ("schemas", "retention", "batches", "levels", "claims", "rollups")
 
 
 def encode_diff(diff: Diff) -> bytes:

@@ -143,6 +143,24 @@ class CriticalReader(Record):
     opaque: int
 
 
+class Mark(Record):
+    """The upper that the shard had at a moment."""
+
+    at: float
+    upper: Antichain
+
+
+class Retention(Record):
+    """How much history maintenance keeps: so many times, or so many seconds."""
+
+    times: int | None = None
+    seconds: float | None = None
+    hold: Antichain
+    """What the policy keeps now: one of the holds that since is the meet of."""
+    marks: tuple[Mark, ...] = ()
+    """Uppers and when they were seen, oldest first: as far back as `seconds` reach."""
+
+
 class Writer(Record):
     """A registered writer: blob keys with its id may be added to the state while it is here."""
 
@@ -195,6 +213,8 @@ class State(Record):
     schemas: dict[int, dict[str, Any]] = {}
     readers: dict[str, LeasedReader] = {}
     critical: dict[str, CriticalReader] = {}
+    retention: dict[int, Retention] = {}
+    """The policy under key 0, if there is one."""
     writers: dict[str, Writer] = {}
     transactions: dict[str, Transaction] = {}
     batches: dict[int, HollowBatch] = {}

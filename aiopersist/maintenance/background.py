@@ -15,13 +15,18 @@ from aiopersist.compact import compact, compact_all
 from aiopersist.errors import Error
 from aiopersist.gc.collect import Collected, collect
 from aiopersist.rollup import due, write_rollup
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
-from aiopersist.state.model import State
+from aiopersist.state.model import Retention, State
+from aiopersist.state.retention import MARKS_PER_KEEP, ApplyRetention
 
 log = logging.getLogger("aiopersist")
+
+PAUSE_MIN_S = 0.05
 
 
 class Maintenance:
@@ -33,6 +38,7 @@ class Maintenance:
         self._writers: WeakKeyDictionary[Shard, str] = WeakKeyDictionary()
         self._not_before: WeakKeyDictionary[Shard, int] = WeakKeyDictionary()  # versions, after a failure
         self._running: WeakKeyDictionary[Shard, asyncio.Task[None]] = WeakKeyDictionary()
+        self._retaining: WeakKeyDictionary[Shard, asyncio.Task[None]] = WeakKeyDictionary()
         self._compacting: WeakKeyDictionary[Shard, asyncio.Task[None]] = WeakKeyDictionary()
         self._registrations: WeakKeyDictionary[Shard, Registration] = WeakKeyDictionary()
         self._compactions = asyncio.Semaphore(stack.settings.compactions_max)
@@ -50,7 +56,9 @@ class Maintenance:
 
     async def force_compaction(self, shard: Shard) -> None:
         """Make everything that is there one batch, and return when that is applied."""
-        state = await shard.open()
+        await shard.open()
+        await commit(shard.register, ApplyRetention(exact=True), Slot())
+        state = shard.state
         if not state.batches:
             return
         registration = await self._registration(shard)
@@ -78,6 +86,8 @@ class Maintenance:
         ):
             work = self._upkeep(shard)
             self._running[shard] = self._stack.supervisor.background(work, f"roll up {shard.id}")
+        if (policy := state.retention.get(0)) is not None and _is_overdue(policy, state):
+            self._begin_retention(shard)
         spine_batches = sum(len(level.batches) for level in state.levels.values())
         if len(state.batches) - spine_batches >= settings.compaction_inputs_min - 1:
             self._begin_compacting(shard, settings.compaction_inputs_min)
@@ -93,6 +103,14 @@ class Maintenance:
             pause = max(1, self._stack.settings.rollup_every // 4)
             self._not_before[shard] = shard.state.seqno + pause
             raise
+
+    # --- retention -------------------------------------------------------------------------------
+
+    def _begin_retention(self, shard: Shard) -> None:
+        running = self._retaining.get(shard)
+        if running is None or running.done():
+            work = commit(shard.register, ApplyRetention(exact=False), Slot())
+            self._retaining[shard] = self._stack.supervisor.background(work, f"move since of {shard.id}")
 
     # --- compaction ------------------------------------------------------------------------------
 
@@ -125,7 +143,7 @@ class Maintenance:
     async def _look_at_idle_shards(self) -> None:
         seen: WeakKeyDictionary[Shard, int] = WeakKeyDictionary()
         while True:
-            await self._stack.runtime.sleep(self._stack.settings.compaction_idle_s)
+            await self._stack.runtime.sleep(self._pause_s())
             for shard in list(self._tended):
                 state = shard.register.state
                 if state is None or state.finalized:
@@ -135,6 +153,23 @@ class Maintenance:
                 except Error as error:
                     log.warning("an idle shard could not be looked at: %s", error)
                     continue
+                if state.retention:
+                    self._begin_retention(shard)
                 if seen.get(shard) == state.seqno and plan(state, 2) is not None:
                     self._begin_compacting(shard, 2)
                 seen[shard] = state.seqno
+
+    def _pause_s(self) -> float:
+        """Between two looks: often enough for what is kept the shortest."""
+        states = [state for shard in self._tended if (state := shard.register.state) is not None]
+        kept = [p.seconds for state in states for p in state.retention.values() if p.seconds is not None]
+        looks = [max(seconds / MARKS_PER_KEEP, PAUSE_MIN_S) for seconds in kept]
+        return min([self._stack.settings.compaction_idle_s, *looks])
+
+
+def _is_overdue(policy: Retention, state: State) -> bool:
+    """Whether a commit's own look says that much more is kept than must be."""
+    upper, hold = state.upper.elements, policy.hold.elements
+    if policy.times is None or not upper or not hold:
+        return False
+    return isinstance(upper[0], int) and upper[0] - hold[0] > 2 * policy.times  # type: ignore[operator]
