@@ -8,6 +8,7 @@ taking from the buffer and giving to the upload.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from aiopersist.data.codec import Schema
@@ -17,8 +18,9 @@ from aiopersist.data.sizes import goodbytes, rows_reaching
 
 ROWS_AT_ONCE = 512  # rows converted together: under a millisecond
 BYTES_AT_ONCE = 256 * 1024
-FEW_ROWS = 64  # tables of fewer rows are joined, since a table costs a kilobyte however little it holds
-FEW_TABLES = 64
+JOIN_TABLES = 64  # so many small tables in a row are joined: each costs kilobytes, however little it holds
+JOIN_BYTES = 512 * 1024  # or as many as have so many bytes, which takes less than a millisecond
+SMALL_ROWS = 8192  # a table of at least so many rows, or bytes, is left as it is
 
 Row = tuple[Any, Any, Any, int]
 
@@ -28,10 +30,11 @@ class Buffer:
 
     def __init__(self, schema: Schema[Any, Any, Any]) -> None:
         self._schema = schema
-        self._tables: list[tuple[pa.Table, int]] = []
+        self._tables: deque[tuple[pa.Table, int]] = deque()
         self._rows: list[Row] = []
         self._rows_bytes = 0
-        self._few = 0
+        self._small: list[tuple[pa.Table, int]] = []
+        self._small_bytes = 0
         self.goodbytes = 0
         self.rows = 0
 
@@ -53,27 +56,28 @@ class Buffer:
         """The first updates that together reach `target` goodbytes; the update that reaches it is the
         last of them. There are as many."""
         self._convert()
+        self._join()
         taken, size = [], 0
         while size < target:
-            table, table_size = self._tables.pop(0)
+            table, table_size = self._tables.popleft()
             if size + table_size >= target:
                 rows = rows_reaching(table, target - size)
                 if rows < table.num_rows:
                     rest = table.slice(rows)
-                    self._tables.insert(0, (rest, goodbytes(rest)))
+                    self._tables.appendleft((rest, goodbytes(rest)))
                     table, table_size = table.slice(0, rows), table_size - self._tables[0][1]
             taken.append(table)
             size += table_size
             self.rows -= table.num_rows
             self.goodbytes -= table_size
-        self._few = 0
         return pa.concat_tables(taken)
 
     def take(self) -> pa.Table:
         """All of it, which is at least one table."""
         self._convert()
+        self._join()
         table = pa.concat_tables([table for table, _ in self._tables])
-        self._tables, self._few = [], 0
+        self._tables.clear()
         self.rows = self.goodbytes = 0
         return table
 
@@ -86,12 +90,22 @@ class Buffer:
             self._add(to_table(rows, self._schema), size)
 
     def _add(self, table: pa.Table, size: int) -> None:
-        self._tables.append((table, size))
         self.rows += table.num_rows
         self.goodbytes += size
-        self._few = self._few + 1 if table.num_rows < FEW_ROWS else 0
-        if self._few == FEW_TABLES:
-            few = self._tables[-FEW_TABLES:]
-            joined = pa.concat_tables([table for table, _ in few]).combine_chunks()
-            self._tables[-FEW_TABLES:] = [(joined, sum(size for _, size in few))]
-            self._few = 0
+        if table.num_rows >= SMALL_ROWS or size >= JOIN_BYTES:
+            self._join()
+            self._tables.append((table, size))
+            return
+        self._small.append((table, size))
+        self._small_bytes += size
+        if len(self._small) >= JOIN_TABLES or self._small_bytes >= JOIN_BYTES:
+            self._join()
+
+    def _join(self) -> None:
+        """The small tables that came last become one."""
+        if len(self._small) == 1:
+            self._tables += self._small
+        elif self._small:
+            joined = pa.concat_tables([table for table, _ in self._small]).combine_chunks()
+            self._tables.append((joined, self._small_bytes))
+        self._small, self._small_bytes = [], 0

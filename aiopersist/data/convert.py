@@ -22,6 +22,7 @@ from aiopersist.frontier import TIME_MAX
 UPDATE = ("key", "val", "time", "diff")
 ROW = ("key", "val", "diff")  # what `write` takes: the time is chosen later
 ROWS_AT_ONCE = 8192  # rows converted together when they come from an iterator,
+ELEMENTS_LOOKED_AT = 1000  # of a list: it is large anyway then
 BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, when they are large
 
 
@@ -49,8 +50,18 @@ def to_table(
 
 
 def rough_bytes(row: Any) -> int:
-    """Bytes of text and bytes at the top of a row: enough to tell large rows from small ones."""
-    return sum(len(v) for v in row if isinstance(v, str | bytes)) if isinstance(row, tuple | list) else 0
+    """Bytes of text, bytes and lists in a row: enough to tell large rows from small ones."""
+    return sum(map(_rough, row)) if isinstance(row, tuple | list) else 0
+
+
+def _rough(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if not isinstance(value, list | tuple):
+        return 0
+    if value and not isinstance(value[0], int | float):
+        return sum(map(_rough, islice(value, ELEMENTS_LOOKED_AT))) + 16 * len(value)
+    return 16 * len(value)
 
 
 class Rows:

@@ -12,7 +12,9 @@ from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 
-GREATEST_ROWS = 8192  # product times are reduced when so many have come
+GREATEST_ROWS = 8192  # product times are reduced to maximal ones when so many have come
+PRUNINGS = 256  # bounds the work where no time is greater than another
+FEW_ROWS = 64  # of fewer that is not worth the kernels
 
 
 def components(times: pa.ChunkedArray | pa.Array) -> list[pa.ChunkedArray | pa.Array]:
@@ -104,13 +106,13 @@ def advance(table: pa.Table, frontier: Antichain) -> pa.Table:
 
 
 class Greatest:
-    """The greatest of all times seen, enough of them to hold any frontier against all: a frontier that
-    has not passed a time has not passed a greater one either. So of times that share all components
-    but the last only the one with the greatest last is kept: of ints a single one."""
+    """The maximal ones of all times seen: a frontier that has not passed a time has not passed a greater
+    one either, so they are enough to hold any frontier against all. Of ints that is one; of product times
+    that come in no order it is about the logarithm of how many there were."""
 
     def __init__(self) -> None:
         self._int: int | None = None
-        self._seen: list[pa.Table] = []
+        self._seen: list[pl.DataFrame] = []
         self._rows = 0
         self._rows_max = GREATEST_ROWS
 
@@ -122,32 +124,55 @@ class Greatest:
         if len(parts) == 1:
             self.add_int(pc.max(parts[0]).as_py())
             return
-        self._seen.append(pa.table(parts, [str(i) for i in range(len(parts))]))
-        self._rows += table.num_rows
-        if self._rows >= self._rows_max:
-            self._reduce()
+        frame = pl.DataFrame([pl.Series(str(i), pl.from_arrow(part)) for i, part in enumerate(parts)])
+        self._see(frame if table.num_rows < FEW_ROWS else _maximal(frame))
 
     def add_int(self, time: int) -> None:
         if self._int is None or time > self._int:
             self._int = time
 
+    def merge(self, other: Greatest) -> None:
+        """All that `other` has seen."""
+        if other._int is not None:
+            self.add_int(other._int)
+        for frame in other._seen:
+            self._see(frame)
+
     def beyond(self, frontier: Antichain) -> Time | None:
         """One of the times at or beyond `frontier`; `None` if there is none."""
         if self._int is not None:
             return self._int if frontier.less_equal(self._int) else None
-        if not self._seen:
-            return None
-        self._reduce()
-        (seen,) = self._seen
-        row = _first(_beyond(seen.columns, frontier), True)
-        return None if row is None else tuple(column[row].as_py() for column in seen.columns)
+        for frame in self._seen:
+            row = _first(_beyond([column.to_arrow() for column in frame.get_columns()], frontier), True)
+            if row is not None:
+                return frame.row(row)
+        return None
 
-    def _reduce(self) -> None:
-        table = pa.concat_tables(self._seen)
-        *same, last = table.column_names
-        found = table.group_by(same).aggregate([(last, "max")])
-        self._seen = [found.rename_columns([*same, last]).select(table.column_names)]
-        self._rows, self._rows_max = 0, max(GREATEST_ROWS, found.num_rows)
+    def _see(self, frame: pl.DataFrame) -> None:
+        self._seen.append(frame)
+        self._rows += frame.height
+        if self._rows >= self._rows_max or len(self._seen) >= FEW_ROWS:
+            self._seen = [_maximal(pl.concat(self._seen))]
+            self._rows = self._seen[0].height
+            self._rows_max = max(GREATEST_ROWS, 2 * self._rows)
+
+
+def _maximal(times: pl.DataFrame) -> pl.DataFrame:
+    """The rows that no other row is greater than, each once. Of pairs: by the first component downwards,
+    those whose second one is greater than all before. Of longer ones a few more may stay: a row of the
+    greatest sum is maximal, and what it dominates is left out, and so on, so often."""
+    if times.width == 2:
+        rest = times.sort(times.columns, descending=True)
+        second = rest.get_column(times.columns[1])
+        return rest.filter(second > second.cum_max().shift(1, fill_value=-1))
+    rest = times.unique()
+    kept: list[tuple[int, ...]] = []
+    total = pl.sum_horizontal(pl.all().cast(pl.Float64))
+    while rest.height and len(kept) < PRUNINGS:
+        row = rest.row(rest.select(total.arg_max()).item())
+        kept.append(row)
+        rest = rest.filter(pl.any_horizontal(*(pl.col(c) > v for c, v in zip(times.columns, row))))
+    return pl.concat([pl.DataFrame(kept, schema=times.schema, orient="row"), rest])
 
 
 def _tuple(time: Time) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.frontier import TIME_MAX
 
 TINY_ROWS = 128  # beyond, kernels win
+TINY_BYTES = 32 * 1024  # of keys, and of vals: beyond, copying them takes a thread
 
 
 class Tiny(NamedTuple):
@@ -40,6 +41,8 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     columns = list(zip(*updates, strict=True))
     if any(set(map(type, c)) != {kind} for c, kind in zip(columns, kinds, strict=True)):
         return None
+    if any(sum(map(len, c)) > TINY_BYTES for c, kind in zip(columns, kinds, strict=True) if kind is not int):
+        return None
     _, _, times, diffs = columns
     least, greatest = min(times), max(times)
     if least < 0 or greatest > TIME_MAX or min(diffs) < DIFF_MIN or max(diffs) > DIFF_MAX:
@@ -55,8 +58,8 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
 
 
 class PlainRows:
-    """Tells how large a single update is, if it is one of plain types and valid, so that it surely can
-    be converted together with others later."""
+    """Tells how large a single update is, if it is a small one of plain types and valid, so that it surely
+    can be converted together with others later."""
 
     def __init__(self, schema: Schema[Any, Any, Any]) -> None:
         kinds, is_ = _kinds(schema), pa.types
@@ -69,6 +72,8 @@ class PlainRows:
         if self._kinds is None or tuple(map(type, row)) != self._kinds:
             return None
         key, val, time, diff = row
+        if any(type(value) is not int and len(value) > TINY_BYTES for value in (key, val)):
+            return None
         if not 0 <= time <= TIME_MAX or not DIFF_MIN <= diff <= DIFF_MAX:
             return None
         key_size, val_size = _SIZES[self._kinds[0]](key), _SIZES[self._kinds[1]](val)

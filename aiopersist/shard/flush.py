@@ -25,16 +25,17 @@ def must_flush(shard: Shard) -> bool:
     )
 
 
-async def flush_inline(shard: Shard, writer: str, slot: Slot) -> bool:
+async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Upload]) -> bool:
     """Merge the largest run of neighbouring inline batches into one batch with one blob; whether that
-    was done. One blob and one commit. The updates keep their times: no reader sees a difference."""
+    was done. One blob and one commit. The updates keep their times: no reader sees a difference. What
+    it uploads is told to `uploads`: theirs to discard if the attempt stays in the slot."""
     state = shard.state
     ordinals = largest_inline_run(state)
     if not ordinals:
         return False
     batches = [state.batches[ordinal] for ordinal in ordinals]
     schema_id = max(part.schema_id for batch in batches for part in batch.parts)
-    upload, batch, read = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches)
+    upload, batch, read = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches, uploads)
     command = Replace(writer, dict(zip(ordinals, batches, strict=True)), batch, read, upload.wrote)
     try:
         done: bool = await commit(shard.register, command, slot)
@@ -53,24 +54,34 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot) -> bool:
 
 
 async def _upload(
-    shard: Shard, schema: Schema[Any, Any, Any], schema_id: int, writer: str, batches: list[HollowBatch]
+    shard: Shard,
+    schema: Schema[Any, Any, Any],
+    schema_id: int,
+    writer: str,
+    batches: list[HollowBatch],
+    uploads: list[Upload],
 ) -> tuple[Upload, HollowBatch, Total]:
     named = [(batch, part) for batch in batches for part in batch.parts]
     since = reduce(Antichain.join, (batch.since for batch in batches))
-    upload = Upload(shard, schema, schema_id, writer, batches[0].lower, inline=False, since=since)
-    table = await Fetch(shard, schema).table(named, Selection(), "")
-    read = Total(table.num_rows, diff_sum(table))
-    await upload.add(table)
-    return upload, await upload.finish(batches[-1].upper), read
+    upload = Upload(shard, schema, schema_id, writer, batches[0].lower, gathered=True, since=since)
+    uploads.append(upload)
+    try:
+        table = await Fetch(shard, schema).table(named, Selection(), "")
+        read = Total(table.num_rows, diff_sum(table))
+        await upload.add(table)
+        return upload, await upload.finish(batches[-1].upper), read
+    except BaseException:
+        upload.discard()
+        raise
 
 
-async def inline_to_blob(shard: Shard, writer: str, batch: HollowBatch) -> tuple[Upload, HollowBatch]:
-    """`batch` with all its inline parts as one blob, which is a run of its own; and the upload of that,
-    in case the batch is not appended after all."""
+async def inline_to_blob(shard: Shard, writer: str, batch: HollowBatch, uploads: list[Upload]) -> HollowBatch:
+    """`batch` with all its inline parts as one blob, which is a run of its own. The upload of that is told
+    to `uploads`, in case the batch is not appended after all."""
     inline = tuple(part for part in batch.parts if part.inline is not None)
     schema_id = max(part.schema_id for part in inline)
     gathered = batch.replace(parts=inline)
-    upload, flushed, _ = await _upload(shard, shard.schema(schema_id), schema_id, writer, [gathered])
+    _, flushed, _ = await _upload(shard, shard.schema(schema_id), schema_id, writer, [gathered], uploads)
     parts: list[HollowPart] = []
     runs: list[int] = []
     starts = {0, *batch.runs}
@@ -80,4 +91,4 @@ async def inline_to_blob(shard: Shard, writer: str, batch: HollowBatch) -> tuple
             runs += [len(parts)] if parts and not follows else []
             parts.append(part)
     runs += [len(parts)] if parts and flushed.parts else []
-    return upload, batch.replace(parts=(*parts, *flushed.parts), runs=tuple(runs))
+    return batch.replace(parts=(*parts, *flushed.parts), runs=tuple(runs))

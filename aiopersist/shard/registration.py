@@ -6,6 +6,7 @@ not cost the registration. One that is lost is repeated by the next; none needs 
 """
 
 import asyncio
+from collections.abc import Callable
 
 from aiopersist.errors import BatchExpired, LeaseExpired
 from aiopersist.shard.attempt import Slot
@@ -14,7 +15,7 @@ from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWriter
 
-HANDED_OVER_MAX = 256  # batches handed over under one registration, whose record keeps their ids
+BATCHES_MAX = 256  # batches built under one registration, whose record keeps the ids of those handed over
 
 
 class Registration:
@@ -24,9 +25,14 @@ class Registration:
         self.writer = writer
         self.handed_over = 0
         """Batches that left this process: its record must outlive this handle."""
+        self.built = 0
+        """Batches that were built under it here."""
+        self.on_unused: Callable[[], object] = lambda: None
+        """Called when nobody here needs it any more."""
         self._shard = shard
         self._lease_s = lease_s
         self._users = 0
+        self._loop = asyncio.get_running_loop()
         self._beating: asyncio.Task[None] | None = None
         self._stopped = False
         self._retired = False
@@ -78,11 +84,19 @@ class Registration:
         self._users -= 1
         if not self._users:
             self._end_heartbeats()
+            self.on_unused()
+
+    def release_from_anywhere(self) -> None:
+        """`release`, from whatever thread the garbage collector runs in."""
+        try:
+            self._loop.call_soon_threadsafe(self.release)
+        except RuntimeError:  # the loop is closed, and heartbeats have ended
+            pass
 
     def retire(self) -> None:
         """The handle has a newer one. It is kept while batches of it are here, or were handed over and are
-        not spent yet."""
-        if self.handed_over and self.alive:
+        not spent yet: heartbeats look."""
+        if self.alive:
             self._retired = True
         else:
             self.release()
@@ -105,4 +119,6 @@ class Registration:
         record = self._shard.state.writers.get(self.writer)
         if self._retired and self._users == 1 and record and len(record.spent) >= self.handed_over:
             self.stop()
+            await self.expire()
+            return
         await commit(self._shard.register, HeartbeatWriter(self.writer), Slot())

@@ -19,6 +19,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import anyio.to_thread
+
 from aiopersist.data.buffer import Buffer, Row
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
@@ -49,7 +51,8 @@ TIME_AND_DIFF_BYTES = 16
 
 
 class Upload:
-    """One batch in the making. Not for several tasks at once."""
+    """One batch in the making. Not for several tasks at once. `gathered`: what was inline becomes one blob,
+    whatever its size."""
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class Upload:
         writer: str,
         lower: Antichain,
         *,
-        inline: bool = True,
+        gathered: bool = False,
         since: Antichain | None = None,
     ) -> None:
         self.writer = writer
@@ -75,7 +78,7 @@ class Upload:
         self._buffer = Buffer(schema)
         self._plain: PlainRows | None = None  # only builders add single rows
         self._tiny: Tiny | None = None
-        self._inline_allowed = inline
+        self._gathered = gathered
         self._greatest = Greatest()
         self._in_flight: deque[asyncio.Task[_Part | None]] = deque()
         self._parts: list[_Part] = []
@@ -134,6 +137,9 @@ class Upload:
     async def add(self, table: "pa.Table") -> None:
         """Take a table that was converted and checked before."""
         self._greatest.add(table)
+        await self._add(table)
+
+    async def _add(self, table: "pa.Table") -> None:
         self._buffer.add(table)
         self.rows_taken += table.num_rows
         await self.start_full()
@@ -142,7 +148,7 @@ class Upload:
         """Start the parts that are full. Cut off in its waiting it has lost nothing: what was not started
         is in the buffer."""
         target = max(self._stack.settings.blob_target_size, 1)
-        while self._buffer.goodbytes >= target:
+        while not self._gathered and self._buffer.goodbytes >= target:
             await self._make_room()
             self._start(self._buffer.take_reaching(target))
 
@@ -206,30 +212,33 @@ class Upload:
             self._buffer.add(to_table(rows.batch, self._schema))
 
     async def _pieces(self, updates: Any) -> AsyncGenerator[Any, None]:
-        """Computed on a worker thread, since they may be large."""
-        pieces = pieces_of(updates)
-        while (piece := await self._stack.compute(next, pieces, None)) is not None:
+        """Computed on a thread of their own: an iterator may be large, and may wait for something."""
+        pieces, thread = pieces_of(updates), anyio.CapacityLimiter(1)
+        while (piece := await anyio.to_thread.run_sync(next, pieces, None, limiter=thread)) is not None:
             yield piece
 
     async def _push(self, piece: Any, row_base: int) -> None:
         if is_small(piece):
-            table = self._checked(piece, row_base)
+            table, greatest = self._checked(piece, row_base)
         else:
-            table = await self._stack.compute(self._checked, piece, row_base)
-        await self.add(table)
+            table, greatest = await self._stack.compute(self._checked, piece, row_base)
+        self._greatest.merge(greatest)
+        await self._add(table)
 
-    def _checked(self, piece: Any, row_base: int) -> "pa.Table":
+    def _checked(self, piece: Any, row_base: int) -> "tuple[pa.Table, Greatest]":
         table = to_table(piece, self._schema, row_base=row_base)
         check_update_size(table, self._stack.settings.update_size_max, row_base=row_base)
         row = first_row_not_beyond(table, self.lower) if table.num_rows else None
         if row is not None:
             raise _not_beyond(_time(table.column("time")[row].as_py()), self.lower)
-        return table
+        greatest = Greatest()
+        greatest.add(table)
+        return table, greatest
 
     def _fits_inline(self, size: int) -> bool:
         settings = self._stack.settings
         single, total = settings.inline_writes_single_max_bytes, settings.inline_writes_total_max_bytes
-        return self._inline_allowed and size < min(single, total)
+        return not self._gathered and size < min(single, total)
 
     async def _inline(self, table: "pa.Table") -> "_Part | None":
         if table.num_rows > ON_THE_LOOP_ROWS:

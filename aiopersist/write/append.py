@@ -24,11 +24,12 @@ from aiopersist.errors import (
 )
 from aiopersist.frontier import Antichain, minimum
 from aiopersist.shard.commit import Job, commit_all
-from aiopersist.shard.flush import flush_inline, inline_to_blob
+from aiopersist.shard.flush import inline_to_blob
+from aiopersist.shard.registration import Registration
 from aiopersist.state.writing import Append, Appended, NoRoom, Write, repeated
 from aiopersist.write.assemble import Rewritten, assembled, check_append
 from aiopersist.write.batch import Batch
-from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted
+from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted, finished
 from aiopersist.write.session import Session
 
 
@@ -42,6 +43,10 @@ class AppendIntent(ABC):
     transactions: Mapping[str, int]
     replica: bool = False
     doubt: Doubt = field(default_factory=Doubt)
+
+    def release(self) -> "list[asyncio.Task[None]]":
+        """See `Doubt.release`."""
+        return self.doubt.release()
 
     @abstractmethod
     async def prepare(self) -> None:
@@ -57,9 +62,17 @@ class RowsAppend(AppendIntent):
     """Of updates."""
 
     updates: Any = ()
+    registration: Registration | None = None
+
+    def release(self) -> list[asyncio.Task[None]]:
+        registration, self.registration = self.registration, None
+        if registration is not None:
+            registration.release()
+        return self.doubt.release()
 
     async def prepare(self) -> None:
-        await self.session.ensure_registered()
+        self.registration = await self.session.ensure_registered()
+        self.registration.hold()  # an upload may take longer than the handle keeps it
         upload = self.session.upload(self.lower)
         self.doubt.uploads.append(upload)
         await upload.take_whole(self.updates)
@@ -153,8 +166,8 @@ async def append_all(intents: Sequence[AppendIntent]) -> None:
                     await turns.enter_async_context(intent.session.turn())
                 await _append_all(intents)
         finally:
-            for intent in intents:
-                await intent.doubt.tidy()
+            deletions = [task for intent in intents for task in intent.release()]
+            await finished(deletions)
     except (asyncio.CancelledError, Indeterminate):  # also one that came while it tidied up
         for intent in intents:
             intent.session.case = Case(intent.transactions, intent.doubt)
@@ -167,6 +180,7 @@ async def _append_all(intents: Sequence[AppendIntent]) -> None:
         command = await intent.stage()
         if command is None:
             intent.doubt.needless = True
+            intent.doubt.outcome = Committed(intent.session.shard.state.upper)
         else:
             staged.append(StagedAppend(intent.session, command, intent.doubt))
     if staged:
@@ -208,7 +222,8 @@ async def commit_staged(appends: Sequence[StagedAppend]) -> list[Appended]:
                 flushed = True
             continue
         for append, done in zip(appends, results, strict=True):
-            append.doubt.outcome = Committed(done.upper) if done.wrote else NotCommitted()
+            succeeded = done.wrote or isinstance(append.command, Append)  # a group goes on without repeats
+            append.doubt.outcome = Committed(done.upper) if succeeded else NotCommitted()
             append.doubt.needless = not done.wrote
         return results
 
@@ -237,8 +252,7 @@ async def _make_room(append: StagedAppend, *, flushed: bool) -> None:
     session, command = append.session, append.command
     writer = session.registration.writer
     small = 2 * command.batch.inline_bytes <= command.inline_bytes_max
-    if small and not flushed and await flush_inline(session.shard, writer, session.slot):
+    if small and not flushed and await session.flush_inline():
         return
-    upload, batch = await inline_to_blob(session.shard, writer, command.batch)
-    append.doubt.uploads.append(upload)
+    batch = await inline_to_blob(session.shard, writer, command.batch, append.doubt.uploads)
     append.command = replace(command, batch=batch)

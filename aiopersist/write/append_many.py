@@ -42,7 +42,7 @@ def _intent(append: Append) -> AppendIntent:
     lower, upper = check_bounds(append.expected_upper, append.new_upper, session.schema)
     if isinstance(updates, Batch):
         return BatchesAppend(session, lower, upper, {}, batches=[updates])
-    if isinstance(updates, list | tuple) and any(isinstance(one, Batch) for one in updates):
+    if isinstance(updates, list | tuple) and updates and isinstance(updates[0], Batch):
         return BatchesAppend(session, lower, upper, {}, batches=updates)
     return RowsAppend(session, lower, upper, {}, updates=updates)
 

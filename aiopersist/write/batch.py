@@ -108,6 +108,7 @@ def inline_table(part: HollowPart, shard: Shard) -> Any:
 class _Use(Enum):
     FREE = "free"
     BUSY = "busy"
+    HALF_DELETED = "half deleted"
     CONSUMED = "consumed"
 
 
@@ -193,19 +194,26 @@ class Batch:
         (or deleted) elsewhere: then nothing is deleted. One request for up to a thousand blobs; one
         commit more for a batch that was handed over. Goes on if the caller is cancelled."""
         with self._origin.scope.call():
-            self._begin()
-            task = self._origin.shard.stack.supervisor.spawn(self._delete(), "delete a batch")
+            again = self._use is _Use.HALF_DELETED
+            if not again:
+                self._begin()
+            self._use = _Use.BUSY
+            task = self._origin.shard.stack.supervisor.spawn(self._delete(again), "delete a batch")
             await asyncio.shield(task)
 
-    async def _delete(self) -> None:
+    async def _delete(self, again: bool) -> None:
         try:
-            if await _blobs_of([self], strict=True):
-                self._handed_over = False  # spent by us: if the deletion fails it can be repeated
-                await self._origin.shard.stack.blob.delete(self._keys())
+            mine = again or await _blobs_of([self], strict=True)
         except BaseException as error:
             self._end(consumed=isinstance(error, Indeterminate))  # it may be spent: its blobs are the sweep's
             if isinstance(error, AlreadyAppended):
                 self._is_elsewhere()
+            raise
+        try:
+            if mine:
+                await self._origin.shard.stack.blob.delete(self._keys())
+        except BaseException:
+            self._use = _Use.HALF_DELETED  # some of its blobs may be gone: it can only be deleted again
             raise
         self._end(consumed=True)
 
@@ -224,7 +232,7 @@ class Batch:
         try:
             if any(part.inline is not None for part in self._hollow.parts):
                 (part,) = self._hollow.parts  # an inline part is the only one
-                (flushed,) = await self._uploaded(part)
+                (flushed,) = await self._uploaded(part)  # and what is gathered is never cut
                 self._hollow = self._hollow.replace(parts=(flushed.replace(rewrite=part.rewrite),))
         finally:
             self._end(consumed=False)
@@ -233,7 +241,7 @@ class Batch:
         origin = self._origin
         schema = origin.shard.schema(part.schema_id)
         upload = Upload(
-            origin.shard, schema, part.schema_id, self._registration.writer, self.lower, inline=False
+            origin.shard, schema, part.schema_id, self._registration.writer, self.lower, gathered=True
         )
         try:
             await upload.add(inline_table(part, origin.shard))
@@ -264,7 +272,7 @@ class Batch:
 
     def _check_free(self) -> None:
         """`InvalidUsage` of kind `CONSUMED` or `OUTCOME_PENDING` unless it may be used."""
-        if self._use is _Use.CONSUMED:
+        if self._use in (_Use.CONSUMED, _Use.HALF_DELETED):
             raise self._usage(UsageKind.CONSUMED, f"batch {self.id} was appended, deleted or handed over")
         if self._use is _Use.BUSY:
             text = f"batch {self.id} is being used, or the outcome of its append is not settled"
@@ -310,6 +318,8 @@ class Batch:
         return f"<Batch {self.id} {bounds}: {updates}, {self._use.value}>"
 
     def __del__(self) -> None:
+        if getattr(self, "_use", None) is _Use.FREE and not self._is_let_go:
+            self._registration.release_from_anywhere()
         if getattr(self, "_use", None) is _Use.FREE and not self._dropped_quietly:
             keys = ", ".join(self._keys()) or "inline"
             warnings.warn(

@@ -41,27 +41,29 @@ class Doubt:
 
     async def decide(self, attempt: Attempt) -> None:
         """It was settled."""
-        self.outcome = Committed(attempt.result.upper) if attempt.happened else NotCommitted()
+        self.outcome = Committed(attempt.after.upper) if attempt.happened else NotCommitted()
         await self.tidy()
 
     async def tidy(self) -> None:
-        """Release or consume what was staged, and delete what was staged for nothing, before anybody is
-        told; whoever is cancelled leaves at once. Idempotent."""
+        """Release what was staged, before anybody is told. Idempotent."""
+        await finished(self.release())
+
+    def release(self) -> list[asyncio.Task[None]]:
+        """Free or consume the batches, and begin to delete what was staged for nothing: the tasks of that.
+        Without an await, so that nothing is left half done. Idempotent."""
         if self.outcome is None:
-            return
+            return []
         batches, self.batches = self.batches, ()
-        self.freed = batches if isinstance(self.outcome, NotCommitted) and not self.needless else self.freed
+        happened = not isinstance(self.outcome, NotCommitted)
         deletions = []
-        if isinstance(self.outcome, NotCommitted):
+        if self.needless or not happened:
             deletions = [task for upload in self.uploads if (task := upload.discard()) is not None]
-            if self.needless and batches:
-                deletions.append(delete_all(batches))
-                batches = ()
+        if self.needless and happened and batches:
+            return [*deletions, delete_all(batches)]
+        self.freed = self.freed if happened else batches
         for batch in batches:
-            batch._end(consumed=not isinstance(self.outcome, NotCommitted))
-        task = asyncio.current_task()
-        if deletions and not (task and task.cancelling()):
-            await asyncio.wait(deletions, timeout=RELEASE_DEADLINE_S)
+            batch._end(consumed=happened)
+        return deletions
 
     async def repeated(self) -> None:
         """It had happened before, as its transaction number tells: nobody needs its batches, unless the
@@ -71,7 +73,7 @@ class Doubt:
         for batch in needless:
             batch._begin()
         if needless:
-            await asyncio.wait([delete_all(needless)], timeout=RELEASE_DEADLINE_S)
+            await finished([delete_all(needless)])
 
     def answer(self) -> Committed | NotCommitted:
         """The outcome; raises `Indeterminate` if it cannot be known."""
@@ -79,6 +81,13 @@ class Doubt:
             raise self.outcome
         assert self.outcome is not None
         return self.outcome
+
+
+async def finished(deletions: list[asyncio.Task[None]]) -> None:
+    """Give deletions a moment to end; whoever is cancelled leaves at once, and they go on."""
+    task = asyncio.current_task()
+    if deletions and not (task and task.cancelling()):
+        await asyncio.wait(deletions, timeout=RELEASE_DEADLINE_S)
 
 
 @dataclass(eq=False)

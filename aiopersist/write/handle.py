@@ -133,15 +133,17 @@ class WriteHandle(Resource, Generic[K, V]):
         with self._scope.call():
             bounds = check_bounds(lower, upper, self._schema)
             registration = await self._session.ensure_registered()
+            registration.hold()  # an upload may take longer than the handle keeps it
             upload = self._session.upload(bounds[0])
             try:
                 await upload.take_whole(updates)
                 upload.check_upper(bounds[1])
-                hollow = await upload.finish(bounds[1])
+                return self._session.batch(registration, await upload.finish(bounds[1]))
             except BaseException:
                 upload.discard()
                 raise
-            return self._session.batch(registration, hollow)
+            finally:
+                registration.release()
 
     def builder(self, lower: Antichain | Time) -> Opening[BatchBuilder]:
         """A builder of a batch of any size, whose times lie at or beyond `lower`. No request."""

@@ -17,7 +17,7 @@ from aiopersist.resource import RELEASE_DEADLINE_S, Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import settle
 from aiopersist.shard.flush import flush_inline, must_flush
-from aiopersist.shard.registration import HANDED_OVER_MAX, Registration
+from aiopersist.shard.registration import BATCHES_MAX, Registration
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.model import HollowBatch
@@ -55,7 +55,7 @@ class Session:
 
     async def ensure_registered(self) -> Registration:
         """A writer whose lease ran out registers anew: what was staged under the old id stays under it."""
-        if (mine := self._registration) is None or not mine.alive or mine.handed_over >= HANDED_OVER_MAX:
+        if (mine := self._registration) is None or not mine.alive or mine.built >= BATCHES_MAX:
             async with self._registering:
                 if self._registration is mine:
                     await self._register()
@@ -77,6 +77,7 @@ class Session:
         known = mine if writer == mine.writer else self._others.get(writer)
         if known is None:
             found = Registration.of_another(self.shard, writer)
+            found.on_unused = lambda: self._others.pop(writer, None)
             known = self._others.setdefault(writer, found)
         await known.renew()
         return known
@@ -135,13 +136,24 @@ class Session:
 
     def batch(self, registration: Registration, hollow: HollowBatch) -> Batch:
         """`hollow`, which was uploaded under `registration`, as a batch."""
+        registration.built += 1
         return Batch(self.origin, registration, hollow, str(self.shard.stack.runtime.uuid()))
 
     async def make_room(self) -> None:
         """Flush inline parts to a blob if the state holds too many: one append of some thousands pays for
         it, with a blob and a commit more."""
         if must_flush(self.shard):
-            await flush_inline(self.shard, self.registration.writer, self.slot)
+            await self.flush_inline()
+
+    async def flush_inline(self) -> bool:
+        """`flush_inline`; a cancelled one is settled and tidied up after as an append is."""
+        uploads: list[Upload] = []
+        try:
+            return await flush_inline(self.shard, self.registration.writer, self.slot, uploads)
+        except BaseException:
+            if self.slot.busy:
+                self.pending = Doubt(uploads=uploads, outcome=None)
+            raise
 
     # --- the end ---------------------------------------------------------------------------------
 
