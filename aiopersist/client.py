@@ -22,6 +22,7 @@ from aiopersist.errors import (
     UnknownShard,
 )
 from aiopersist.frontier import Antichain, Time, frontier
+from aiopersist.gc.collect import bury
 from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.read.handle import ReadHandle
@@ -254,6 +255,7 @@ class Client(Upkeep, Resource):
                 raise UnknownShard(f"there is no shard {name}", shard_id=shard_id)
             await commit(shard.register, Finalize(shard_id), Slot())
             await catalog.free(self._stack, name, shard_id)
+            await bury(shard)
 
     async def txn_number(self, shard: str, app_id: str) -> int | None:
         """The last transaction number of that application; `None` if there is none. Linearizable."""

@@ -61,6 +61,36 @@ async def collect(shard: Shard) -> Collected:
     return Collected(parts, versions, len(old))
 
 
+async def bury(shard: Shard) -> Collected:
+    """Delete the data of a finalized shard, in the same order; its tombstone, the newest version, stays.
+    Repeated, it finishes what a crash left; rollups that a crash left are for the sweep."""
+    stack, key = shard.stack, consensus_key(shard.id)
+    head = await stack.consensus.head(key)
+    if head is None or not decode_diff(head.data).changes.finalized:
+        return Collected()
+    parts: set[str] = set()
+    rollups: dict[int, tuple[str, str]] = {}
+    first = await stack.consensus.scan(key, 0, 1)
+    earliest = at = first[0].seqno if first else head.seqno
+    while at < head.seqno:
+        found = await stack.consensus.scan(key, at, SCAN_LIMIT)
+        if not found or found[0].seqno != at:
+            return Collected()  # somebody else does it
+        parts |= await stack.compute(_named, found)
+        for version in found:
+            name = decode_diff(version.data).rollup
+            rollups |= {name.seqno: (name.key, name.checksum)} if name is not None else {}
+        at = found[-1].seqno + 1
+    if earliest in rollups:
+        base = await read_rollup(stack, *rollups[earliest])
+        parts |= part_keys(base.batches.values()) if base is not None else set()
+        rollups |= {s: (r.key, r.checksum) for s, r in base.rollups.items()} if base is not None else {}
+    await delete(shard, sorted(parts))
+    versions = await stack.consensus.truncate(key, head.seqno)
+    await delete(shard, [key for key, _ in rollups.values()])
+    return Collected(len(parts), versions, len(rollups))
+
+
 async def delete(shard: Shard, keys: list[str]) -> None:
     """Delete blobs, some at a time."""
     for start in range(0, len(keys), DELETE_AT_ONCE):

@@ -9,6 +9,7 @@ names either can be deleted, whatever else goes on.
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from aiopersist.errors import Corruption
 from aiopersist.gc.collect import DELETE_AT_ONCE, part_keys
 from aiopersist.shard.log import SCAN_LIMIT, SHARD_PREFIX, consensus_key, load, read_rollup
 from aiopersist.shard.stack import Stack
@@ -94,10 +95,18 @@ async def _listed(stack: Stack, shard: str) -> dict[str, int]:
 
 async def _named(stack: Stack, shard: str) -> _Named | None:
     """By the head, and by every live state below it; read again if versions were truncated meanwhile."""
+    before: int | None = None
     while True:
         head = await load(stack, shard)
         if head is None:
             return None
+        if head.finalized:
+            nothing: frozenset[str] = frozenset()
+            return _Named(nothing, nothing, nothing, nothing)
+        if head.seqno == before:
+            text = "its earliest version has no rollup, or its versions are not contiguous"
+            raise Corruption(text, shard_id=shard)
+        before = head.seqno
         current = part_keys(head.batches.values())
         rollups = {rollup.key for rollup in head.rollups.values()}
         older = await _older(stack, shard, head)

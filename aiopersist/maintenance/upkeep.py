@@ -3,15 +3,19 @@
 from abc import ABC, abstractmethod
 from datetime import timedelta
 
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.gc.collect import Collected
+from aiopersist.errors import InvalidUsage, UnknownShard, UsageKind
+from aiopersist.gc.collect import Collected, bury
 from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
 from aiopersist.maintenance.background import Maintenance
+from aiopersist.maintenance.fsck import FsckReport, fsck
+from aiopersist.maintenance.inspect import ShardView, inspect
 from aiopersist.resource import Scope
 from aiopersist.shard.attempt import Slot
+from aiopersist.shard.catalog import ShardId, resolve
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
+from aiopersist.state.lifecycle import Finalize
 from aiopersist.state.retention import SetRetention
 
 
@@ -21,6 +25,10 @@ class Upkeep(ABC):
     _calls: Scope
     _stack: Stack
     _maintenance: Maintenance
+
+    @abstractmethod
+    def _shard(self, shard_id: ShardId) -> Shard:
+        """The shard of that id, be it there or not."""
 
     @abstractmethod
     async def _existing(self, name: str) -> Shard:
@@ -52,6 +60,32 @@ class Upkeep(ABC):
             if found.hold.reader:
                 await found.hold.heartbeat()
             return await self._maintenance.force_gc(found)
+
+    async def finalize(self, shard: str) -> None:
+        """Delete the data of a shard that nobody can read or write any more: since and upper are both empty,
+        else `FINALIZATION_ERROR`. A tombstone stays, so that its id is never used again. Repeating it after
+        a crash finishes the work."""
+        with self._calls.call():
+            found = self._shard(await resolve(self._stack, shard))
+            state = await found.register.refresh()
+            if state is None:
+                raise UnknownShard(f"there is no shard {shard}", shard_id=found.id)
+            if not state.finalized and (state.since.elements or state.upper.elements):
+                message = f"since {state.since} and upper {state.upper} are not both empty"
+                kind, ends = UsageKind.FINALIZATION_ERROR, (state.since, state.upper)
+                raise InvalidUsage(kind, message, shard_id=found.id, since=ends[0], upper=ends[1])
+            await commit(found.register, Finalize(found.id), Slot())
+            await bury(found)
+
+    async def inspect(self, shard: str) -> ShardView:
+        """The shard from within, at its newest version. Two requests."""
+        with self._calls.call():
+            return await inspect(await self._existing(shard))
+
+    async def fsck(self, shard: str) -> FsckReport:
+        """Read everything and say what is not as it must be. Changes nothing."""
+        with self._calls.call():
+            return await fsck(await self._existing(shard))
 
     async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
         """Find the blobs that crashed or cancelled writers left, which no state names and none can name any

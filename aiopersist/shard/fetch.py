@@ -123,6 +123,17 @@ class Fetch:
                     )
                     yield await self.stack.compute(self._selected, table, batch, part, selection)
 
+    async def raw_slabs(self, part: HollowPart) -> "AsyncGenerator[pa.Table, None]":
+        """The part as it was written, row group by row group."""
+        schema = self.shard.schema(part.schema_id)
+        if part.inline is not None:
+            yield decode_inline(part.inline, schema, part.checksum)
+            return
+        async with aclosing(self._row_groups(part, "")) as ranges:
+            async for index, offset, data, numbers in ranges:
+                for number in numbers:
+                    yield await self.stack.compute(read_row_groups, index, [(offset, data)], [number], schema)
+
     async def _row_groups(
         self, part: HollowPart, reader: str
     ) -> AsyncGenerator[tuple[PartIndex, int, bytes, list[int]], None]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import Diff, apply, decode_diff, decode_rollup
+from aiopersist.state.diff import Diff, apply, decode_diff, decode_rollup, tombstone
 from aiopersist.state.invariants import check_state
 from aiopersist.state.model import State
 from aiopersist.storage.consensus import Versioned
@@ -36,6 +36,8 @@ async def load(stack: Stack, shard: str) -> State | None:
         if fault is not None and fault[0] == head.seqno:
             raise Corruption(fault[1], shard_id=shard)
         diff = _decode(head, shard)
+        if diff.changes.finalized:  # a tombstone needs nothing before it
+            return tombstone(diff, shard)
         state = None
         if diff.rollup is not None:
             state = await read_rollup(stack, diff.rollup.key, diff.rollup.checksum)

@@ -132,6 +132,8 @@ def apply(diff: Diff, state: State | None) -> State:
         maps = {name: getattr(changes, name) for name in MAPS}
         first = {name: getattr(changes, name) for name in ("shard", "since", "upper", "finalized")}
         return State.of(**first, **maps, **update)
+    if changes.finalized:
+        return tombstone(diff, state.shard)
     for name in changes.model_fields_set:
         if name == "drop":
             continue
@@ -145,6 +147,20 @@ def apply(diff: Diff, state: State | None) -> State:
     if changes.batches or "batches" in changes.drop:
         update["inline_bytes"] = state.inline_bytes + _inline_change(changes, state)
     return state.replace(**update)
+
+
+def tombstone(diff: Diff, shard: str) -> State:
+    """The state of a finalized shard, from its newest version alone."""
+    empty = Antichain()
+    return State.of(
+        shard=shard,
+        seqno=diff.seqno,
+        commit=diff.commit,
+        at=diff.at,
+        since=empty,
+        upper=empty,
+        finalized=True,
+    )
 
 
 def _inline_change(changes: Changes, state: State) -> int:

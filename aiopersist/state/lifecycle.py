@@ -44,6 +44,7 @@ class Finalize:
         empty = Antichain()
         return Commit(
             Changes(
+                shard=self.shard,
                 since=empty,
                 upper=empty,
                 finalized=True,
