@@ -32,8 +32,26 @@ settings.load_profile("quick" if QUICK else "default")
 S3_LABELS = servers.s3_labels()[: 1 if QUICK else None]
 LOCATIONS = ["mem", "files+sqlite", *([] if QUICK else ["files+postgres"]), "s3+postgres"]
 
+QUICK_CASES = 6  # of each test function that has more
+
 LOOP_LAG_MAX_S = 0.5
 _s3_used: Counter[str] = Counter()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Quickly: of each function some of its cases, evenly spread."""
+    if not QUICK:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {
+        id(some[number * len(some) // QUICK_CASES] if len(some) > QUICK_CASES else item)
+        for some in cases.values()
+        for number, item in enumerate(some[:QUICK_CASES])
+    }
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = [item for item in items if id(item) in kept]
 
 
 class StoreUrls(NamedTuple):

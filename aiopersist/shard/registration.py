@@ -23,10 +23,10 @@ class Registration:
 
     def __init__(self, shard: Shard, writer: str, lease_s: float) -> None:
         self.writer = writer
-        self.handed_over = 0
-        """Batches that left this process: its record must outlive this handle."""
+        self.handed_over: set[str] = set()
+        """Ids of batches that left this process: its record must outlive this handle."""
         self.built = 0
-        """Batches that were built under it here."""
+        """Batches that were begun under it here."""
         self.on_unused: Callable[[], object] = lambda: None
         """Called when nobody here needs it any more."""
         self._shard = shard
@@ -69,7 +69,7 @@ class Registration:
     @property
     def in_use(self) -> bool:
         """Whether its record is needed by more than the handle that releases it."""
-        return self._users > 0 or self.handed_over > 0
+        return self._users > 0 or bool(self.handed_over)
 
     def hold(self) -> None:
         """One more needs it."""
@@ -117,8 +117,8 @@ class Registration:
 
     async def _heartbeat(self) -> None:
         record = self._shard.state.writers.get(self.writer)
-        if self._retired and self._users == 1 and record and len(record.spent) >= self.handed_over:
-            self.stop()
+        if self._retired and self._users == 1 and record and len(record.spent) >= len(self.handed_over):
             await self.expire()
+            self.release()  # the handle's hold; last, since it cancels this very task
             return
         await commit(self._shard.register, HeartbeatWriter(self.writer), Slot())

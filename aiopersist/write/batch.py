@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -256,7 +256,7 @@ class Batch:
         registration ends with its lease."""
         self._check_free()
         value = Transmittable(
-            library=version("aiopersist"),
+            library=_library(),
             shard=self.shard_id,
             writer=self._registration.writer,
             id=self.id,
@@ -264,7 +264,7 @@ class Batch:
             rewrite=self._rewritten,
         )
         data = encode(value)
-        self._registration.handed_over += 1
+        self._registration.handed_over.add(self.id)
         self._end(consumed=True)
         return data
 
@@ -318,9 +318,11 @@ class Batch:
         return f"<Batch {self.id} {bounds}: {updates}, {self._use.value}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_use", None) is _Use.FREE and not self._is_let_go:
+        if getattr(self, "_use", None) not in (_Use.FREE, _Use.HALF_DELETED):
+            return
+        if not self._is_let_go:
             self._registration.release_from_anywhere()
-        if getattr(self, "_use", None) is _Use.FREE and not self._dropped_quietly:
+        if not self._dropped_quietly:
             keys = ", ".join(self._keys()) or "inline"
             warnings.warn(
                 f"batch {self.id} of shard {self.shard_id} was dropped with {len(self._hollow.parts)} parts"
@@ -329,6 +331,11 @@ class Batch:
                 source=self,
                 stacklevel=2,
             )
+
+
+@cache
+def _library() -> str:
+    return version("aiopersist")
 
 
 def delete_all(batches: Sequence[Batch]) -> asyncio.Task[None]:

@@ -9,6 +9,7 @@ from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds
+from aiopersist.write.registration import Registration
 from aiopersist.write.session import Session
 
 
@@ -30,11 +31,10 @@ class BatchBuilder(Resource):
     failed, it deletes what it uploaded.
     """
 
-    def __init__(self, session: Session, lower: Antichain) -> None:
+    def __init__(self, session: Session, registration: Registration, lower: Antichain) -> None:
         self._session = session
-        self._registration = session.registration
-        self._registration.hold()
-        self._upload = session.upload(lower)
+        self._registration = registration  # released as it closes
+        self._upload = session.upload(lower, registration)
         self._turn = asyncio.Lock()
         self._finished = False
         self._deletion: asyncio.Task[None] | None = None

@@ -132,9 +132,8 @@ class WriteHandle(Resource, Generic[K, V]):
         parts are uploaded while the input is taken; a small batch stays in memory. No commit."""
         with self._scope.call():
             bounds = check_bounds(lower, upper, self._schema)
-            registration = await self._session.ensure_registered()
-            registration.hold()  # an upload may take longer than the handle keeps it
-            upload = self._session.upload(bounds[0])
+            registration = await self._session.begin_batch()
+            upload = self._session.upload(bounds[0], registration)
             try:
                 await upload.take_whole(updates)
                 upload.check_upper(bounds[1])
@@ -151,8 +150,12 @@ class WriteHandle(Resource, Generic[K, V]):
         async def open_builder() -> BatchBuilder:
             with self._scope.call():
                 least = check_frontier(lower, self._schema)
-                await self._session.ensure_registered()
-                return BatchBuilder(self._session, least)
+                registration = await self._session.begin_batch()
+                try:
+                    return BatchBuilder(self._session, registration, least)
+                except BaseException:
+                    registration.release()
+                    raise
 
         return Opening(open_builder)
 
@@ -194,14 +197,10 @@ class WriteHandle(Resource, Generic[K, V]):
             if any(part.schema_id not in self._shard.state.schemas for part in found.batch.parts):
                 await self._shard.open()
             registration = await self._session.registration_of(found.writer)
-            return Batch(
-                self._session.origin,
-                registration,
-                found.batch,
-                found.id,
-                rewrite=found.rewrite,
-                handed_over=True,
-            )
+            origin, rewrite = self._session.origin, found.rewrite
+            batch = Batch(origin, registration, found.batch, found.id, rewrite=rewrite, handed_over=True)
+            registration.release()  # the batch has a hold of its own
+            return batch
 
     # --- the end ---------------------------------------------------------------------------------
 

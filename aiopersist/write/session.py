@@ -66,20 +66,37 @@ class Session:
         fresh.hold()
         self._registration = fresh
         if old is not None:
-            self._others[old.writer] = old
+            self._remember(old)
             old.retire()
 
+    def _remember(self, registration: Registration) -> Registration:
+        """Until nobody here needs it; or another of that writer which is known already."""
+        writer = registration.writer
+        registration.on_unused = lambda: self._others.pop(writer, None)
+        return self._others.setdefault(writer, registration)
+
+    async def begin_batch(self) -> Registration:
+        """The registration to build a batch under, held for the caller; of each only so many are built."""
+        while (mine := await self.ensure_registered()).built >= BATCHES_MAX:
+            pass  # others were as fast
+        mine.built += 1
+        mine.hold()
+        return mine
+
     async def registration_of(self, writer: str) -> Registration:
-        """That of the writer of a batch which comes from elsewhere, by a fresh look; `BatchExpired` if it
-        is gone. A commit more if nobody has renewed it for a while."""
+        """That of the writer of a batch which comes from elsewhere, by a fresh look, held for the caller;
+        `BatchExpired` if it is gone. A commit more if nobody has renewed it for a while."""
         await self.shard.open()
         mine = self.registration
         known = mine if writer == mine.writer else self._others.get(writer)
         if known is None:
-            found = Registration.of_another(self.shard, writer)
-            found.on_unused = lambda: self._others.pop(writer, None)
-            known = self._others.setdefault(writer, found)
-        await known.renew()
+            known = self._remember(Registration.of_another(self.shard, writer))
+        known.hold()
+        try:
+            await known.renew()
+        except BaseException:
+            known.release()
+            raise
         return known
 
     # --- turns and outcomes ----------------------------------------------------------------------
@@ -130,13 +147,13 @@ class Session:
 
     # --- staging ---------------------------------------------------------------------------------
 
-    def upload(self, lower: Antichain) -> Upload:
-        """A batch in the making under the current registration."""
-        return Upload(self.shard, self.schema, self.origin.schema_id, self.registration.writer, lower)
+    def upload(self, lower: Antichain, registration: Registration | None = None) -> Upload:
+        """A batch in the making under that registration, or the current one."""
+        writer = (registration or self.registration).writer
+        return Upload(self.shard, self.schema, self.origin.schema_id, writer, lower)
 
     def batch(self, registration: Registration, hollow: HollowBatch) -> Batch:
         """`hollow`, which was uploaded under `registration`, as a batch."""
-        registration.built += 1
         return Batch(self.origin, registration, hollow, str(self.shard.stack.runtime.uuid()))
 
     async def make_room(self) -> None:
