@@ -80,6 +80,8 @@ async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
     if earliest and earliest not in state.rollups and not state.finalized:
         yield f"the earliest version {earliest} has no rollup"
     for seqno, rollup in state.rollups.items():
+        if seqno < earliest:  # a collection that was cut off: their names go with the next one
+            continue
         try:
             found = await read_rollup(stack, rollup.key, rollup.checksum)
         except Corruption as error:
