@@ -16,7 +16,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
-from aiopersist.errors import BatchExpired, LeaseExpired
+from aiopersist.errors import BatchExpired, Corruption, LeaseExpired
+from aiopersist.frontier import Antichain
 from aiopersist.settings import MIB, Settings
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit
@@ -64,7 +65,8 @@ class Work(NamedTuple):
     """A part of a spec that fits in the budget: `read` becomes one run, `kept` stays as it is."""
 
     spec: Spec
-    read: Sequence[Named]
+    read: Sequence[Sequence[Named]]
+    """Runs."""
     kept: Sequence[HollowPart]
     kept_runs: tuple[int, ...]
 
@@ -83,47 +85,48 @@ def bounded(spec: Spec, runs_max: int) -> Work:
         ordinal = max(spec.inputs, key=lambda o: run_count(spec.inputs[o]))
         inputs = {ordinal: spec.inputs[ordinal]}
     if len(inputs) > 1 or runs <= runs_max:
-        read = [(batch, part) for batch in inputs.values() for part in batch.parts]
+        read = plan_runs([(batch, part) for batch in inputs.values() for part in batch.parts])
         return Work(Spec(inputs, spec.since), read, (), ())
     (batch,) = inputs.values()
     planned = plan_runs([(batch, part) for part in batch.parts])
     planned.sort(key=lambda run: sum(part.rows for _, part in run))
-    read = [named for run in planned[:runs_max] for named in run]
     kept = [part for run in planned[runs_max:] for _, part in run]
     lengths = [len(run) for run in planned[runs_max:]]
     starts = tuple(sum(lengths[:n]) for n in range(len(lengths)))
-    return Work(Spec(inputs, spec.since), read, kept, starts)
+    return Work(Spec(inputs, spec.since), planned[:runs_max], kept, starts)
 
 
-async def compact_all(shard: Shard, registration: Registration, last: int) -> None:
-    """Compact everything up to the batch of ordinal `last` to one batch of one run, at the since of now or
-    later. Waits where another process has claimed a part of it."""
+async def compact_all(shard: Shard, registration: Registration, last: int, since: Antichain) -> None:
+    """Compact everything up to the batch of ordinal `last` to one batch of one run, at `since` or later.
+    Waits where another process has claimed a part of it. `BatchExpired` if the registration is gone."""
     delays = shard.stack.runtime.delays()
-    while (spec := plan_all(shard.state, last)) is not None:
+    while (spec := plan_all(shard.state, last, since)) is not None:
+        if not registration.alive:
+            raise BatchExpired(f"writer {registration.writer} is no longer registered", shard_id=shard.id)
         if not await compact(shard, spec, registration):
             await shard.stack.runtime.sleep(next(delays))
             await shard.open()
 
 
 async def compact(shard: Shard, spec: Spec, registration: Registration) -> bool:
-    """Compact as much of `spec` as the memory allows; whether anything was. Two commits, three with a
-    blob; requests for every part that is read or written."""
+    """Compact as much of `spec` as the memory allows; whether anything was. One commit, two with a blob;
+    requests for every part that is read or written. Whatever it raises, a claim may be left: it ends
+    with the registration, which is not to be used again. `Corruption` if a blob is lost."""
     work = bounded(spec, Budget.of(shard.stack.settings).runs_max)
     slot, writer = Slot(), registration.writer
-    small = all(part.key is None for _, part in work.read)
-    if not small and not await commit(
-        shard.register, TakeClaim(writer, work.spec.first, work.spec.last), slot
-    ):
+    small = all(part.key is None for run in work.read for _, part in run)
+    claim = TakeClaim(writer, work.spec.first, work.spec.last)
+    if not small and not await commit(shard.register, claim, slot):
         return False
-    applied = False
     try:
         applied = await _compact(shard, work, writer)
-    except LeaseExpired:  # a blob is gone, since somebody else has replaced what names it
-        await shard.open()
-    finally:
-        if not small and not applied:
-            release = ReleaseClaim(writer, work.spec.first)
-            shard.stack.supervisor.spawn(commit(shard.register, release, Slot()), "release a claim")
+    except LeaseExpired as error:  # a blob is gone: somebody else has replaced what names it
+        state = await shard.open()
+        if all(state.batches.get(o) == batch for o, batch in work.spec.inputs.items()):
+            raise Corruption(f"the newest version names a part that is not there: {error}") from error
+        applied = False
+    if not small and not applied:
+        await commit(shard.register, ReleaseClaim(writer, work.spec.first), Slot())
     return applied
 
 
@@ -135,7 +138,8 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     if not since.elements:  # nobody will ever read it
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
     schema = shard.schema(shard.state.schema_id)
-    inline = sum(part.size for _, part in work.read if part.inline is not None)
+    parts_read = [named for run in work.read for named in run]
+    inline = sum(part.size for _, part in parts_read if part.inline is not None)
     output = SortedParts(
         shard,
         schema,
@@ -154,8 +158,8 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     fetch = Fetch(shard, schema, cached=False, range_bytes=RANGE_BYTES)
     selection = Selection(advance_to=since)
     try:
-        if len(work.read) <= TINY_PARTS and inline == sum(part.size for _, part in work.read) <= TINY_BYTES:
-            table = await fetch.table(work.read, selection, "")
+        if len(parts_read) <= TINY_PARTS and inline == sum(part.size for _, part in parts_read) <= TINY_BYTES:
+            table = await fetch.table(parts_read, selection, "")
             count(table)
             await output.add(sort_and_consolidate(table))
         else:

@@ -52,6 +52,8 @@ async def collect(shard: Shard) -> Collected:
     parts = versions = 0
     if first and first[0].seqno < r:
         garbage = await _dropped(shard, state, first[0].seqno, r)
+        if garbage is None:
+            return Collected()
         await delete(shard, garbage)
         parts, versions = len(garbage), await stack.consensus.truncate(key, r)
     old = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno < r}
@@ -97,23 +99,26 @@ async def delete(shard: Shard, keys: list[str]) -> None:
         await shard.stack.blob.delete(keys[start : start + DELETE_AT_ONCE])
 
 
-async def _dropped(shard: Shard, state: State, earliest: int, r: int) -> list[str]:
-    """The keys of the parts that were dropped between the two versions."""
+async def _dropped(shard: Shard, state: State, earliest: int, r: int) -> list[str] | None:
+    """The keys of the parts that were dropped between the two versions; `None` if that cannot be told,
+    since somebody else collects, too."""
     stack = shard.stack
     seen: set[str] = set()
     at = earliest
     if earliest > 0 and earliest in state.rollups:
         base = await read_rollup(stack, state.rollups[earliest].key, state.rollups[earliest].checksum)
-        seen |= part_keys(base.batches.values()) if base is not None else set()
+        if base is None:
+            return None
+        seen |= part_keys(base.batches.values())
         at += 1
     while at <= r:
         found = await stack.consensus.scan(consensus_key(shard.id), at, min(SCAN_LIMIT, r + 1 - at))
         if not found or found[0].seqno != at:
-            return []  # somebody else collects, and has truncated: these are not the versions up to `r`
+            return None  # truncated: these are not the versions up to `r`
         seen |= await stack.compute(_named, found)
         at = found[-1].seqno + 1
     at_r = await read_rollup(stack, state.rollups[r].key, state.rollups[r].checksum)
-    return [] if at_r is None else sorted(seen - part_keys(at_r.batches.values()))
+    return None if at_r is None else sorted(seen - part_keys(at_r.batches.values()))
 
 
 def _named(versions: list[Versioned]) -> set[str]:

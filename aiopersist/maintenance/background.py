@@ -1,19 +1,22 @@
 """Decides when the background work of a client runs, and runs it.
 
-Each commit of this process is looked at, without any I/O: does the shard owe a rollup, does its spine ask
-for a compaction? Each task does one thing and ends; a failure is logged, and a later commit that owes the
-same tries again. Shards that nobody appends to are looked at every `settings.compaction_idle_s`: what is
-left of their merges is done then.
+Each commit of this process is looked at, without any I/O: does the shard owe a rollup, does its policy
+ask for a move of since, does its spine ask for a compaction? Each task does one thing and ends; a failure
+is logged, and a later commit that owes the same tries again. Shards that nobody appends to are looked at
+every `settings.compaction_idle_s`: what is left of their merges is done then.
 """
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiopersist.compact import compact, compact_all
-from aiopersist.errors import Error
+from aiopersist.errors import BatchExpired, Error
 from aiopersist.gc.collect import Collected, collect
+from aiopersist.resource import run_bounded
 from aiopersist.rollup import due, write_rollup
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
@@ -27,6 +30,10 @@ from aiopersist.state.retention import MARKS_PER_KEEP, ApplyRetention
 log = logging.getLogger("aiopersist")
 
 PAUSE_MIN_S = 0.05
+REST_MIN_S = 0.5  # after a compaction that failed, or found that somebody else was at it
+REST_MAX_S = 300.0
+FORCED_MAX = 5  # registrations that a forced compaction may lose on its way
+LOOKS_AT_ONCE = 8
 
 
 class Maintenance:
@@ -40,7 +47,9 @@ class Maintenance:
         self._running: WeakKeyDictionary[Shard, asyncio.Task[None]] = WeakKeyDictionary()
         self._retaining: WeakKeyDictionary[Shard, asyncio.Task[None]] = WeakKeyDictionary()
         self._compacting: WeakKeyDictionary[Shard, asyncio.Task[None]] = WeakKeyDictionary()
-        self._registrations: WeakKeyDictionary[Shard, Registration] = WeakKeyDictionary()
+        self._maintainers: WeakKeyDictionary[Shard, str] = WeakKeyDictionary()  # registered writers
+        self._retained: set[Shard] = set()  # whose policy was set here: tended without any handle
+        self._resting: WeakKeyDictionary[Shard, tuple[float, float]] = WeakKeyDictionary()
         self._compactions = asyncio.Semaphore(stack.settings.compactions_max)
         self._tended: WeakSet[Shard] = WeakSet()
         self._idle: asyncio.Task[None] | None = None
@@ -61,12 +70,20 @@ class Maintenance:
         state = shard.state
         if not state.batches:
             return
-        registration = await self._registration(shard)
-        registration.hold()
-        try:
-            await compact_all(shard, registration, next(reversed(state.batches)))
-        finally:
-            registration.release()
+        last, since = next(reversed(state.batches)), state.since
+        for attempt in range(FORCED_MAX):
+            try:
+                async with self._maintaining(shard) as registration:
+                    await compact_all(shard, registration, last, since)
+                return
+            except BatchExpired:  # a registration that was lost on the way: with another one it goes on
+                if attempt == FORCED_MAX - 1:
+                    raise
+
+    def keep(self, shard: Shard, *, retained: bool) -> None:
+        """Tend a shard, whose policy was set here, also while no handle is open."""
+        (self._retained.add if retained else self._retained.discard)(shard)
+        self.tend(shard)
 
     async def force_gc(self, shard: Shard) -> Collected:
         """Write a rollup of now, and collect what nobody needs any more."""
@@ -88,13 +105,16 @@ class Maintenance:
             self._running[shard] = self._stack.supervisor.background(work, f"roll up {shard.id}")
         if (policy := state.retention.get(0)) is not None and _is_overdue(policy, state):
             self._begin_retention(shard)
+        if not settings.background_upkeep:
+            return
         spine_batches = sum(len(level.batches) for level in state.levels.values())
         if len(state.batches) - spine_batches >= settings.compaction_inputs_min - 1:
             self._begin_compacting(shard, settings.compaction_inputs_min)
 
     async def _upkeep(self, shard: Shard) -> None:
         await self._roll_up(shard)
-        await collect(shard)
+        if self._stack.settings.background_upkeep:
+            await collect(shard)
 
     async def _roll_up(self, shard: Shard) -> None:
         try:
@@ -121,43 +141,63 @@ class Maintenance:
             self._compacting[shard] = self._stack.supervisor.background(work, f"compact {shard.id}")
 
     async def _compact(self, shard: Shard, inputs_min: int) -> None:
-        """Do what the spine asks for, until nothing is left or somebody else does it."""
+        """Do what the spine asks for, until nothing is left or somebody else does it. After a failure it
+        rests, longer each time."""
+        clock = self._stack.runtime.monotonic
         async with self._compactions:
             if shard.state.finalized or plan(shard.state, inputs_min) is None:
                 return
-            registration = await self._registration(shard)
-            registration.hold()
-            try:
+            begin, pause_s = self._resting.get(shard, (0.0, REST_MIN_S))
+            if clock() < begin:
+                return
+            self._resting[shard] = clock() + pause_s, min(2 * pause_s, REST_MAX_S)
+            async with self._maintaining(shard) as registration:
                 while (spec := plan(shard.state, inputs_min)) is not None:
                     if not await compact(shard, spec, registration):
                         return
-            finally:
-                registration.release()
+            del self._resting[shard]
 
-    async def _registration(self, shard: Shard) -> Registration:
-        found = self._registrations.get(shard)
-        if found is None or not found.alive:
-            found = self._registrations[shard] = await Registration.fresh(shard)
-        return found
+    @asynccontextmanager
+    async def _maintaining(self, shard: Shard) -> AsyncIterator[Registration]:
+        """A registration to work under. One that something failed under ends: with it end its claims."""
+        writer = self._maintainers.get(shard)
+        if writer is None or writer not in shard.state.writers:
+            registration = await Registration.fresh(shard)
+            self._maintainers[shard] = registration.writer
+        else:
+            registration = Registration.of_another(shard, writer)
+        registration.hold()
+        try:
+            yield registration
+        except BaseException:
+            self._maintainers.pop(shard, None)
+            self._stack.supervisor.spawn(registration.expire(), "end a registration with its claims")
+            raise
+        finally:
+            registration.release()
 
     async def _look_at_idle_shards(self) -> None:
         seen: WeakKeyDictionary[Shard, int] = WeakKeyDictionary()
         while True:
             await self._stack.runtime.sleep(self._pause_s())
-            for shard in list(self._tended):
-                state = shard.register.state
-                if state is None or state.finalized:
-                    continue
-                try:
-                    state = await shard.open()
-                except Error as error:
-                    log.warning("an idle shard could not be looked at: %s", error)
-                    continue
-                if state.retention:
-                    self._begin_retention(shard)
-                if seen.get(shard) == state.seqno and plan(state, 2) is not None:
-                    self._begin_compacting(shard, 2)
-                seen[shard] = state.seqno
+            await run_bounded(LOOKS_AT_ONCE, [partial(self._look, shard, seen) for shard in self._tended])
+
+    async def _look(self, shard: Shard, seen: WeakKeyDictionary[Shard, int]) -> None:
+        state = shard.register.state
+        if state is None or state.finalized:
+            return
+        try:
+            state = await shard.open()
+        except Error as error:
+            log.warning("an idle shard could not be looked at: %s", error)
+            return
+        if state.retention:
+            self._begin_retention(shard)
+        if not self._stack.settings.background_upkeep:
+            return
+        if seen.get(shard) == state.seqno and plan(state, 2) is not None:
+            self._begin_compacting(shard, 2)
+        seen[shard] = state.seqno
 
     def _pause_s(self) -> float:
         """Between two looks: often enough for what is kept the shortest."""

@@ -50,12 +50,20 @@ class FsckReport(BaseModel):
 
 async def fsck(shard: Shard) -> FsckReport:
     """Check everything. As many requests as there are rollups, parts and row groups."""
-    stack = shard.stack
     try:
-        state = await load(stack, shard.id)
+        await load(shard.stack, shard.id)
     except Corruption as error:
         return FsckReport(shard_id=shard.id, problems=[str(error)], parts=0, updates=0)
-    assert state is not None, "it was opened"
+    await shard.hold.acquire()  # what is looked at stays while it is looked at
+    release = shard.register.pin(shard.state)
+    try:
+        return await _checked(shard, shard.state)
+    finally:
+        release()
+        await shard.hold.release()
+
+
+async def _checked(shard: Shard, state: State) -> FsckReport:
     problems = [problem async for problem in _history(shard, state)]
     parts = updates = 0
     for ordinal, batch in state.batches.items():
@@ -88,7 +96,8 @@ async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
             yield f"rollup {rollup.key}: {error}"
             continue
         if found is None:
-            yield f"rollup {rollup.key} is named and is not there"
+            if seqno in (await shard.open()).rollups:
+                yield f"rollup {rollup.key} is named and is not there"
         elif found.seqno != seqno or found.shard != state.shard:
             yield f"rollup {rollup.key} is that of version {found.seqno} of {found.shard}"
 

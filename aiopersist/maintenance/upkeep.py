@@ -43,7 +43,7 @@ class Upkeep(ABC):
             command = SetRetention(*_kept(keep))
             found = await self._existing(shard)
             await commit(found.register, command, Slot())
-            self._maintenance.tend(found)
+            self._maintenance.keep(found, retained=keep is not None)
 
     async def force_compaction(self, shard: str) -> None:
         """Apply `retain`, merge all that is there into one batch, sorted, consolidated, with times advanced

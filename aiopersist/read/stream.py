@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiopersist.frontier import Time
 from aiopersist.shard.fetch import Fetch, Named, Selection
-from aiopersist.shard.runs import merged
+from aiopersist.shard.runs import merged, plan_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -18,7 +18,7 @@ async def contents_in_batches(
     fetch: Fetch, parts: list[Named], as_of: Time, reader: str
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
     """Contents at `as_of`, globally consolidated, in key order."""
-    stream = merged(fetch, parts, Selection(as_of=as_of), reader, final=True)
+    stream = merged(fetch, plan_runs(parts), Selection(as_of=as_of), reader, final=True)
     async with aclosing(stream) as tables:
         async for table in tables:
             for batch in table.to_batches(max_chunksize=BATCH_ROWS):

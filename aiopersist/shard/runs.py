@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
-    """The parts by run: `batch.runs` names the first part of every run but the first."""
+    """The parts, all of each batch, by run: `batch.runs` names the first part of every run but the first."""
     runs: list[list[Named]] = []
     for _, group in groupby(parts, key=lambda named: id(named[0])):
         for number, (batch, part) in enumerate(group):
@@ -32,20 +32,21 @@ def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
 
 async def merged(
     fetch: Fetch,
-    parts: Sequence[Named],
+    runs: Sequence[Sequence[Named]],
     selection: Selection,
     reader: str,
     *,
     final: bool,
     on_slab: "Callable[[pa.Table], None]" = lambda slab: None,
 ) -> "AsyncGenerator[pa.Table, None]":
-    """What `selection` asks for of the parts, which come batch by batch: sorted, consolidated, in tables
-    that follow each other. `final`: contents, as `Merge` gives them. `on_slab` is told what was read."""
+    """What `selection` asks for of the parts of these runs: sorted, consolidated, in tables that follow
+    each other. `final`: contents, as `Merge` gives them. `on_slab` is told what was read."""
+    parts = [named for run in runs for named in run]
     inline = [named for named in parts if named[1].inline is not None]
     sources = [_at_once(fetch, inline, selection, reader)] if inline else []
     if keeps_order(fetch, parts):
-        blobs = [run for run in plan_runs(parts) if run[0][1].inline is None]
-        sources += [_run(fetch, run, selection, reader) for run in blobs]
+        in_blobs = ([named for named in run if named[1].inline is None] for run in runs)
+        sources += [_run(fetch, run, selection, reader) for run in in_blobs if run]
     else:
         whole = [named for named in parts if named[1].inline is None]
         sources.append(_at_once(fetch, whole, selection, reader))
@@ -53,10 +54,10 @@ async def merged(
     at_once = fetch.stack.settings.fetch_max_outstanding_parts
     try:
         while not merge.done:
-            runs = merge.needs()
-            slabs = await run_bounded(at_once, [partial(anext, sources[run], None) for run in runs])
-            for run, slab in zip(runs, slabs, strict=True):
-                merge.push(run, slab)
+            needed = merge.needs()
+            slabs = await run_bounded(at_once, [partial(anext, sources[n], None) for n in needed])
+            for number, slab in zip(needed, slabs, strict=True):
+                merge.push(number, slab)
                 if slab is not None:
                     on_slab(slab)
             slabs.clear()

@@ -7,8 +7,9 @@ from aiopersist.data.buffer import Buffer
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import diff_sum
 from aiopersist.data.inline import checksum, encode_inline
+from aiopersist.data.order import row_key
 from aiopersist.data.part import EncodedPart, PartWriter, StatsSpec
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.frontier import Antichain, Description
 from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import Total
@@ -38,6 +39,7 @@ class SortedParts:
         self.keys: list[str] = []
         self.rows = 0
         self._diffs = 0
+        self._last: Any = None
         self._shard = shard
         self._stack = shard.stack
         self._schema = schema
@@ -57,7 +59,12 @@ class SortedParts:
         return Total(self.rows, self._diffs % 2**64)
 
     async def add(self, table: "pa.Table") -> None:
-        """Updates above all that came before."""
+        """Updates above all that came before; `Corruption` if they are not, and nothing is applied."""
+        if not table.num_rows:
+            return
+        if self._last is not None and row_key(table, 0) <= self._last:
+            raise Corruption("runs of the shard are not in order", shard_id=self._shard.id)
+        self._last = row_key(table, -1)
         self.rows += table.num_rows
         self._diffs += diff_sum(table)
         self._buffer.add(table)

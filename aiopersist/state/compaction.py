@@ -45,7 +45,7 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
     """Whether nothing would be gained by reading and writing it again: at most one run, nothing to leave
     out or to move when it is read, and as far advanced as it may be."""
     marked = any(part.truncated is not None or part.rewrite is not None for part in batch.parts)
-    return not batch.parts or (not marked and not batch.runs and batch.since == since)
+    return not batch.parts or (not marked and not batch.runs and since <= batch.since)
 
 
 def plan(state: State, inputs_min: int) -> Spec | None:
@@ -59,10 +59,11 @@ def _need(spec: Spec) -> int:
     return max(len(spec.inputs), spec.runs)
 
 
-def plan_all(state: State, last: int) -> Spec | None:
-    """Everything up to the batch of ordinal `last` as one batch; `None` if it is that already."""
+def plan_all(state: State, last: int, since: Antichain) -> Spec | None:
+    """Everything up to the batch of ordinal `last` as one batch, at `since` or later; `None` if it is that
+    already."""
     inputs = {ordinal: batch for ordinal, batch in state.batches.items() if ordinal <= last}
-    if len(inputs) <= 1 and all(is_compact(batch, state.since) for batch in inputs.values()):
+    if len(inputs) <= 1 and all(is_compact(batch, since) for batch in inputs.values()):
         return None
     return Spec(inputs, state.since)
 
@@ -156,14 +157,15 @@ class Replace:
         if not self._fits(state):
             return Keep(result=False)
         first, *rest = self.inputs
+        last = [first, *rest][-1]
         spine = spine_of(state)
-        spine.replace(first, [first, *rest][-1], sum(b.len for b in self.inputs.values()), self.batch.len)
+        spine.replace(first, last, sum(b.len for b in self.inputs.values()), self.batch.len)
         claims = (first,) if _is_claimed_by(state, first, self.writer) else ()
         return commit(
             state,
             context,
             result=True,
-            batches={first: self.batch},
+            batches={first: self.batch.replace(upper=state.batches[last].upper)},
             writers={self.writer: renewed(state, self.writer, context)},
             **changed_levels(state, spine),
             drop={"batches": tuple(rest), "claims": claims, "levels": dropped_levels(state, spine)},
@@ -172,6 +174,9 @@ class Replace:
     def _fits(self, state: State) -> bool:
         first, last = next(iter(self.inputs)), next(reversed(self.inputs))
         there = {o: b for o, b in state.batches.items() if first <= o <= last}
+        newest = there.get(last)
+        if newest is not None and not newest.parts:  # an empty batch that empty appends made longer
+            there[last] = newest.replace(upper=self.inputs[last].upper)
         return (
             there == self.inputs
             and self.batch.since <= state.since
@@ -183,7 +188,7 @@ class Replace:
         """Its batch is there, or its inputs are; once both are gone nobody can tell."""
         first = next(iter(self.inputs))
         found = state.batches.get(first)
-        if found == self.batch:
+        if found is not None and found.replace(upper=self.batch.upper) == self.batch:
             return True
         return False if found == self.inputs[first] else None
 

@@ -49,11 +49,16 @@ def inline_bytes_add_up(state: State) -> bool:
     return state.inline_bytes == sum(batch.inline_bytes for batch in state.batches.values())
 
 
-def new_blobs_are_registered(diff: Diff, after: State) -> bool:
+def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> bool:
     """Every blob key that this version adds carries the id of a writer that is registered in it:
-    what makes the leak sweep safe."""
-    keys = [part.key for batch in diff.changes.batches.values() for part in batch.parts if part.key]
-    keys += [rollup.key for rollup in diff.changes.rollups.values()]
+    what makes the leak sweep safe. Parts that a batch takes over from those it replaces are not new."""
+    keys = {part.key for batch in diff.changes.batches.values() for part in batch.parts if part.key}
+    keys |= {rollup.key for rollup in diff.changes.rollups.values()}
+    if all(writer_of(key) in after.writers for key in keys):
+        return True
+    replaced = {*diff.changes.batches, *map(int, diff.changes.drop.get("batches", ()))}
+    gone = [before.batches[o] for o in replaced if o in before.batches] if before is not None else []
+    keys -= {part.key for batch in gone for part in batch.parts if part.key}
     return all(writer_of(key) in after.writers for key in keys)
 
 
@@ -66,7 +71,7 @@ def check_version(diff: Diff, before: State | None, after: State) -> None:
         known = before is not None and ordinal in before.batches
         assert known or ordinal == next(reversed(after.batches)), diff
     assert trace_ends_at_upper(after), after
-    assert new_blobs_are_registered(diff, after), diff
+    assert new_blobs_are_registered(diff, before, after), diff
 
 
 def check_state(state: State) -> State:

@@ -90,7 +90,7 @@ async def test_rollups_are_written_and_opened_from(place: Place) -> None:
                 break
             await asyncio.sleep(0.01)
     found = await place.keys(".rollup")
-    assert 1 <= len(found) <= 9  # what is older was collected
+    assert 4 <= len(found) <= 9
     assert all(key.startswith(shard) for key in found)
     place.faults.calls.clear()
     async with place.open(maintenance=False) as client, client.reader("t", SCHEMA) as r:
