@@ -34,6 +34,7 @@ from aiopersist.errors import (
 from aiopersist.frontier import Antichain, Description, advance
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.listen import Listen, Progress, Step
+from aiopersist.read.since import SinceHandle
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.settings import Settings, UntrimmableColumns
 from aiopersist.shard.catalog import ShardId
@@ -95,6 +96,7 @@ __all__ = [
     "Settings",
     "ShardFinalized",
     "ShardId",
+    "SinceHandle",
     "SinceViolation",
     "Snapshot",
     "Step",

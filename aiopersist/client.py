@@ -22,8 +22,11 @@ from aiopersist.errors import (
     UnknownShard,
 )
 from aiopersist.frontier import Antichain, Time, frontier
-from aiopersist.maintenance import Maintenance
+from aiopersist.gc.collect import bury
+from aiopersist.maintenance.background import Maintenance
+from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.read.handle import ReadHandle
+from aiopersist.read.since import SinceHandle
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings
@@ -44,7 +47,7 @@ from aiopersist.write.handle import WriteHandle
 
 K = TypeVar("K")
 V = TypeVar("V")
-H = TypeVar("H", bound="WriteHandle[Any, Any] | ReadHandle[Any, Any]")
+H = TypeVar("H", bound="WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle")
 
 CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a few statements
 
@@ -95,7 +98,7 @@ def open(  # noqa: A001  # `ap.open`
     return Opening(connect)
 
 
-class Client(Resource):
+class Client(Upkeep, Resource):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(
@@ -116,9 +119,9 @@ class Client(Resource):
         self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor())
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
         self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
-        self._maintenance = Maintenance(self._stack) if maintenance else None
+        self._maintenance = Maintenance(self._stack, background=maintenance)
         self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
-        self._handles: set[WriteHandle[Any, Any] | ReadHandle[Any, Any]] = set()
+        self._handles: set[WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle] = set()
 
     @property
     def metrics(self) -> Metrics:
@@ -216,6 +219,17 @@ class Client(Resource):
 
         return Opening(lambda: self._opened(open_reader))
 
+    def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
+        """The hold of that id, which never expires; made at the shard's since, with `opaque`, if it is not
+        there. `UnknownShard` if the shard is not. One commit for a new one."""
+
+        async def open_since() -> SinceHandle:
+            reader = catalog.check_name(critical_reader_id)
+            found = await self._existing(shard)
+            return await SinceHandle.open(found, reader, opaque, self._scope)
+
+        return Opening(lambda: self._opened(open_since))
+
     # --- shards ----------------------------------------------------------------------------------
 
     async def shard_id(self, name: str) -> ShardId:
@@ -241,6 +255,7 @@ class Client(Resource):
                 raise UnknownShard(f"there is no shard {name}", shard_id=shard_id)
             await commit(shard.register, Finalize(shard_id), Slot())
             await catalog.free(self._stack, name, shard_id)
+            await bury(shard)
 
     async def txn_number(self, shard: str, app_id: str) -> int | None:
         """The last transaction number of that application; `None` if there is none. Linearizable."""
@@ -338,8 +353,7 @@ class Client(Resource):
         shard = self._shards.get(shard_id)
         if shard is None:
             shard = self._shards[shard_id] = Shard(self._stack, shard_id)
-            if self._maintenance is not None:
-                self._maintenance.tend(shard)
+            self._maintenance.tend(shard)
         return shard
 
 

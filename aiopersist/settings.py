@@ -100,8 +100,20 @@ class Settings(BaseModel):
     # Reading
     fetch_max_outstanding_parts: PositiveInt = 8
     """Parts fetched at once per snapshot: hides the latency of an object store."""
+
+    # Upkeep
     compaction_memory_bytes: PositiveInt = 256 * MIB
     """Memory of one compaction, at any size of input."""
+    background_upkeep: bool = False
+    """Whether commits and idle shards start compactions and collections by themselves. They are new: until
+    they have been tried for longer, they run when asked (`force_compaction`, `force_gc`)."""
+    compaction_inputs_min: PositiveInt = 8
+    """Batches, or runs, that are worth a compaction while appends come; an idle shard is compacted to what
+    its spine says."""
+    compaction_idle_s: PositiveFloat = 10.0
+    """How often shards that nobody appends to are looked at."""
+    compactions_max: PositiveInt = 2
+    """Compactions of a client at once; the rest waits."""
 
     @model_validator(mode="before")
     @classmethod

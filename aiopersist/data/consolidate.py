@@ -48,6 +48,12 @@ def sum_columns(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
     return _consolidate(table, final=schema)
 
 
+def diff_sum(table: pa.Table) -> int:
+    """The sum of all diffs modulo 2**64, which consolidation leaves as it is."""
+    total: int = pc.sum(table.column("diff"), min_count=0).as_py()
+    return total % 2**64  # Arrow's sums wrap
+
+
 def pieces(total: int) -> list[int]:
     """The fewest diffs within 64 bits with this sum, the greatest magnitudes first."""
     limit = DIFF_MAX if total > 0 else DIFF_MIN

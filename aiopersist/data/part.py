@@ -107,33 +107,63 @@ def encode_part(
 ) -> EncodedPart:
     """The sorted, consolidated updates (at least one) as a part, in row groups of at most
     `row_group_bytes` goodbytes, or of one larger row."""
-    sink = _Sink()
-    writer = pq.ParquetWriter(sink, schema.arrow_schema, **layout(table))
-    groups: list[RowGroup] = []
-    rows, least = table.num_rows, key_lower(table)
+    writer = PartWriter(schema, description, stats)
     pieces = split(table, row_group_bytes)
     del table  # `pieces` lets go of the chunks that are written: the part grows as they shrink
     for piece in pieces:
-        found = _collected(piece) if stats.enabled else None
-        writer.write_table(writable(piece), row_group_size=piece.num_rows)
-        offset = groups[-1].offset + groups[-1].length if groups else 0
-        groups.append(RowGroup(offset, sink.tell() - offset, piece.num_rows, sink.take_crc(), found or {}))
-    groups_end = sink.tell()
-    writer.add_key_value_metadata({INDEX: _index(groups, description, stats)})
-    writer.close()
-    data = sink.data()
-    footer_bytes = len(data) - groups_end
-    whole = merge([g.stats for g in groups], schema) if all(g.stats for g in groups) else None
-    return EncodedPart(
-        data=data,
-        size=len(data),
-        footer_bytes=footer_bytes,
-        checksum=checksum(data[groups_end:]),
-        rows=rows,
-        row_groups=len(groups),
-        key_lower=least,
-        stats=whole if whole is None else trim(whole, stats.budget_bytes, stats.untrimmable),
-    )
+        writer.write(piece)
+    return writer.finish()
+
+
+class PartWriter:
+    """Writes a part row group by row group; in memory is what was written, encoded."""
+
+    def __init__(
+        self, schema: Schema[Any, Any, Any], description: Description, stats: StatsSpec = DEFAULT_STATS
+    ) -> None:
+        self.rows = 0
+        self._schema = schema
+        self._description = description
+        self._stats = stats
+        self._sink = _Sink()
+        self._groups: list[RowGroup] = []
+        self._writer: Any = None
+        self._key_lower: Any = None
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._sink.tell()
+
+    def write(self, piece: pa.Table) -> None:
+        """The next row group: sorted, consolidated updates, at least one, above all before."""
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._sink, self._schema.arrow_schema, **layout(piece))
+            self._key_lower = key_lower(piece)
+        found = _collected(piece) if self._stats.enabled else None
+        self._writer.write_table(writable(piece), row_group_size=piece.num_rows)
+        offset = self._groups[-1].offset + self._groups[-1].length if self._groups else 0
+        length = self._sink.tell() - offset
+        self._groups.append(RowGroup(offset, length, piece.num_rows, self._sink.take_crc(), found or {}))
+        self.rows += piece.num_rows
+
+    def finish(self) -> EncodedPart:
+        """The part."""
+        groups, stats, groups_end = self._groups, self._stats, self._sink.tell()
+        self._writer.add_key_value_metadata({INDEX: _index(groups, self._description, stats)})
+        self._writer.close()
+        data = self._sink.data()
+        whole = merge([g.stats for g in groups], self._schema) if all(g.stats for g in groups) else None
+        return EncodedPart(
+            data=data,
+            size=len(data),
+            footer_bytes=len(data) - groups_end,
+            checksum=checksum(data[groups_end:]),
+            rows=self.rows,
+            row_groups=len(groups),
+            key_lower=self._key_lower,
+            stats=whole if whole is None else trim(whole, stats.budget_bytes, stats.untrimmable),
+        )
 
 
 def read_footer(footer: bytes, ref: PartRef) -> PartIndex:

@@ -10,6 +10,7 @@ if it is still registered, the store lost it (`Corruption`).
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,7 @@ from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.model import HollowBatch, HollowPart
+from aiopersist.storage.blob import Blob
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -71,9 +73,19 @@ class Selection:
 class Fetch:
     """Reads parts of one shard as updates of one schema."""
 
-    def __init__(self, shard: Shard, schema: Schema[Any, Any, Any]) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        schema: Schema[Any, Any, Any],
+        *,
+        cached: bool = True,
+        range_bytes: int | None = None,
+    ) -> None:
+        """`cached=False` for background work, which must not push out what readers need."""
         self.shard = shard
         self.stack: Stack = shard.stack
+        self.range_bytes = range_bytes or self.stack.settings.row_group_bytes
+        self._blob: Blob = self.stack.blob if cached else self.stack.blob.uncached
         self.schema = schema
         self.schema_id = shard.schema_id(schema)
 
@@ -95,23 +107,46 @@ class Fetch:
     async def slabs(
         self, named: Named, selection: Selection, reader: str
     ) -> "AsyncGenerator[pa.Table, None]":
-        """What `selection` asks for of this part, row group by row group: never more in memory than
-        `settings.row_group_bytes`, encoded or decoded. One request for the index of a part that is
-        larger, and one for each range of row groups."""
+        """What `selection` asks for of this part, row group by row group: one of them decoded, and at most
+        `range_bytes` of them encoded. One request for a part that is not larger than that; else one for
+        its index, and one for each range of row groups."""
         batch, part = named
-        slab = self.stack.settings.row_group_bytes
-        if part.key is None or part.size <= slab:
+        if part.key is None:
             yield await self.table([named], selection, reader)
             return
         schema = self.shard.schema(part.schema_id)
+        async with aclosing(self._row_groups(part, reader)) as ranges:
+            async for index, offset, data, numbers in ranges:
+                for number in numbers:
+                    table = await self.stack.compute(
+                        read_row_groups, index, [(offset, data)], [number], schema
+                    )
+                    yield await self.stack.compute(self._selected, table, batch, part, selection)
+
+    async def raw_slabs(self, part: HollowPart) -> "AsyncGenerator[pa.Table, None]":
+        """The part as it was written, row group by row group."""
+        schema = self.shard.schema(part.schema_id)
+        if part.inline is not None:
+            yield decode_inline(part.inline, schema, part.checksum)
+            return
+        async with aclosing(self._row_groups(part, "")) as ranges:
+            async for index, offset, data, numbers in ranges:
+                for number in numbers:
+                    yield await self.stack.compute(read_row_groups, index, [(offset, data)], [number], schema)
+
+    async def _row_groups(
+        self, part: HollowPart, reader: str
+    ) -> AsyncGenerator[tuple[PartIndex, int, bytes, list[int]], None]:
+        """The row groups of a part, by ranges: where one begins, its bytes, checked, and their numbers."""
+        if part.size <= self.range_bytes:
+            index, data = await self._read(part, None, part.size, reader, lambda d: (_index(d, part), d))
+            yield index, 0, data, list(range(len(index.row_groups)))
+            return
         at = part.size - part.footer_bytes
         index = await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
-        for numbers, (offset, length) in _ranges(index, slab):
+        for numbers, (offset, length) in _ranges(index, self.range_bytes):
             check = partial(checked, index, offset, row_groups=numbers)
-            data = await self._read(part, offset, length, reader, check)
-            for number in numbers:
-                table = await self.stack.compute(read_row_groups, index, [(offset, data)], [number], schema)
-                yield await self.stack.compute(self._selected, table, batch, part, selection)
+            yield index, offset, await self._read(part, offset, length, reader, check), numbers
 
     async def _one(
         self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
@@ -132,7 +167,7 @@ class Fetch:
         are not ours. Those are read again at most twice, past the cache: they may be damaged on the
         way, not where they lie."""
         assert part.key is not None
-        blob, uncached = self.stack.blob, self.stack.blob.uncached
+        blob, uncached = self._blob, self.stack.blob.uncached
         for last, store in ((False, blob), (False, uncached), (True, uncached)):
             get = store.get(part.key) if offset is None else store.get_range(part.key, offset, length)
             data = await get
@@ -182,6 +217,15 @@ class Fetch:
             lower, upper = part.truncated
             table = filter_times(table, lower=lower, upper=upper)
         return table if selection.covers(batch) else selection.apply(table)
+
+
+def _index(data: bytes, part: HollowPart) -> PartIndex:
+    """The index of a whole part, all of whose bytes are ours."""
+    if len(data) != part.size:
+        raise Corruption(f"a part of {len(data)} bytes, {part.size} were written")
+    index = read_footer(data[len(data) - part.footer_bytes :], part)
+    checked(index, 0, data, range(len(index.row_groups)))
+    return index
 
 
 def _ranges(index: PartIndex, length_max: int) -> list[tuple[list[int], tuple[int, int]]]:

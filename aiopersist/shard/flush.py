@@ -4,6 +4,7 @@ from functools import reduce
 from typing import Any
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.consolidate import diff_sum
 from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
 from aiopersist.shard.attempt import Slot, Unknowable
@@ -11,8 +12,8 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
+from aiopersist.state.compaction import Replace, Total, largest_inline_run
 from aiopersist.state.model import HollowBatch, HollowPart
-from aiopersist.state.writing import Flush, largest_inline_run
 
 
 def must_flush(shard: Shard) -> bool:
@@ -34,9 +35,10 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Uplo
         return False
     batches = [state.batches[ordinal] for ordinal in ordinals]
     schema_id = max(part.schema_id for batch in batches for part in batch.parts)
-    upload, batch = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches, uploads)
+    upload, batch, read = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches, uploads)
+    command = Replace(writer, dict(zip(ordinals, batches, strict=True)), batch, read, upload.wrote)
     try:
-        done: bool = await commit(shard.register, Flush(writer, ordinals, batch), slot)
+        done: bool = await commit(shard.register, command, slot)
     except BatchExpired:
         done = False
     except Unknowable:  # it may be named: for the deletion of blobs, unknown counts as applied
@@ -58,14 +60,16 @@ async def _upload(
     writer: str,
     batches: list[HollowBatch],
     uploads: list[Upload],
-) -> tuple[Upload, HollowBatch]:
+) -> tuple[Upload, HollowBatch, Total]:
     named = [(batch, part) for batch in batches for part in batch.parts]
     since = reduce(Antichain.join, (batch.since for batch in batches))
     upload = Upload(shard, schema, schema_id, writer, batches[0].lower, gathered=True, since=since)
     uploads.append(upload)
     try:
-        await upload.add(await Fetch(shard, schema).table(named, Selection(), ""))
-        return upload, await upload.finish(batches[-1].upper)
+        table = await Fetch(shard, schema).table(named, Selection(), "")
+        read = Total(table.num_rows, diff_sum(table))
+        await upload.add(table)
+        return upload, await upload.finish(batches[-1].upper), read
     except BaseException:
         upload.discard()
         raise
@@ -77,7 +81,7 @@ async def inline_to_blob(shard: Shard, writer: str, batch: HollowBatch, uploads:
     inline = tuple(part for part in batch.parts if part.inline is not None)
     schema_id = max(part.schema_id for part in inline)
     gathered = batch.replace(parts=inline)
-    _, flushed = await _upload(shard, shard.schema(schema_id), schema_id, writer, [gathered], uploads)
+    _, flushed, _ = await _upload(shard, shard.schema(schema_id), schema_id, writer, [gathered], uploads)
     parts: list[HollowPart] = []
     runs: list[int] = []
     starts = {0, *batch.runs}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import Diff, RollupName, apply, decode_diff, decode_rollup
+from aiopersist.state.diff import Diff, apply, decode_diff, decode_rollup, tombstone
 from aiopersist.state.invariants import check_state
 from aiopersist.state.model import State
 from aiopersist.storage.consensus import Versioned
@@ -36,9 +36,11 @@ async def load(stack: Stack, shard: str) -> State | None:
         if fault is not None and fault[0] == head.seqno:
             raise Corruption(fault[1], shard_id=shard)
         diff = _decode(head, shard)
+        if diff.changes.finalized:  # a tombstone needs nothing before it
+            return tombstone(diff, shard)
         state = None
         if diff.rollup is not None:
-            state = await _rollup(stack, diff.rollup)
+            state = await read_rollup(stack, diff.rollup.key, diff.rollup.checksum)
             if state is None:  # replaced and collected meanwhile
                 fault = head.seqno, f"rollup {diff.rollup} is named by the head and is not there"
                 continue
@@ -48,14 +50,14 @@ async def load(stack: Stack, shard: str) -> State | None:
         fault = head.seqno, f"versions between rollup {diff.rollup} and the head are not there"
 
 
-async def _rollup(stack: Stack, name: RollupName) -> State | None:
+async def read_rollup(stack: Stack, key: str, checksum: str) -> State | None:
     """The state in a rollup; `None` if it is not there. Damaged bytes are read again at most twice."""
     for last in (False, False, True):
-        data = await stack.blob.uncached.get(name.key)
+        data = await stack.blob.uncached.get(key)
         if data is None:
             return None
         try:
-            return await stack.compute(_decode_rollup, data, name.checksum)
+            return await stack.compute(_decode_rollup, data, checksum)
         except Corruption:
             if last:
                 raise

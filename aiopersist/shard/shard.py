@@ -4,7 +4,7 @@ from typing import Any
 
 from aiopersist.data.codec import Schema
 from aiopersist.errors import CodecMismatch, ShardFinalized, UnknownShard
-from aiopersist.frontier import minimum
+from aiopersist.frontier import Antichain, Time, frontier, minimum
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
@@ -61,3 +61,11 @@ class Shard:
             if self.schema(schema_id).same_as(schema):
                 return schema_id
         raise CodecMismatch(schema, self.schema(self.state.schema_id), shard_id=self.id)
+
+    def checked_frontier(self, value: Antichain | Time) -> Antichain:
+        """`value` as a frontier of the shard's times; `INVALID_TIME` for another shape."""
+        found = frontier(value)
+        least = minimum(self.schema(self.state.schema_id).time_length)
+        if found.elements:
+            least.less_equal(found.elements[0])  # raises for another shape
+        return found

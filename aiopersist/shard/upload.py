@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from aiopersist.data.buffer import Buffer, Row
 from aiopersist.data.codec import Schema
-from aiopersist.data.consolidate import sort_and_consolidate
+from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.convert import Rows, is_arrow, pieces_of, rough_bytes, to_table
 from aiopersist.data.inline import checksum, encode_inline
 from aiopersist.data.order import row_key
@@ -35,6 +35,7 @@ from aiopersist.errors import Error, Indeterminate, InvalidUsage, StorageUnavail
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
+from aiopersist.state.compaction import Total
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch, HollowPart
 
@@ -176,6 +177,12 @@ class Upload:
         parts = tuple(part.hollow for part in self._parts)
         return HollowBatch.of(lower=self.lower, upper=upper, since=self._since, parts=parts, runs=runs)
 
+    @property
+    def wrote(self) -> Total:
+        """What is in the parts. Not known of inline ones."""
+        diffs = sum(part.diffs for part in self._parts)
+        return Total(sum(part.hollow.rows for part in self._parts), diffs % 2**64)
+
     def check_parts(self) -> None:
         """Raise the error of a part in flight that has failed."""
         for task in self._in_flight:
@@ -278,7 +285,7 @@ class Upload:
         encoded = await self._stack.compute(self._encode, only)
         if encoded is None:
             return None
-        part, first, last = encoded
+        part, first, last, diffs = encoded
         try:
             await self._stack.blob.set(key, part.data)
         except Indeterminate as error:  # nothing names it: as far as anybody can see it did not happen
@@ -293,12 +300,12 @@ class Upload:
             key_lower=part.key_lower,
             stats=part.stats,
         )
-        return _Part(hollow, first, last)
+        return _Part(hollow, first, last, diffs)
 
-    def _encode(self, only: list["pa.Table"]) -> "tuple[EncodedPart, Any, Any] | None":
+    def _encode(self, only: list["pa.Table"]) -> "tuple[EncodedPart, Any, Any, int] | None":
         if not only[0].num_rows:
             return None
-        first, last = row_key(only[0], 0), row_key(only[0], -1)
+        first, last, diffs = row_key(only[0], 0), row_key(only[0], -1), diff_sum(only[0])
         description = Description(self.lower, Antichain(), self._since)
         settings = self._stack.settings
         stats = StatsSpec(
@@ -306,7 +313,7 @@ class Upload:
         )
         size = settings.row_group_bytes
         encoded = encode_part(only.pop(), self._schema, description, row_group_bytes=size, stats=stats)
-        return encoded, first, last
+        return encoded, first, last, diffs
 
 
 def _sort(only: list["pa.Table"]) -> None:
@@ -314,11 +321,13 @@ def _sort(only: list["pa.Table"]) -> None:
 
 
 class _Part(NamedTuple):
-    """A part and its least and greatest (key, val, time), which tell whether it continues a run."""
+    """A part, its least and greatest (key, val, time), which tell whether it continues a run, and the sum
+    of its diffs."""
 
     hollow: HollowPart
     first: Any
     last: Any
+    diffs: int = 0
 
 
 def _not_beyond(time: Time, lower: Antichain) -> InvalidUsage:

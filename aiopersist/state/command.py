@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from aiopersist.errors import Error, ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain
 from aiopersist.state.diff import Changes
-from aiopersist.state.model import LeasedReader, State, Writer
+from aiopersist.state.model import CriticalReader, LeasedReader, Retention, State, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def commit(
     renewed by it."""
     dropped = {name: keys for name, keys in (drop or {}).items() if keys} | _overdue(state, context, changes)
     if moved:
-        since = state.since.join(meet_of_holds(state, dropped.get("readers", ()), changes.get("readers", {})))
+        since = state.since.join(meet_of_holds(state, dropped.get("readers", ()), changes))
         if since != state.since:
             changes["since"] = since
     if dropped:
@@ -96,17 +96,17 @@ def commit(
     return Commit(Changes.of(**{name: value for name, value in changes.items() if value != {}}), result)
 
 
-def meet_of_holds(
-    state: State, dropped: tuple[int | str, ...], changed: Mapping[str, LeasedReader]
-) -> Antichain:
+def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping[str, Any]) -> Antichain:
     """How far since may go: the meet of all holds, of those that move and those that only keep."""
-    readers = {**state.readers, **changed}
+    readers: dict[str, LeasedReader] = {**state.readers, **changes.get("readers", {})}
+    critical: dict[str, CriticalReader] = {**state.critical, **changes.get("critical", {})}
+    policies: dict[int, Retention] = {**state.retention, **changes.get("retention", {})}
     since = Antichain()
     for reader, record in readers.items():
         if reader not in dropped:
             since = since.meet(record.since)
-    for critical in state.critical.values():
-        since = since.meet(critical.since)
+    for hold in (*(reader.since for reader in critical.values()), *(p.hold for p in policies.values())):
+        since = since.meet(hold)
     return since
 
 

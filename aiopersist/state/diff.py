@@ -19,17 +19,31 @@ from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain
 from aiopersist.state.model import (
     FORMAT,
+    Claim,
     CriticalReader,
     HollowBatch,
     LeasedReader,
+    Level,
     Record,
+    Retention,
     Rollup,
     State,
     Transaction,
     Writer,
 )
 
-MAPS = ("schemas", "readers", "critical", "writers", "transactions", "batches", "rollups")
+MAPS = (
+    "schemas",
+    "readers",
+    "critical",
+    "retention",
+    "writers",
+    "transactions",
+    "batches",
+    "levels",
+    "claims",
+    "rollups",
+)
 
 
 class Changes(Record):
@@ -42,9 +56,13 @@ class Changes(Record):
     schemas: dict[int, dict[str, Any]] = {}
     readers: dict[str, LeasedReader] = {}
     critical: dict[str, CriticalReader] = {}
+    retention: dict[int, Retention] = {}
     writers: dict[str, Writer] = {}
     transactions: dict[str, Transaction] = {}
     batches: dict[int, HollowBatch] = {}
+    levels: dict[int, Level] = {}
+    fuel: int | None = None
+    claims: dict[int, Claim] = {}
     rollups: dict[int, Rollup] = {}
     drop: dict[str, tuple[int | str, ...]] = {}
 
@@ -114,6 +132,8 @@ def apply(diff: Diff, state: State | None) -> State:
         maps = {name: getattr(changes, name) for name in MAPS}
         first = {name: getattr(changes, name) for name in ("shard", "since", "upper", "finalized")}
         return State.of(**first, **maps, **update)
+    if changes.finalized:
+        return tombstone(diff, state.shard)
     for name in changes.model_fields_set:
         if name == "drop":
             continue
@@ -129,13 +149,27 @@ def apply(diff: Diff, state: State | None) -> State:
     return state.replace(**update)
 
 
+def tombstone(diff: Diff, shard: str) -> State:
+    """The state of a finalized shard, from its newest version alone."""
+    empty = Antichain()
+    return State.of(
+        shard=shard,
+        seqno=diff.seqno,
+        commit=diff.commit,
+        at=diff.at,
+        since=empty,
+        upper=empty,
+        finalized=True,
+    )
+
+
 def _inline_change(changes: Changes, state: State) -> int:
     replaced = (*changes.batches, *changes.drop.get("batches", ()))
     gone = (state.batches.get(int(ordinal)) for ordinal in replaced)
     return sum(b.inline_bytes for b in changes.batches.values()) - sum(b.inline_bytes for b in gone if b)
 
 
-_INT_KEYS = ("schemas", "batches", "rollups")
+_INT_KEYS = ("schemas", "retention", "batches", "levels", "claims", "rollups")
 
 
 def encode_diff(diff: Diff) -> bytes:

@@ -44,6 +44,7 @@ class Finalize:
         empty = Antichain()
         return Commit(
             Changes(
+                shard=self.shard,
                 since=empty,
                 upper=empty,
                 finalized=True,
@@ -105,6 +106,19 @@ class AddRollup:
         if self.rollup in state.rollups.values():
             return True
         return None if _has_rollup_since(state, self.seqno) else False
+
+
+@dataclass(frozen=True, slots=True)
+class DropRollups:
+    """Forget rollups whose blobs are gone; the newest stays."""
+
+    seqnos: tuple[int, ...]
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None:
+            return Keep()
+        gone = tuple(s for s in self.seqnos if s in state.rollups and s != state.latest_rollup)
+        return Commit(Changes(drop={"rollups": gone})) if gone else Keep()
 
 
 def _has_rollup_since(state: State, seqno: int) -> bool:

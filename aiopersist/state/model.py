@@ -143,6 +143,24 @@ class CriticalReader(Record):
     opaque: int
 
 
+class Mark(Record):
+    """The upper that the shard had at a moment."""
+
+    at: float
+    upper: Antichain
+
+
+class Retention(Record):
+    """How much history maintenance keeps: so many times, or so many seconds."""
+
+    times: int | None = None
+    seconds: float | None = None
+    hold: Antichain
+    """What the policy keeps now: one of the holds that since is the meet of."""
+    marks: tuple[Mark, ...] = ()
+    """Uppers and when they were seen, oldest first: as far back as `seconds` reach."""
+
+
 class Writer(Record):
     """A registered writer: blob keys with its id may be added to the state while it is here."""
 
@@ -155,6 +173,14 @@ class Writer(Record):
     spent: tuple[str, ...] = ()
     """Ids of batches that it built and handed over, and that were appended or deleted since: neither
     can happen again."""
+
+
+class Claim(Record):
+    """Somebody is compacting the batches from ordinal `first` to `last`; void once the writer is gone."""
+
+    writer: str
+    first: int
+    last: int
 
 
 class Transaction(Record):
@@ -187,10 +213,18 @@ class State(Record):
     schemas: dict[int, dict[str, Any]] = {}
     readers: dict[str, LeasedReader] = {}
     critical: dict[str, CriticalReader] = {}
+    retention: dict[int, Retention] = {}
+    """The policy under key 0, if there is one."""
     writers: dict[str, Writer] = {}
     transactions: dict[str, Transaction] = {}
     batches: dict[int, HollowBatch] = {}
     """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
+    levels: dict[int, Level] = {}
+    """The spine: which neighbouring batches count as one."""
+    fuel: int = 0
+    """Of the spine: rises with every append."""
+    claims: dict[int, Claim] = {}
+    """By the first ordinal that is claimed."""
     rollups: dict[int, Rollup] = {}
     """By the seqno they are the state of."""
     inline_bytes: int = 0

@@ -25,8 +25,9 @@ After differential dataflow's `spine_fueled.rs` (McSherry), which this follows i
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
-from aiopersist.state.model import Level, SpineBatch
+from aiopersist.state.model import Level, SpineBatch, State
 
 FUEL = 8  # times the updates inserted: four would do, more only begins compactions sooner
 
@@ -133,6 +134,27 @@ class Spine:
             (older,), (newer,) = self.levels.pop(top).batches, below.batches
             due = self.fuel + older.len + newer.len
             self.levels[top - 1] = Level.of(batches=(older, newer), due=due)
+
+
+def spine_of(state: State) -> Spine:
+    """The spine of a state. One that was written before there were spines counts as one spine batch."""
+    if state.levels or not state.batches:
+        return Spine.of(state.levels, state.fuel)
+    length = sum(batch.len for batch in state.batches.values())
+    first, last = next(iter(state.batches)), next(reversed(state.batches))
+    whole = SpineBatch.of(first=first, last=last, len=length)
+    return Spine({level_of(length): Level.of(batches=(whole,))}, state.fuel)
+
+
+def changed_levels(state: State, spine: Spine) -> dict[str, Any]:
+    """What `commit` is to set for the spine to be this one."""
+    levels = {at: level for at, level in spine.levels.items() if state.levels.get(at) is not level}
+    return {"levels": levels, "fuel": spine.fuel}
+
+
+def dropped_levels(state: State, spine: Spine) -> tuple[int, ...]:
+    """What it is to drop."""
+    return tuple(at for at in state.levels if at not in spine.levels)
 
 
 def _touches(level: Level, first: int, last: int) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aiopersist.errors import AlreadyAppended, BatchExpired, Error, LeaseExpired, UpperMismatch
 from aiopersist.frontier import Antichain, successor
@@ -9,6 +10,7 @@ from aiopersist.state.command import Commit, Context, Keep, commit, live, renewe
 from aiopersist.state.diff import Changes
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import HollowBatch, State, Transaction, Writer
+from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,10 @@ class Occupy:
     writer: str
 
     def __call__(self, state: State | None, context: Context) -> Commit:
-        if state is None or state.finalized or self.writer not in state.writers:
+        if state is not None and state.finalized:  # every version of a tombstone says that it is one
+            empty = Antichain()
+            return Commit(Changes(shard=state.shard, since=empty, upper=empty, finalized=True))
+        if state is None or self.writer not in state.writers:
             return Commit(Changes())
         return commit(state, context, writers={self.writer: renewed(state, self.writer, context)})
 
@@ -180,8 +185,8 @@ def _append(
         result=Appended(batch.upper, wrote=True),
         upper=batch.upper,
         writers=writers,
-        batches=insert(state, batch),
         transactions=numbers,
+        **insert(state, batch),
     )
 
 
@@ -247,8 +252,8 @@ def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
     return batch.replace(lower=lower, parts=parts)
 
 
-def insert(state: State, batch: HollowBatch) -> dict[int, HollowBatch]:
-    """The change of the trace that puts `batch` at its end. Neighbouring empty batches are one, so an
+def insert(state: State, batch: HollowBatch) -> dict[str, Any]:
+    """The changes of the trace that put `batch` at its end. Neighbouring empty batches are one, so an
     upper that advances a million times without updates costs one batch."""
     if batch.lower == batch.upper:
         return {}
@@ -256,57 +261,8 @@ def insert(state: State, batch: HollowBatch) -> dict[int, HollowBatch]:
         ordinal = next(reversed(state.batches))
         last = state.batches[ordinal]
         if not last.parts:
-            return {ordinal: last.replace(upper=batch.upper)}
-    return {state.seqno + 1: batch}
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Replace neighbouring batches by one with the same updates, whose parts are in the blob store.
-    Dropped when they are not what was read any more."""
-
-    writer: str
-    ordinals: tuple[int, ...]
-    batch: HollowBatch
-
-    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        state = live(state)
-        if self.writer not in state.writers:
-            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
-        first, last = self.ordinals[0], self.ordinals[-1]
-        between = tuple(ordinal for ordinal in state.batches if first <= ordinal <= last)
-        if between != self.ordinals or state.batches[last].upper != self.batch.upper:
-            return Keep(result=False)
-        return commit(
-            state,
-            context,
-            result=True,
-            batches={first: self.batch},
-            writers={self.writer: renewed(state, self.writer, context)},
-            drop={"batches": self.ordinals[1:]},
-        )
-
-    def happened(self, state: State) -> bool | None:
-        """While its first batch is inline it has not; once its own batch is gone nobody can tell."""
-        first = state.batches.get(self.ordinals[0])
-        if first is None or not first.inline_bytes:
-            return True if first == self.batch else None
-        return False
-
-
-def largest_inline_run(state: State) -> tuple[int, ...]:
-    """The neighbouring batches without blobs that hold the most inline bytes, ends without updates left
-    out."""
-    best: tuple[int, tuple[int, ...]] = (0, ())
-    run: list[int] = []
-    for ordinal, batch in [*state.batches.items(), (-1, None)]:
-        if batch is not None and all(part.inline is not None for part in batch.parts):
-            if run or batch.parts:
-                run.append(ordinal)
-            continue
-        while run and not state.batches[run[-1]].parts:
-            run.pop()
-        size = sum(state.batches[o].inline_bytes for o in run)
-        best = max(best, (size, tuple(run)))
-        run = []
-    return best[1]
+            return {"batches": {ordinal: last.replace(upper=batch.upper)}}
+    spine = spine_of(state)
+    spine.insert(state.seqno + 1, batch.len)
+    drop = {"levels": dropped_levels(state, spine)}
+    return {"batches": {state.seqno + 1: batch}, **changed_levels(state, spine), "drop": drop}

@@ -25,11 +25,11 @@ from aiopersist.errors import (
 from aiopersist.frontier import Antichain, minimum
 from aiopersist.shard.commit import Job, commit_all
 from aiopersist.shard.flush import inline_to_blob
+from aiopersist.shard.registration import Registration
 from aiopersist.state.writing import Append, Appended, NoRoom, Write, repeated
 from aiopersist.write.assemble import Rewritten, assembled, check_append
 from aiopersist.write.batch import Batch
 from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted, finished
-from aiopersist.write.registration import Registration
 from aiopersist.write.session import Session
 
 

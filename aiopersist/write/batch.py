@@ -29,12 +29,12 @@ from aiopersist.resource import Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
+from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.model import HollowBatch, HollowPart
 from aiopersist.state.writing import Spend, Staged
 from aiopersist.write.checks import check_frontier
-from aiopersist.write.registration import Registration
 from aiopersist.write.transmit import Transmittable, encode
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
+from aiopersist.shard.registration import Registration
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds
-from aiopersist.write.registration import Registration
 from aiopersist.write.session import Session
 
 

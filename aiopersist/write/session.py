@@ -17,13 +17,13 @@ from aiopersist.resource import RELEASE_DEADLINE_S, Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import settle
 from aiopersist.shard.flush import flush_inline, must_flush
+from aiopersist.shard.registration import BATCHES_MAX, Registration
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.writing import repeated
 from aiopersist.write.batch import Batch, Origin
 from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted
-from aiopersist.write.registration import BATCHES_MAX, Registration
 
 
 class Session:

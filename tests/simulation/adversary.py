@@ -20,12 +20,13 @@ from functools import reduce
 from typing import Any
 
 import aiopersist as ap
+from aiopersist.data.consolidate import diff_sum
 from aiopersist.data.times import advance
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.upload import Upload
-from aiopersist.state.writing import Flush
+from aiopersist.state.compaction import Replace, Total
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from aiopersist.testing.model import Model, gathered, passed
 
@@ -333,7 +334,9 @@ class Game:
         table = await Fetch(shard, self.schema).table(named, Selection(), "")
         await upload.add(advance(table, since))
         batch = await upload.finish(batches[-1].upper)
-        flush = Flush(writer.writer_id, tuple(chosen), batch)
+        inputs = dict(zip(chosen, batches, strict=True))
+        read = Total(table.num_rows, diff_sum(table))
+        flush = Replace(writer.writer_id, inputs, batch, read, upload.wrote)
         slot = Slot()
         try:
             self.counts["compacted"] += bool(await commit(shard.register, flush, slot))

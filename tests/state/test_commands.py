@@ -13,6 +13,7 @@ import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.state import diff as diffs
 from aiopersist.state.command import Command, Commit, Context, Keep
+from aiopersist.state.compaction import Replace, Total, largest_inline_run
 from aiopersist.state.invariants import check_state, check_version
 from aiopersist.state.lifecycle import AddRollup, Create, EvolveSchema, Finalize
 from aiopersist.state.model import FORMAT, HollowBatch, HollowPart, Rollup, State
@@ -20,12 +21,10 @@ from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, 
 from aiopersist.state.writing import (
     Append,
     ExpireWriter,
-    Flush,
     HeartbeatWriter,
     Occupy,
     RegisterWriter,
     Write,
-    largest_inline_run,
     truncate,
 )
 
@@ -103,6 +102,12 @@ STEPS = st.lists(
 )
 
 
+def replacing(state: State, writer: str, ordinals: tuple[int, ...], merged: HollowBatch) -> Replace:
+    """A compaction of these batches, whatever is in them."""
+    inputs = {ordinal: state.batches[ordinal] for ordinal in ordinals}
+    return Replace(writer, inputs, merged, Total(100, 7), Total(100, 7))
+
+
 def command_of(kind: int, writer: str, reader: str, n: int, history: History) -> Command | None:
     """The command of one step; `None` when it only lets time pass."""
     state = history.live
@@ -154,7 +159,7 @@ def command_of(kind: int, writer: str, reader: str, n: int, history: History) ->
                 return Occupy(writer)
             first, last = state.batches[ordinals[0]], state.batches[ordinals[-1]]
             merged = batch(0, 1, rows=3, writer=writer).replace(lower=first.lower, upper=last.upper)
-            return Flush(writer, ordinals, merged)
+            return replacing(state, writer, ordinals, merged)
 
 
 @settings(max_examples=300)
@@ -219,7 +224,7 @@ def check_expiry(before: State, after: State, command: Command, now: float) -> N
                 assert expired or record.heartbeat + record.lease_s < now
             elif key != asked:
                 assert now_is[key] == record
-    if isinstance(command, Append | Write | HeartbeatWriter | Flush | AddRollup):
+    if isinstance(command, Append | Write | HeartbeatWriter | Replace | AddRollup):
         assert after.writers[command.writer].heartbeat == now
 
 
@@ -275,7 +280,7 @@ def test_a_blob_of_a_writer_that_is_gone_is_refused() -> None:
     for command in (
         Append("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         Write("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
-        Flush("w1", ordinals, batch(0, 1, writer="w1")),
+        replacing(history.live, "w1", ordinals, batch(0, 1, writer="w1")),
         AddRollup("w1", 1, rollup, 1.0),
     ):
         outcome = history.run(command)
@@ -298,7 +303,7 @@ def test_a_commit_renews_its_own_handle_before_it_expires_others(kind: str) -> N
         "append": Append("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         "write": Write("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         "rollup": AddRollup("w1", 1, rollup, 1.0),
-        "flush": Flush("w1", largest_inline_run(history.live), batch(0, 1, writer="w1")),
+        "flush": replacing(history.live, "w1", largest_inline_run(history.live), batch(0, 1, writer="w1")),
         "heartbeat": HeartbeatWriter("w1"),
     }[kind]
     assert isinstance(history.run(command), Commit)
@@ -338,7 +343,7 @@ def test_a_flush_is_proved_by_its_batch() -> None:
         history.run(Append("w1", "t", batch(upper - 1, upper), {}, ROOM))
     ordinals = largest_inline_run(history.live)
     assert len(ordinals) == 2
-    flush = Flush("w1", ordinals, batch(0, 2, writer="w1"))
+    flush = replacing(history.live, "w1", ordinals, batch(0, 2, writer="w1"))
     assert flush.happened(history.live) is False
     history.run(flush)
     assert flush.happened(history.live) is True

@@ -1,0 +1,193 @@
+"""Compaction: neighbouring batches become one, sorted and consolidated, with times advanced to since.
+
+1. *Claim* what the spec names, unless it is small and inline, which costs less than a claim.
+2. Read: each run slab by slab, merged (`shard/runs.py`); all inline parts are one run. If there are more
+   runs than the memory allows, only some of them, or fewer batches: the next attempt goes on from there.
+3. Write parts (`shard/sorted_parts.py`).
+4. *Apply*: the state replaces the inputs, if they are still what was read. If not, what was written is
+   deleted; if it is not known whether it was applied, it is left to the sweep.
+
+Memory: `settings.compaction_memory_bytes`, whatever the size of the input. Readers go on around it: what
+they have pinned stays until garbage collection finds that nobody needs it.
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
+from aiopersist.errors import BatchExpired, Corruption, LeaseExpired
+from aiopersist.frontier import Antichain
+from aiopersist.settings import MIB, Settings
+from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.commit import commit
+from aiopersist.shard.fetch import Fetch, Named, Selection
+from aiopersist.shard.registration import Registration
+from aiopersist.shard.runs import merged, plan_runs
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.sorted_parts import SortedParts
+from aiopersist.state.compaction import (
+    ReleaseClaim,
+    Replace,
+    Spec,
+    TakeClaim,
+    Total,
+    plan_all,
+    run_count,
+)
+from aiopersist.state.model import HollowBatch, HollowPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+RANGE_BYTES = 2 * MIB  # fetched at once of a run: enough that a request does not matter
+TINY_PARTS = 32  # as many inline parts, if they are small, are sorted faster than a thread is reached
+TINY_BYTES = 24 * 1024
+SLABS_PER_RUN = 4  # row groups in memory per run: pending ones, and what a round sorts of them
+
+
+class Budget(NamedTuple):
+    """How the memory of a compaction is divided."""
+
+    runs_max: int
+    part_bytes: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Budget":
+        """A quarter for the parts that are written and uploaded, the rest for the runs."""
+        memory = settings.compaction_memory_bytes
+        per_run = SLABS_PER_RUN * settings.row_group_bytes + RANGE_BYTES
+        part_bytes = max(min(settings.blob_target_size, memory // 8), 1)
+        return cls(max((memory * 3 // 4) // per_run, 2), part_bytes)
+
+
+class Work(NamedTuple):
+    """A part of a spec that fits in the budget: `read` becomes one run, `kept` stays as it is."""
+
+    spec: Spec
+    read: Sequence[Sequence[Named]]
+    """Runs."""
+    kept: Sequence[HollowPart]
+    kept_runs: tuple[int, ...]
+
+
+def bounded(spec: Spec, runs_max: int) -> Work:
+    """The most neighbouring batches, from the oldest on, with at most `runs_max` runs in the blob store;
+    if these are not two, the batch with the most runs alone; if that has too many, some of its runs."""
+    inputs: dict[int, HollowBatch] = {}
+    runs = 0
+    for ordinal, batch in spec.inputs.items():
+        runs += run_count(batch) if any(part.key for part in batch.parts) else 0
+        if runs > runs_max:
+            break
+        inputs[ordinal] = batch
+    if len(inputs) < min(2, len(spec.inputs)):
+        ordinal = max(spec.inputs, key=lambda o: run_count(spec.inputs[o]))
+        inputs = {ordinal: spec.inputs[ordinal]}
+    if len(inputs) > 1 or runs <= runs_max:
+        read = plan_runs([(batch, part) for batch in inputs.values() for part in batch.parts])
+        return Work(Spec(inputs, spec.since), read, (), ())
+    (batch,) = inputs.values()
+    planned = plan_runs([(batch, part) for part in batch.parts])
+    planned.sort(key=lambda run: sum(part.rows for _, part in run))
+    kept = [part for run in planned[runs_max:] for _, part in run]
+    lengths = [len(run) for run in planned[runs_max:]]
+    starts = tuple(sum(lengths[:n]) for n in range(len(lengths)))
+    return Work(Spec(inputs, spec.since), planned[:runs_max], kept, starts)
+
+
+async def compact_all(shard: Shard, registration: Registration, last: int, since: Antichain) -> None:
+    """Compact everything up to the batch of ordinal `last` to one batch of one run, at `since` or later.
+    Waits where another process has claimed a part of it. `BatchExpired` if the registration is gone."""
+    delays = shard.stack.runtime.delays()
+    while (spec := plan_all(shard.state, last, since)) is not None:
+        if not registration.alive:
+            raise BatchExpired(f"writer {registration.writer} is no longer registered", shard_id=shard.id)
+        if not await compact(shard, spec, registration):
+            await shard.stack.runtime.sleep(next(delays))
+            await shard.open()
+
+
+async def compact(shard: Shard, spec: Spec, registration: Registration) -> bool:
+    """Compact as much of `spec` as the memory allows; whether anything was. One commit, two with a blob;
+    requests for every part that is read or written. Whatever it raises, a claim may be left: it ends
+    with the registration, which is not to be used again. `Corruption` if a blob is lost."""
+    work = bounded(spec, Budget.of(shard.stack.settings).runs_max)
+    slot, writer = Slot(), registration.writer
+    small = all(part.key is None for run in work.read for _, part in run)
+    claim = TakeClaim(writer, work.spec.first, work.spec.last)
+    if not small and not await commit(shard.register, claim, slot):
+        return False
+    try:
+        applied = await _compact(shard, work, writer)
+    except LeaseExpired as error:  # a blob is gone: somebody else has replaced what names it
+        state = await shard.open()
+        if all(state.batches.get(o) == batch for o, batch in work.spec.inputs.items()):
+            raise Corruption(f"the newest version names a part that is not there: {error}") from error
+        applied = False
+    if not small and not applied:
+        await commit(shard.register, ReleaseClaim(writer, work.spec.first), Slot())
+    return applied
+
+
+async def _compact(shard: Shard, work: Work, writer: str) -> bool:
+    inputs, since = work.spec.inputs, work.spec.since
+    first, last = inputs[work.spec.first], inputs[work.spec.last]
+    settings = shard.stack.settings
+    empty = HollowBatch(lower=first.lower, upper=last.upper, since=since)
+    if not since.elements:  # nobody will ever read it
+        return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
+    schema = shard.schema(shard.state.schema_id)
+    parts_read = [named for run in work.read for named in run]
+    inline = sum(part.size for _, part in parts_read if part.inline is not None)
+    output = SortedParts(
+        shard,
+        schema,
+        writer,
+        first.lower,
+        since,
+        part_bytes=Budget.of(settings).part_bytes,
+        inline_max_bytes=min(settings.inline_writes_single_max_bytes, inline),
+    )
+    read = Total(0, 0)
+
+    def count(slab: "pa.Table") -> None:
+        nonlocal read
+        read = Total(read.rows + slab.num_rows, (read.diffs + diff_sum(slab)) % 2**64)
+
+    fetch = Fetch(shard, schema, cached=False, range_bytes=RANGE_BYTES)
+    selection = Selection(advance_to=since)
+    try:
+        if len(parts_read) <= TINY_PARTS and inline == sum(part.size for _, part in parts_read) <= TINY_BYTES:
+            table = await fetch.table(parts_read, selection, "")
+            count(table)
+            await output.add(sort_and_consolidate(table))
+        else:
+            stream = merged(fetch, work.read, selection, "", final=False, on_slab=count)
+            async with aclosing(stream) as tables:
+                async for table in tables:
+                    await output.add(table)
+        parts = await output.finish()
+    except BaseException:
+        shard.stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
+        raise
+    runs = tuple(len(parts) + start for start in work.kept_runs)
+    batch = empty.replace(parts=(*parts, *work.kept), runs=runs if parts else runs[1:])
+    return await _apply(shard, Replace(writer, inputs, batch, read, output.wrote), output)
+
+
+async def _apply(shard: Shard, command: Replace, output: SortedParts | None) -> bool:
+    slot = Slot()
+    try:
+        done: bool = await commit(shard.register, command, slot)
+    except BatchExpired:
+        done = False
+    except Unknowable:  # it may be named: for the deletion of blobs, unknown counts as applied
+        return False
+    except BaseException:
+        if output is not None and not slot.busy:  # nothing was sent
+            shard.stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
+        raise
+    if output is not None and not done:
+        await output.discard()
+    return done

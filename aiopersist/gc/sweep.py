@@ -1,0 +1,141 @@
+"""The leak sweep: blobs that nobody names and nobody can name any more.
+
+First list, then read the head and every live state. A blob that was listed was written by a writer that
+had registered before; if that writer is not registered at the later head it is gone for good, and every
+command that would name the blob is refused in the very state it is applied to. So what no live state
+names either can be deleted, whatever else goes on.
+"""
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from aiopersist.errors import Corruption
+from aiopersist.gc.collect import DELETE_AT_ONCE, part_keys
+from aiopersist.shard.log import SCAN_LIMIT, SHARD_PREFIX, consensus_key, load, read_rollup
+from aiopersist.shard.stack import Stack
+from aiopersist.state.diff import decode_diff
+from aiopersist.state.keys import writer_of
+from aiopersist.state.model import State
+
+
+class Sweep(NamedTuple):
+    """What a sweep found; `deleted` says whether it is gone."""
+
+    keys: tuple[str, ...] = ()
+    bytes: int = 0
+    deleted: bool = False
+
+
+class Usage(NamedTuple):
+    """Bytes in the blob store, from all that is there to what the contents rest on."""
+
+    total: int = 0
+    """All blobs of shards."""
+    referenced: int = 0
+    """Those that some live version names: what open snapshots may need."""
+    current: int = 0
+    """Those that the newest versions name, rollups included."""
+    live: int = 0
+    """Parts of the newest versions."""
+
+    def plus(self, other: "Usage") -> "Usage":
+        return Usage(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
+    """Look through all shards. Requests: a listing of each shard, a scan of its live versions, a read of
+    its rollups."""
+    found = Sweep(deleted=not dry_run)
+    async for shard in _shards(stack):
+        listed = await _listed(stack, shard)  # before the head is read
+        named = await _named(stack, shard)
+        if named is None:
+            continue
+        leaked = {
+            key: size
+            for key, size in listed.items()
+            if key not in named.referenced and writer_of(key) not in named.writers
+        }
+        keys = list(leaked)
+        if not dry_run:
+            for start in range(0, len(keys), DELETE_AT_ONCE):
+                await stack.blob.delete(keys[start : start + DELETE_AT_ONCE])
+        found = Sweep((*found.keys, *keys), found.bytes + sum(leaked.values()), found.deleted)
+    return found
+
+
+async def usage(stack: Stack) -> Usage:
+    """The funnel over all shards. As many requests as a sweep."""
+    total = Usage()
+    async for shard in _shards(stack):
+        listed = await _listed(stack, shard)
+        named = await _named(stack, shard)
+        sets = (listed.keys(), named.referenced, named.current, named.parts) if named else (listed.keys(),)
+        total = total.plus(Usage(*(sum(listed.get(key, 0) for key in keys) for keys in sets)))
+    return total
+
+
+class _Named(NamedTuple):
+    """What the states of a shard name."""
+
+    writers: frozenset[str]
+    referenced: frozenset[str]
+    current: frozenset[str]
+    parts: frozenset[str]
+
+
+async def _shards(stack: Stack) -> AsyncIterator[str]:
+    for key in await stack.consensus.list_keys(SHARD_PREFIX):
+        yield key.removeprefix(SHARD_PREFIX)
+
+
+async def _listed(stack: Stack, shard: str) -> dict[str, int]:
+    return {key: size async for key, size in stack.blob.list(f"{shard}/")}
+
+
+async def _named(stack: Stack, shard: str) -> _Named | None:
+    """By the head, and by every live state below it; read again if versions were truncated meanwhile."""
+    before: int | None = None
+    while True:
+        head = await load(stack, shard)
+        if head is None:
+            return None
+        if head.finalized:
+            nothing: frozenset[str] = frozenset()
+            return _Named(nothing, nothing, nothing, nothing)
+        if head.seqno == before:
+            text = "its earliest version has no rollup, or its versions are not contiguous"
+            raise Corruption(text, shard_id=shard)
+        before = head.seqno
+        current = part_keys(head.batches.values())
+        rollups = {rollup.key for rollup in head.rollups.values()}
+        older = await _older(stack, shard, head)
+        if older is not None:
+            named = frozenset(current | rollups | older)
+            return _Named(frozenset(head.writers), named, frozenset(current | rollups), frozenset(current))
+
+
+async def _older(stack: Stack, shard: str, head: State) -> set[str] | None:
+    """What live versions below the head name."""
+    first = await stack.consensus.scan(consensus_key(shard), 0, 1)
+    if not first:
+        return None
+    at = first[0].seqno
+    seen: set[str] = set()
+    if at > 0:
+        if at not in head.rollups:
+            return None
+        base = await read_rollup(stack, head.rollups[at].key, head.rollups[at].checksum)
+        if base is None:
+            return None
+        seen |= part_keys(base.batches.values())
+    while at <= head.seqno:
+        versions = await stack.consensus.scan(consensus_key(shard), at, SCAN_LIMIT)
+        if not versions or versions[0].seqno != at:
+            return None
+        for version in versions:
+            changes = decode_diff(version.data).changes
+            seen |= part_keys(changes.batches.values())
+            seen |= {rollup.key for rollup in changes.rollups.values()}
+        at = versions[-1].seqno + 1
+    return seen

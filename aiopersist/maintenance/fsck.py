@@ -1,0 +1,141 @@
+"""Reads a shard from end to end, and says what is not as it must be.
+
+- The newest state holds what every state must hold, and follows from its versions and rollups.
+- Every rollup and every blob that it names is there, with the checksums and sizes that it names.
+- Every part is sorted and consolidated within itself and along its run; its rows are as many as the state
+  says, its least key not below `key_lower`; its times lie in the bounds of its batch, where the
+  description promises that: after an advance by compaction they may reach or pass the upper.
+
+Nothing is changed. In memory is one row group at a time.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from aiopersist.data.consolidate import sort_and_consolidate
+from aiopersist.data.order import row_key
+from aiopersist.data.times import advance, filter_times
+from aiopersist.errors import Corruption, Error
+from aiopersist.frontier import Antichain
+from aiopersist.shard.fetch import Fetch
+from aiopersist.shard.log import consensus_key, load, read_rollup
+from aiopersist.shard.runs import plan_runs
+from aiopersist.shard.shard import Shard
+from aiopersist.state.model import HollowBatch, HollowPart, State
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+
+class FsckReport(BaseModel):
+    """What was found."""
+
+    model_config = ConfigDict(frozen=True)
+
+    shard_id: str
+    problems: list[str]
+    """Empty if the shard is sound."""
+    parts: int
+    """Parts that were read."""
+    updates: int
+    """Updates in them."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+async def fsck(shard: Shard) -> FsckReport:
+    """Check everything. As many requests as there are rollups, parts and row groups."""
+    try:
+        await load(shard.stack, shard.id)
+    except Corruption as error:
+        return FsckReport(shard_id=shard.id, problems=[str(error)], parts=0, updates=0)
+    await shard.hold.acquire()  # what is looked at stays while it is looked at
+    release = shard.register.pin(shard.state)
+    try:
+        return await _checked(shard, shard.state)
+    finally:
+        release()
+        await shard.hold.release()
+
+
+async def _checked(shard: Shard, state: State) -> FsckReport:
+    problems = [problem async for problem in _history(shard, state)]
+    parts = updates = 0
+    for ordinal, batch in state.batches.items():
+        for run in plan_runs([(batch, part) for part in batch.parts]):
+            last: Any = None
+            for _, part in run:
+                name = f"{part.key or 'an inline part'} of batch {ordinal}"
+                try:
+                    last, rows, faults = await _part(shard, batch, part, last)
+                except Error as error:
+                    problems.append(f"{name}: {error}")
+                    continue
+                parts, updates = parts + 1, updates + rows
+                problems += [f"{name}: {fault}" for fault in faults]
+    return FsckReport(shard_id=shard.id, problems=problems, parts=parts, updates=updates)
+
+
+async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
+    stack = shard.stack
+    first = await stack.consensus.scan(consensus_key(shard.id), 0, 1)
+    earliest = first[0].seqno if first else state.seqno
+    if earliest and earliest not in state.rollups and not state.finalized:
+        yield f"the earliest version {earliest} has no rollup"
+    for seqno, rollup in state.rollups.items():
+        if seqno < earliest:  # a collection that was cut off: their names go with the next one
+            continue
+        try:
+            found = await read_rollup(stack, rollup.key, rollup.checksum)
+        except Corruption as error:
+            yield f"rollup {rollup.key}: {error}"
+            continue
+        if found is None:
+            if seqno in (await shard.open()).rollups:
+                yield f"rollup {rollup.key} is named and is not there"
+        elif found.seqno != seqno or found.shard != state.shard:
+            yield f"rollup {rollup.key} is that of version {found.seqno} of {found.shard}"
+
+
+async def _part(shard: Shard, batch: HollowBatch, part: HollowPart, last: Any) -> tuple[Any, int, list[str]]:
+    """The greatest row of the part, its rows, and what is wrong with it; `last` is the one before it."""
+    schema = shard.schema(part.schema_id)
+    fetch = Fetch(shard, schema, cached=False)
+    rows, faults = 0, set[str]()
+    async with aclosing(fetch.raw_slabs(part)) as slabs:
+        async for table in slabs:
+            rows += table.num_rows
+            faults |= await shard.stack.compute(_faults, table, batch, part, last)
+            if table.num_rows:
+                last = row_key(table, -1)
+    if rows != part.rows:
+        faults.add(f"it has {rows} rows, the state says {part.rows}")
+    return last, rows, sorted(faults)
+
+
+def _faults(table: "pa.Table", batch: HollowBatch, part: HollowPart, last: Any) -> set[str]:
+    faults = set()
+    if not sort_and_consolidate(table).equals(table.combine_chunks()):
+        faults.add("its rows are not sorted and consolidated")
+    if last is not None and table.num_rows and row_key(table, 0) <= last:
+        faults.add("it does not continue its run")
+    if part.rewrite is not None:
+        table = advance(table, part.rewrite)
+    if part.truncated is not None:
+        table = filter_times(table, lower=part.truncated[0], upper=part.truncated[1])
+    if filter_times(table, lower=batch.lower).num_rows < table.num_rows:
+        faults.add(f"it has times before its lower {batch.lower}")
+    if _promises_upper(batch) and filter_times(table, upper=batch.upper).num_rows < table.num_rows:
+        faults.add(f"it has times at or beyond its upper {batch.upper}")
+    return faults
+
+
+def _promises_upper(batch: HollowBatch) -> bool:
+    """Whether no time was advanced past the upper."""
+    since: Antichain = batch.since
+    return since <= batch.lower

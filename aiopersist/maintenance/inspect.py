@@ -1,0 +1,114 @@
+"""What a shard looks like from within: a view for people, dashboards and tests."""
+
+from pydantic import BaseModel, ConfigDict
+
+from aiopersist.errors import UnknownShard
+from aiopersist.frontier import Antichain
+from aiopersist.shard.log import consensus_key
+from aiopersist.shard.shard import Shard
+from aiopersist.state.model import (
+    Claim,
+    CriticalReader,
+    HollowBatch,
+    LeasedReader,
+    Level,
+    Retention,
+    Rollup,
+    State,
+    Transaction,
+    Writer,
+)
+
+
+class BatchView(BaseModel):
+    """One batch of the trace."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ordinal: int
+    lower: Antichain
+    upper: Antichain
+    since: Antichain
+    len: int
+    """Updates in its parts."""
+    parts: int
+    runs: int
+    blob_bytes: int
+    inline_bytes: int
+
+    @classmethod
+    def of(cls, ordinal: int, batch: HollowBatch) -> "BatchView":
+        return cls(
+            ordinal=ordinal,
+            lower=batch.lower,
+            upper=batch.upper,
+            since=batch.since,
+            len=batch.len,
+            parts=len(batch.parts),
+            runs=len(batch.runs) + 1 if batch.parts else 0,
+            blob_bytes=sum(part.size for part in batch.parts if part.key is not None),
+            inline_bytes=batch.inline_bytes,
+        )
+
+
+class ShardView(BaseModel):
+    """One shard at its newest version."""
+
+    model_config = ConfigDict(frozen=True)
+
+    shard_id: str
+    since: Antichain
+    upper: Antichain
+    finalized: bool
+    seqno: int
+    earliest_seqno: int
+    """Of the versions that are held."""
+    live_diffs: int
+    """How many versions are held."""
+    batches: list[BatchView]
+    """Oldest first."""
+    levels: dict[int, Level]
+    """The spine: which neighbouring batches count as one, by ordinals."""
+    claims: dict[int, Claim]
+    readers: dict[str, LeasedReader]
+    critical: dict[str, CriticalReader]
+    retention: Retention | None
+    writers: dict[str, Writer]
+    transactions: dict[str, Transaction]
+    rollups: dict[int, Rollup]
+    blob_bytes: int
+    """Of the parts that the newest version names."""
+    inline_bytes: int
+
+
+async def inspect(shard: Shard) -> ShardView:
+    """A linearizable look: two requests."""
+    state = await shard.register.refresh()
+    if state is None:
+        raise UnknownShard(f"there is no shard {shard.id}", shard_id=shard.id)
+    first = await shard.stack.consensus.scan(consensus_key(shard.id), 0, 1)
+    return _view(state, first[0].seqno if first else state.seqno)
+
+
+def _view(state: State, earliest: int) -> ShardView:
+    batches = [BatchView.of(ordinal, batch) for ordinal, batch in state.batches.items()]
+    return ShardView(
+        shard_id=state.shard,
+        since=state.since,
+        upper=state.upper,
+        finalized=state.finalized,
+        seqno=state.seqno,
+        earliest_seqno=earliest,
+        live_diffs=state.seqno + 1 - earliest,
+        batches=batches,
+        levels=state.levels,
+        claims=state.claims,
+        readers=state.readers,
+        critical=state.critical,
+        retention=state.retention.get(0),
+        writers=state.writers,
+        transactions=state.transactions,
+        rollups=state.rollups,
+        blob_bytes=sum(batch.blob_bytes for batch in batches),
+        inline_bytes=state.inline_bytes,
+    )

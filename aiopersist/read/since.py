@@ -1,0 +1,84 @@
+"""A hold that never expires: a critical since, fenced by its opaque."""
+
+import asyncio
+from typing import Any
+
+from aiopersist.errors import OpaqueMismatch
+from aiopersist.frontier import Antichain, Time
+from aiopersist.resource import Resource, Scope
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.commit import commit, settle
+from aiopersist.shard.shard import Shard
+from aiopersist.state.model import CriticalReader
+from aiopersist.state.retention import DowngradeCritical, RegisterCritical
+
+
+class SinceHandle(Resource):
+    """Holds history at `since` for whoever owns the opaque, until it is moved; also while nobody runs."""
+
+    def __init__(self, shard: Shard, reader: str, record: CriticalReader, scope: Scope) -> None:
+        self._shard = shard
+        self._reader = reader
+        self._record = record
+        self._scope = scope
+        self._slot = Slot()
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, shard: Shard, reader: str, opaque: int, scope: Scope) -> "SinceHandle":
+        """Take the hold of that id, or make it at the shard's since. One commit for a new one."""
+        own = Scope(f"the critical since {reader}", scope, shard.id)
+        try:
+            record: CriticalReader = await commit(shard.register, RegisterCritical(reader, opaque), Slot())
+        except BaseException:
+            own.close()
+            raise
+        return cls(shard, reader, record, own)
+
+    @property
+    def shard_id(self) -> ShardId:
+        return self._shard.id
+
+    @property
+    def since(self) -> Antichain:
+        """What it holds, as last seen by this handle."""
+        return self._record.since
+
+    @property
+    def opaque(self) -> int:
+        """The owner's token, as last seen by this handle."""
+        return self._record.opaque
+
+    async def compare_and_downgrade_since(
+        self, expected_opaque: int, new_opaque: int, new_since: Antichain | Time
+    ) -> Antichain:
+        """If the opaque is `expected_opaque`, install `new_opaque`, which fences earlier owners, and move
+        the hold to its join with `new_since`, which is returned. `OpaqueMismatch` if another owner has
+        taken over. One commit."""
+        with self._scope.call():
+            target = self._shard.checked_frontier(new_since)
+            async with self._turn:
+                await settle(self._slot)
+                command = DowngradeCritical(
+                    self._reader, _opaque(expected_opaque), _opaque(new_opaque), target
+                )
+                try:
+                    self._record = await commit(self._shard.register, command, self._slot)
+                except OpaqueMismatch:
+                    self._record = self._shard.state.critical[self._reader]
+                    raise
+                return self._record.since
+
+    async def aclose(self) -> None:
+        """Close the handle; the hold stays. Idempotent."""
+        self._scope.close()
+
+    def __repr__(self) -> str:
+        return f"<SinceHandle {self._reader} of {self.shard_id}: since {self.since}, opaque {self.opaque}>"
+
+
+def _opaque(value: Any) -> int:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise TypeError(f"{value!r:.80} is no opaque: an int of 64 bits")
+    return value

@@ -1,0 +1,147 @@
+"""Writes updates that come sorted and consolidated as the parts of one run."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.data.buffer import Buffer
+from aiopersist.data.codec import Schema
+from aiopersist.data.consolidate import diff_sum
+from aiopersist.data.inline import checksum, encode_inline
+from aiopersist.data.order import row_key
+from aiopersist.data.part import EncodedPart, PartWriter, StatsSpec
+from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
+from aiopersist.frontier import Antichain, Description
+from aiopersist.shard.shard import Shard
+from aiopersist.state.compaction import Total
+from aiopersist.state.keys import BlobKey
+from aiopersist.state.model import HollowPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+
+class SortedParts:
+    """`add` what comes, then `finish`. In memory are a row group, one part that is being written, and one
+    that is being uploaded, both encoded."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        schema: Schema[Any, Any, Any],
+        writer: str,
+        lower: Antichain,
+        since: Antichain,
+        *,
+        part_bytes: int,
+        inline_max_bytes: int,
+    ) -> None:
+        """Parts are cut at `part_bytes`; less than `inline_max_bytes` goodbytes are one inline part."""
+        self.keys: list[str] = []
+        self.rows = 0
+        self._diffs = 0
+        self._last: Any = None
+        self._shard = shard
+        self._stack = shard.stack
+        self._schema = schema
+        self._schema_id = shard.schema_id(schema)
+        self._writer = writer
+        self._description = Description(lower, Antichain(), since)
+        self._part_bytes = part_bytes
+        self._inline_max_bytes = inline_max_bytes
+        self._buffer = Buffer(schema)
+        self._part: PartWriter | None = None
+        self._uploading: asyncio.Task[HollowPart] | None = None
+        self._parts: list[HollowPart] = []
+
+    @property
+    def wrote(self) -> Total:
+        """What came so far."""
+        return Total(self.rows, self._diffs % 2**64)
+
+    async def add(self, table: "pa.Table") -> None:
+        """Updates above all that came before; `Corruption` if they are not, and nothing is applied."""
+        if not table.num_rows:
+            return
+        if self._last is not None and row_key(table, 0) <= self._last:
+            raise Corruption("runs of the shard are not in order", shard_id=self._shard.id)
+        self._last = row_key(table, -1)
+        self.rows += table.num_rows
+        self._diffs += diff_sum(table)
+        self._buffer.add(table)
+        while self._buffer.goodbytes >= self._stack.settings.row_group_bytes:
+            await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
+
+    async def finish(self) -> tuple[HollowPart, ...]:
+        """The parts, all uploaded; none if nothing came."""
+        small = self._part is None and not self.keys and self._buffer.goodbytes < self._inline_max_bytes
+        if self._buffer.rows and small:
+            return (self._inline(self._buffer.take()),)
+        if self._buffer.rows:
+            await self._write(self._buffer.take())
+        if self._part is not None:
+            await self._cut()
+        await self._collect()
+        return tuple(self._parts)
+
+    async def discard(self) -> None:
+        """Delete what was uploaded: for what surely is not referenced."""
+        if self._uploading is not None:
+            await asyncio.wait([self._uploading])
+        if self.keys:
+            await self._stack.blob.delete(self.keys)
+
+    def _inline(self, table: "pa.Table") -> HollowPart:
+        data = encode_inline(table)
+        return HollowPart(
+            inline=data,
+            size=len(data),
+            rows=table.num_rows,
+            checksum=checksum(data),
+            schema_id=self._schema_id,
+        )
+
+    async def _write(self, table: "pa.Table") -> None:
+        settings = self._stack.settings
+        if self._part is None:
+            enabled, untrimmable = settings.stats_collection_enabled, settings.stats_untrimmable_columns
+            stats = StatsSpec(enabled, settings.stats_budget_bytes, untrimmable)
+            self._part = PartWriter(self._schema, self._description, stats)
+        await self._stack.compute(self._part.write, table)
+        if self._part.size >= self._part_bytes:
+            await self._cut()
+
+    async def _cut(self) -> None:
+        """The part ends here; its upload goes on while the next is written."""
+        assert self._part is not None
+        encoded = await self._stack.compute(self._part.finish)
+        self._part = None
+        await self._collect()
+        key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())
+        self.keys.append(key)
+        self._uploading = self._stack.supervisor.spawn(self._upload(key, encoded), "upload a compacted part")
+
+    async def _collect(self) -> None:
+        if self._uploading is not None:
+            self._parts.append(await asyncio.shield(self._uploading))
+            self._uploading = None
+
+    async def _upload(self, key: str, part: EncodedPart) -> HollowPart:
+        try:
+            await self._stack.blob.set(key, part.data)
+        except Indeterminate as error:  # nothing names it: as far as anybody can see it did not happen
+            raise StorageUnavailable(f"part {key} was perhaps not written: {error}") from error
+        return hollow_part(key, part, self._schema_id)
+
+
+def hollow_part(key: str, part: EncodedPart, schema_id: int) -> HollowPart:
+    """What the state keeps of a part that was written."""
+    return HollowPart(
+        key=key,
+        size=part.size,
+        rows=part.rows,
+        footer_bytes=part.footer_bytes,
+        checksum=part.checksum,
+        schema_id=schema_id,
+        key_lower=part.key_lower,
+        stats=part.stats,
+    )

@@ -1,0 +1,211 @@
+"""Commands and plans of compaction: which batches become one, who does it, and what is accepted.
+
+A *spec* names neighbouring batches and what they were when it was made. A *claim* keeps two processes
+from doing one spec twice; it is void once its writer is gone, not after a time. A result is applied
+(`Replace`) if its inputs are still exactly what was read. It may replace a part of what was asked
+for, so an attempt that is bounded in memory, or in runs, helps as far as it got.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aiopersist.errors import BatchExpired
+from aiopersist.frontier import Antichain
+from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
+from aiopersist.state.model import Claim, HollowBatch, State
+from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
+
+
+class Spec(NamedTuple):
+    """What should be compacted: neighbouring batches, by ordinal, as they were, and to which since."""
+
+    inputs: dict[int, HollowBatch]
+    since: Antichain
+
+    @property
+    def first(self) -> int:
+        return next(iter(self.inputs))
+
+    @property
+    def last(self) -> int:
+        return next(reversed(self.inputs))
+
+    @property
+    def runs(self) -> int:
+        return sum(map(run_count, self.inputs.values()))
+
+
+def run_count(batch: HollowBatch) -> int:
+    """How many sorted runs the batch has."""
+    return len(batch.runs) + 1 if batch.parts else 0
+
+
+def is_compact(batch: HollowBatch, since: Antichain) -> bool:
+    """Whether nothing would be gained by reading and writing it again: at most one run, nothing to leave
+    out or to move when it is read, and as far advanced as it may be."""
+    marked = any(part.truncated is not None or part.rewrite is not None for part in batch.parts)
+    return not batch.parts or (not marked and not batch.runs and since <= batch.since)
+
+
+def plan(state: State, inputs_min: int) -> Spec | None:
+    """The spine batch most in need of it: of those that nobody claims the one of the most batches or runs,
+    if these are at least `inputs_min`."""
+    spec = max(_specs(state), key=_need, default=None)
+    return spec if spec is not None and _need(spec) >= max(inputs_min, 2) else None
+
+
+def _need(spec: Spec) -> int:
+    return max(len(spec.inputs), spec.runs)
+
+
+def plan_all(state: State, last: int, since: Antichain) -> Spec | None:
+    """Everything up to the batch of ordinal `last` as one batch, at `since` or later; `None` if it is that
+    already."""
+    inputs = {ordinal: batch for ordinal, batch in state.batches.items() if ordinal <= last}
+    if len(inputs) <= 1 and all(is_compact(batch, since) for batch in inputs.values()):
+        return None
+    return Spec(inputs, state.since)
+
+
+def _specs(state: State) -> Iterator[Spec]:
+    claimed = _claimed(state)
+    batches = iter(state.batches.items())
+    for spine in spine_of(state).batches():
+        inputs: dict[int, HollowBatch] = {}
+        for ordinal, batch in batches:
+            inputs[ordinal] = batch
+            if ordinal == spine.last:
+                break
+        if not any(first <= spine.last and spine.first <= last for first, last in claimed):
+            yield Spec(inputs, state.since)
+
+
+def _claimed(state: State) -> list[tuple[int, int]]:
+    return [(c.first, c.last) for c in state.claims.values() if c.writer in state.writers]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeClaim:
+    """Say that `writer` compacts the batches from `first` to `last`; `False` if somebody else does."""
+
+    writer: str
+    first: int
+    last: int
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.writer not in state.writers:
+            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        if any(first <= self.last and self.first <= last for first, last in _claimed(state)):
+            return Keep(result=False)
+        if self.first not in state.batches or self.last not in state.batches:
+            return Keep(result=False)
+        void = tuple(at for at, c in state.claims.items() if c.writer not in state.writers)
+        claim = Claim(writer=self.writer, first=self.first, last=self.last)
+        return commit(
+            state,
+            context,
+            result=True,
+            claims={self.first: claim},
+            writers={self.writer: renewed(state, self.writer, context)},
+            drop={"claims": tuple(at for at in void if at != self.first)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseClaim:
+    """Give it back."""
+
+    writer: str
+    first: int
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or state.finalized or not _is_claimed_by(state, self.first, self.writer):
+            return Keep()
+        return commit(state, context, drop={"claims": (self.first,)})
+
+
+def _is_claimed_by(state: State, first: int, writer: str) -> bool:
+    claim = state.claims.get(first)
+    return claim is not None and claim.writer == writer
+
+
+class Total(NamedTuple):
+    """Updates, and the sum of their diffs modulo 2**64."""
+
+    rows: int
+    diffs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Put `batch` in the place of its `inputs`, if they are still what was read. It holds the same
+    contents at every time at or beyond its since: the sums of diffs agree, and there are not more
+    updates. The result is whether it was done."""
+
+    writer: str
+    inputs: dict[int, HollowBatch]
+    batch: HollowBatch
+    read: Total
+    wrote: Total
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.writer not in state.writers:
+            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        if not self._fits(state):
+            return Keep(result=False)
+        first, *rest = self.inputs
+        last = [first, *rest][-1]
+        spine = spine_of(state)
+        spine.replace(first, last, sum(b.len for b in self.inputs.values()), self.batch.len)
+        claims = (first,) if _is_claimed_by(state, first, self.writer) else ()
+        return commit(
+            state,
+            context,
+            result=True,
+            batches={first: self.batch.replace(upper=state.batches[last].upper)},
+            writers={self.writer: renewed(state, self.writer, context)},
+            **changed_levels(state, spine),
+            drop={"batches": tuple(rest), "claims": claims, "levels": dropped_levels(state, spine)},
+        )
+
+    def _fits(self, state: State) -> bool:
+        first, last = next(iter(self.inputs)), next(reversed(self.inputs))
+        there = {o: b for o, b in state.batches.items() if first <= o <= last}
+        newest = there.get(last)
+        if newest is not None and not newest.parts:  # an empty batch that empty appends made longer
+            there[last] = newest.replace(upper=self.inputs[last].upper)
+        return (
+            there == self.inputs
+            and self.batch.since <= state.since
+            and self.read.diffs == self.wrote.diffs
+            and self.wrote.rows <= self.read.rows
+        )
+
+    def happened(self, state: State) -> bool | None:
+        """Its batch is there, or its inputs are; once both are gone nobody can tell."""
+        first = next(iter(self.inputs))
+        found = state.batches.get(first)
+        if found is not None and found.replace(upper=self.batch.upper) == self.batch:
+            return True
+        return False if found == self.inputs[first] else None
+
+
+def largest_inline_run(state: State) -> tuple[int, ...]:
+    """The neighbouring batches without blobs that hold the most inline bytes, ends without updates left
+    out."""
+    best: tuple[int, tuple[int, ...]] = (0, ())
+    run: list[int] = []
+    for ordinal, batch in [*state.batches.items(), (-1, None)]:
+        if batch is not None and all(part.inline is not None for part in batch.parts):
+            if run or batch.parts:
+                run.append(ordinal)
+            continue
+        while run and not state.batches[run[-1]].parts:
+            run.pop()
+        size = sum(state.batches[o].inline_bytes for o in run)
+        best = max(best, (size, tuple(run)))
+        run = []
+    return best[1]

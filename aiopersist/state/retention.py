@@ -1,0 +1,120 @@
+"""Commands that move since for good: critical readers, which never expire, and the policy of a shard."""
+
+from dataclasses import dataclass
+
+from aiopersist.errors import InvalidUsage, OpaqueMismatch, UsageKind
+from aiopersist.frontier import Antichain
+from aiopersist.state.command import Commit, Context, Keep, commit, live, meet_of_holds
+from aiopersist.state.diff import Changes
+from aiopersist.state.model import CriticalReader, Mark, Retention, State
+
+MARKS_PER_KEEP = 4  # how often an upper is remembered, per time that is kept: bounds what is kept too long
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterCritical:
+    """Take the critical reader of that id as it is; or make it, at the shard's since, with `opaque`. The
+    result is its record."""
+
+    reader: str
+    opaque: int
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        found = state.critical.get(self.reader)
+        if found is not None:
+            return Keep(result=found)
+        record = CriticalReader(since=state.since, opaque=self.opaque)
+        return commit(state, context, result=record, critical={self.reader: record})
+
+    def happened(self, state: State) -> bool | None:
+        return True if self.reader in state.critical else None
+
+
+@dataclass(frozen=True, slots=True)
+class DowngradeCritical:
+    """If the opaque is `expected`, install `opaque` and move the hold to its join with `since`; and the
+    shard's since as far as all holds let it. The result is the record."""
+
+    reader: str
+    expected: int
+    opaque: int
+    since: Antichain
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        found = state.critical[self.reader]
+        if found.opaque != self.expected:
+            return Keep(error=OpaqueMismatch(self.expected, found.opaque))
+        record = CriticalReader(since=found.since.join(self.since), opaque=self.opaque)
+        return commit(state, context, result=record, moved=True, critical={self.reader: record})
+
+    def happened(self, state: State) -> bool | None:
+        """Another may have gone on from there."""
+        found = state.critical.get(self.reader)
+        is_ours = found is not None and found.opaque == self.opaque and self.since <= found.since
+        return True if is_ours and self.opaque != self.expected else None
+
+
+@dataclass(frozen=True, slots=True)
+class SetRetention:
+    """The policy of the shard from now on; `None` for none. It begins where since is."""
+
+    times: int | None
+    seconds: float | None
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.times is None and self.seconds is None:
+            if not state.retention:
+                return Keep()
+            return Commit(Changes(drop={"retention": (0,)}))
+        if any(isinstance(time, tuple) for time in state.since.elements) and self.times is not None:
+            message = "a number of times is for int times; this shard has product times"
+            return Keep(error=InvalidUsage(UsageKind.INVALID_TIME, message, time=self.times))
+        mark = Mark(at=context.now, upper=state.upper)
+        record = Retention(times=self.times, seconds=self.seconds, hold=state.since, marks=(mark,))
+        return commit(state, context, retention={0: record})
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRetention:
+    """Move the policy's hold to what it says, and since as far as all holds let it. Not `exact`: only
+    where more is kept than one and a half times what must be."""
+
+    exact: bool
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        record = state.retention.get(0)
+        if record is None:
+            return Keep()
+        target, marks = _target(record, state, context.now, exact=self.exact)
+        hold = record.hold if target is None else record.hold.join(target)
+        changed = record.replace(hold=hold, marks=marks)
+        gains = not meet_of_holds(state, (), {"retention": {0: changed}}) <= state.since
+        if not gains and hold == record.hold and marks == record.marks:
+            return Keep()
+        return commit(state, context, moved=True, retention={0: changed})
+
+
+def _target(
+    record: Retention, state: State, now: float, *, exact: bool
+) -> tuple[Antichain | None, tuple[Mark, ...]]:
+    """Where the hold is to go, `None` if not yet; and the uppers that are remembered from now on."""
+    if record.times is not None:
+        upper = state.upper.time
+        if not isinstance(upper, int):
+            return None, record.marks
+        at, hold = upper - record.times, record.hold.time
+        assert isinstance(hold, int)
+        due = at > hold and (exact or at - hold > record.times // 2)
+        return (Antichain(at) if due else None), record.marks
+    assert record.seconds is not None
+    marks = record.marks
+    if state.upper != marks[-1].upper and now - marks[-1].at >= record.seconds / MARKS_PER_KEEP:
+        marks = (*marks, Mark(at=now, upper=state.upper))
+    old = [mark for mark in marks if mark.at <= now - record.seconds]
+    if not old or not old[-1].upper.elements:
+        return None, marks
+    return old[-1].upper, marks[len(old) - 1 :]
