@@ -254,8 +254,8 @@ class Client(Upkeep, Resource):
             if state is None and name == shard_id:
                 raise UnknownShard(f"there is no shard {name}", shard_id=shard_id)
             await commit(shard.register, Finalize(shard_id), Slot())
+            await bury(shard)  # first: repeated after a crash, it finds the shard by its name
             await catalog.free(self._stack, name, shard_id)
-            await bury(shard)
 
     async def txn_number(self, shard: str, app_id: str) -> int | None:
         """The last transaction number of that application; `None` if there is none. Linearizable."""
@@ -317,6 +317,7 @@ class Client(Upkeep, Resource):
         self._calls.close()
         handles = list(self._handles)
         await run_bounded(CLOSE_AT_ONCE, [self._drain, *(handle.aclose for handle in handles)])
+        await self._maintenance.aclose()
         self._scope.close()
         await self._stack.supervisor.aclose()
         for store in self._mine:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from aiopersist.compact import compact, compact_all
 from aiopersist.errors import BatchExpired, Error
 from aiopersist.gc.collect import Collected, collect
-from aiopersist.resource import run_bounded
+from aiopersist.resource import RELEASE_DEADLINE_S, run_bounded
 from aiopersist.rollup import due, write_rollup
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
@@ -90,6 +90,20 @@ class Maintenance:
         if (state := await shard.register.refresh()) is not None and not state.finalized:
             await self._roll_up(shard)
         return await collect(shard)
+
+    async def aclose(self) -> None:
+        """End the registrations, and with them the claims of what was cut off."""
+        for task in [*self._compacting.values(), *([self._idle] if self._idle else [])]:
+            task.cancel()
+        jobs = [partial(self._release, shard, writer) for shard, writer in self._maintainers.items()]
+        await run_bounded(LOOKS_AT_ONCE, jobs)
+
+    async def _release(self, shard: Shard, writer: str) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_DEADLINE_S):
+                await Registration.of_another(shard, writer).expire()
+        except (Error, TimeoutError) as error:
+            log.warning("a registration is left to its lease: %s", error)
 
     # --- what commits owe ------------------------------------------------------------------------
 

@@ -51,9 +51,11 @@ class FsckReport(BaseModel):
 async def fsck(shard: Shard) -> FsckReport:
     """Check everything. As many requests as there are rollups, parts and row groups."""
     try:
-        await load(shard.stack, shard.id)
+        if await load(shard.stack, shard.id) is not None:
+            await shard.open()
     except Corruption as error:
         return FsckReport(shard_id=shard.id, problems=[str(error)], parts=0, updates=0)
+    await shard.open()  # `UnknownShard`, `ShardFinalized`
     await shard.hold.acquire()  # what is looked at stays while it is looked at
     release = shard.register.pin(shard.state)
     try:
@@ -122,7 +124,7 @@ def _faults(table: "pa.Table", batch: HollowBatch, part: HollowPart, last: Any) 
     faults = set()
     if not sort_and_consolidate(table).equals(table.combine_chunks()):
         faults.add("its rows are not sorted and consolidated")
-    if last is not None and table.num_rows and row_key(table, 0) <= last:
+    if last is not None and table.num_rows and row_key(table, 0) < last:
         faults.add("it does not continue its run")
     if part.rewrite is not None:
         table = advance(table, part.rewrite)

@@ -85,7 +85,7 @@ class Upkeep(ABC):
     async def fsck(self, shard: str) -> FsckReport:
         """Read everything and say what is not as it must be. Changes nothing."""
         with self._calls.call():
-            return await fsck(await self._existing(shard))
+            return await fsck(self._shard(await resolve(self._stack, shard)))
 
     async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
         """Find the blobs that crashed or cancelled writers left, which no state names and none can name any

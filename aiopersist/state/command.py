@@ -87,6 +87,9 @@ def commit(
     """The commit of `changes`, which drops what is overdue, and moves since if a *moving* hold is
     renewed by it."""
     dropped = {name: keys for name, keys in (drop or {}).items() if keys} | _overdue(state, context, changes)
+    if void := claims_of(state, dropped.get("writers", ())):
+        kept = (at for at in void if at not in changes.get("claims", ()))
+        dropped["claims"] = tuple({*dropped.get("claims", ()), *kept})
     if moved:
         since = state.since.join(meet_of_holds(state, dropped.get("readers", ()), changes))
         if since != state.since:
@@ -94,6 +97,11 @@ def commit(
     if dropped:
         changes["drop"] = dropped
     return Commit(Changes.of(**{name: value for name, value in changes.items() if value != {}}), result)
+
+
+def claims_of(state: State, writers: tuple[int | str, ...]) -> tuple[int, ...]:
+    """The claims of these writers, which end with them."""
+    return tuple(at for at, claim in state.claims.items() if claim.writer in writers) if writers else ()
 
 
 def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping[str, Any]) -> Antichain:

@@ -81,8 +81,14 @@ def _specs(state: State) -> Iterator[Spec]:
             yield Spec(inputs, state.since)
 
 
-def _claimed(state: State) -> list[tuple[int, int]]:
-    return [(c.first, c.last) for c in state.claims.values() if c.writer in state.writers]
+def _claimed(state: State, now: float | None = None) -> list[tuple[int, int]]:
+    """What is claimed by writers that are registered; and, if `now` is given, not overdue."""
+    lives = {
+        writer
+        for writer, record in state.writers.items()
+        if now is None or record.heartbeat + record.lease_s >= now
+    }
+    return [(c.first, c.last) for c in state.claims.values() if c.writer in lives]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +103,10 @@ class TakeClaim:
         state = live(state)
         if self.writer not in state.writers:
             return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
-        if any(first <= self.last and self.first <= last for first, last in _claimed(state)):
+        if any(first <= self.last and self.first <= last for first, last in _claimed(state, context.now)):
             return Keep(result=False)
         if self.first not in state.batches or self.last not in state.batches:
             return Keep(result=False)
-        void = tuple(at for at, c in state.claims.items() if c.writer not in state.writers)
         claim = Claim(writer=self.writer, first=self.first, last=self.last)
         return commit(
             state,
@@ -109,7 +114,6 @@ class TakeClaim:
             result=True,
             claims={self.first: claim},
             writers={self.writer: renewed(state, self.writer, context)},
-            drop={"claims": tuple(at for at in void if at != self.first)},
         )
 
 

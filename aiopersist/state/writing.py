@@ -6,7 +6,7 @@ from typing import Any
 
 from aiopersist.errors import AlreadyAppended, BatchExpired, Error, LeaseExpired, UpperMismatch
 from aiopersist.frontier import Antichain, successor
-from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
+from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, renewed
 from aiopersist.state.diff import Changes
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import HollowBatch, State, Transaction, Writer
@@ -68,7 +68,8 @@ class ExpireWriter:
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or self.writer not in state.writers:
             return Keep()
-        return Commit(Changes(drop={"writers": (self.writer,)}))
+        drop = {"writers": (self.writer,), "claims": claims_of(state, (self.writer,))}
+        return Commit(Changes(drop={name: keys for name, keys in drop.items() if keys}))
 
 
 @dataclass(frozen=True, slots=True)
