@@ -200,6 +200,8 @@ class Maintenance:
         state = shard.register.state
         if state is None or state.finalized:
             return
+        if not state.retention and not self._stack.settings.background_upkeep:
+            return  # nothing to do: not worth a request
         try:
             state = await shard.open()
         except Error as error:
