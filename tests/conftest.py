@@ -23,7 +23,9 @@ from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
 
 # Shared, noisy cores: how long one example takes says nothing.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "default", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("quick", settings.get_profile("default"), max_examples=20)
 
 # Another Python changes little: fewer examples, one S3 server, and no pair of stores of which both were seen.

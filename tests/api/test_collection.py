@@ -273,6 +273,7 @@ async def finished(place: Place, shard_id: str) -> None:
         await sound(place, client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("landed", [False, True])
 @pytest.mark.parametrize("collected", [False, True])
 async def test_a_crash_at_every_request(collected: bool, landed: bool) -> None:
@@ -330,6 +331,7 @@ async def test_a_crash_at_every_request_of_the_end(end: str, landed: bool) -> No
     assert not faults
 
 
+@pytest.mark.slow
 async def test_cancelled_at_every_step() -> None:
     """Goal: as a crash, and without leaks that are left to a sweep where nothing was sent."""
     origin, shard_id = await prepared()
@@ -966,6 +968,7 @@ class Life:
 TIGHT = 0, 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "memory"), [*((seed, 2**28) for seed in range(2)), TIGHT])
 async def test_a_life(seed: int, memory: int) -> None:
     """Goal: whatever is done with a shard, in whatever order and by which process, it shows what was
