@@ -47,7 +47,7 @@ async def losing(proxy: TcpProxy) -> None:
 
 @asynccontextmanager
 async def bad_s3(how: str, url: str) -> AsyncIterator[ap.Blob]:
-    if how in Outcome:
+    if how in [outcome.value for outcome in Outcome]:
         inner = ap.open_blob(url)
         yield FaultyBlob(inner, EveryThird(Outcome(how)))
         await inner.aclose()
