@@ -159,6 +159,14 @@ def minimum(time_length: int | None) -> Antichain:
     return Antichain(0) if time_length is None else Antichain((0,) * time_length)
 
 
+def shaped(value: "Antichain | Time", time_length: int | None) -> Antichain:
+    """`value` as a frontier of times of that length (`None`: ints); `INVALID_TIME` for another shape."""
+    found = frontier(value)
+    if found.elements:
+        minimum(time_length).less_equal(found.elements[0])  # raises for another shape
+    return found
+
+
 def advance(time: Time, frontier: Antichain | Time) -> Time:
     """The time that `time` may be replaced by when only reads at times beyond `frontier` remain:
     the meet over all `f` in the frontier of `join(time, f)`; for ints `max(time, f)`.

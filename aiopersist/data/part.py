@@ -212,11 +212,16 @@ def _check(index: PartIndex, ranges: Ranges, row_groups: Iterable[int]) -> None:
             raise Corruption(f"row group {number} of a part does not have its checksum")
 
 
-def decode_part(data: bytes, ref: PartRef, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """All rows of a part. `schema` is that of the part. `Corruption` unless all bytes are ours."""
+def read_index(data: bytes, ref: PartRef) -> PartIndex:
+    """The index of a part, from all its bytes. `Corruption` unless they are as many, and the index ours."""
     if len(data) != ref.size:
         raise Corruption(f"a part of {len(data)} bytes, {ref.size} were written")
-    index = read_footer(data[len(data) - ref.footer_bytes :], ref)
+    return read_footer(data[len(data) - ref.footer_bytes :], ref)
+
+
+def decode_part(data: bytes, ref: PartRef, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """All rows of a part. `schema` is that of the part. `Corruption` unless all bytes are ours."""
+    index = read_index(data, ref)
     return read_row_groups(index, [(0, data)], range(len(index.row_groups)), schema)
 
 

@@ -24,8 +24,6 @@ from aiopersist.state.lifecycle import DropRollups
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.storage.consensus import Versioned
 
-DELETE_AT_ONCE = 1000  # keys per request: what S3 takes
-
 
 class Collected(NamedTuple):
     """What a collection removed."""
@@ -54,11 +52,11 @@ async def collect(shard: Shard) -> Collected:
         garbage = await _dropped(shard, state, first[0].seqno, r)
         if garbage is None:
             return Collected()
-        await delete(shard, garbage)
+        await stack.blob.delete(garbage)
         parts, versions = len(garbage), await stack.consensus.truncate(key, r)
     old = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno < r}
     if old:
-        await delete(shard, [rollup.key for rollup in old.values()])
+        await stack.blob.delete([rollup.key for rollup in old.values()])
         await commit(shard.register, DropRollups(tuple(old)), Slot())
     return Collected(parts, versions, len(old))
 
@@ -87,16 +85,10 @@ async def bury(shard: Shard) -> Collected:
         base = await read_rollup(stack, *rollups[earliest])
         parts |= part_keys(base.batches.values()) if base is not None else set()
         rollups |= {s: (r.key, r.checksum) for s, r in base.rollups.items()} if base is not None else {}
-    await delete(shard, sorted(parts))
+    await stack.blob.delete(sorted(parts))
     versions = await stack.consensus.truncate(key, head.seqno)
-    await delete(shard, [key for key, _ in rollups.values()])
+    await stack.blob.delete([key for key, _ in rollups.values()])
     return Collected(len(parts), versions, len(rollups))
-
-
-async def delete(shard: Shard, keys: list[str]) -> None:
-    """Delete blobs, some at a time."""
-    for start in range(0, len(keys), DELETE_AT_ONCE):
-        await shard.stack.blob.delete(keys[start : start + DELETE_AT_ONCE])
 
 
 async def _dropped(shard: Shard, state: State, earliest: int, r: int) -> list[str] | None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from aiopersist.errors import Corruption
-from aiopersist.gc.collect import DELETE_AT_ONCE, part_keys
+from aiopersist.gc.collect import part_keys
 from aiopersist.shard.log import SCAN_LIMIT, SHARD_PREFIX, consensus_key, load, read_rollup
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
@@ -58,8 +58,7 @@ async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
         }
         keys = list(leaked)
         if not dry_run:
-            for start in range(0, len(keys), DELETE_AT_ONCE):
-                await stack.blob.delete(keys[start : start + DELETE_AT_ONCE])
+            await stack.blob.delete(keys)
         found = Sweep((*found.keys, *keys), found.bytes + sum(leaked.values()), found.deleted)
     return found
 

@@ -6,6 +6,7 @@ from aiopersist.errors import UnknownShard
 from aiopersist.frontier import Antichain
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.shard import Shard
+from aiopersist.state.compaction import run_count
 from aiopersist.state.model import (
     Claim,
     CriticalReader,
@@ -45,7 +46,7 @@ class BatchView(BaseModel):
             since=batch.since,
             len=batch.len,
             parts=len(batch.parts),
-            runs=len(batch.runs) + 1 if batch.parts else 0,
+            runs=run_count(batch),
             blob_bytes=sum(part.size for part in batch.parts if part.key is not None),
             inline_bytes=batch.inline_bytes,
         )

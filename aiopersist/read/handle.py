@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from aiopersist.data.codec import Schema
 from aiopersist.data.updates import Updates
 from aiopersist.errors import Corruption, InvalidUsage, NotReadable, SinceViolation, UsageKind
-from aiopersist.frontier import TIME_MAX, Antichain, Time, frontier, minimum, successor
+from aiopersist.frontier import TIME_MAX, Antichain, Time, frontier, minimum, shaped, successor
 from aiopersist.read import cursor as cursors
 from aiopersist.read.listen import Listen, Start, hold_for
 from aiopersist.read.snapshot import Snapshot
@@ -332,10 +332,7 @@ class ReadHandle(Resource, Generic[K, V]):
         return found.elements[0]
 
     def _frontier(self, value: Antichain | Time) -> Antichain:
-        found = frontier(value)
-        if found.elements:
-            minimum(self._schema.time_length).less_equal(found.elements[0])
-        return found
+        return shaped(value, self._schema.time_length)
 
     def __repr__(self) -> str:
         return f"<ReadHandle of {self._shard.id}: since {self.since}, upper {self.upper}>"

@@ -19,7 +19,15 @@ from aiopersist.data.assemble import concat
 from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import adapt
 from aiopersist.data.inline import decode_inline
-from aiopersist.data.part import PartIndex, checked, decode_part, plan_ranges, read_footer, read_row_groups
+from aiopersist.data.part import (
+    PartIndex,
+    checked,
+    decode_part,
+    plan_ranges,
+    read_footer,
+    read_index,
+    read_row_groups,
+)
 from aiopersist.data.times import advance, filter_times
 from aiopersist.data.updates import Updates
 from aiopersist.errors import Corruption, Error, LeaseExpired
@@ -114,22 +122,17 @@ class Fetch:
         if part.key is None:
             yield await self.table([named], selection, reader)
             return
-        schema = self.shard.schema(part.schema_id)
-        async with aclosing(self._row_groups(part, reader)) as ranges:
-            async for index, offset, data, numbers in ranges:
-                for number in numbers:
-                    table = await self.stack.compute(
-                        read_row_groups, index, [(offset, data)], [number], schema
-                    )
-                    yield await self.stack.compute(self._selected, table, batch, part, selection)
+        async with aclosing(self.raw_slabs(part, reader)) as tables:
+            async for table in tables:
+                yield await self.stack.compute(self._selected, table, batch, part, selection)
 
-    async def raw_slabs(self, part: HollowPart) -> "AsyncGenerator[pa.Table, None]":
+    async def raw_slabs(self, part: HollowPart, reader: str = "") -> "AsyncGenerator[pa.Table, None]":
         """The part as it was written, row group by row group."""
         schema = self.shard.schema(part.schema_id)
         if part.inline is not None:
             yield decode_inline(part.inline, schema, part.checksum)
             return
-        async with aclosing(self._row_groups(part, "")) as ranges:
+        async with aclosing(self._row_groups(part, reader)) as ranges:
             async for index, offset, data, numbers in ranges:
                 for number in numbers:
                     yield await self.stack.compute(read_row_groups, index, [(offset, data)], [number], schema)
@@ -221,9 +224,7 @@ class Fetch:
 
 def _index(data: bytes, part: HollowPart) -> PartIndex:
     """The index of a whole part, all of whose bytes are ours."""
-    if len(data) != part.size:
-        raise Corruption(f"a part of {len(data)} bytes, {part.size} were written")
-    index = read_footer(data[len(data) - part.footer_bytes :], part)
+    index = read_index(data, part)
     checked(index, 0, data, range(len(index.row_groups)))
     return index
 

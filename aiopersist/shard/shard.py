@@ -4,7 +4,7 @@ from typing import Any
 
 from aiopersist.data.codec import Schema
 from aiopersist.errors import CodecMismatch, ShardFinalized, UnknownShard
-from aiopersist.frontier import Antichain, Time, frontier, minimum
+from aiopersist.frontier import Antichain, Time, minimum, shaped
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
@@ -64,8 +64,4 @@ class Shard:
 
     def checked_frontier(self, value: Antichain | Time) -> Antichain:
         """`value` as a frontier of the shard's times; `INVALID_TIME` for another shape."""
-        found = frontier(value)
-        least = minimum(self.schema(self.state.schema_id).time_length)
-        if found.elements:
-            least.less_equal(found.elements[0])  # raises for another shape
-        return found
+        return shaped(value, self.schema(self.state.schema_id).time_length)

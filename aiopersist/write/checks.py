@@ -4,7 +4,7 @@ from typing import Any
 
 from aiopersist.data.codec import Schema
 from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain, Time, frontier, minimum
+from aiopersist.frontier import Antichain, Time, shaped
 from aiopersist.shard.catalog import is_text
 
 Txn = tuple[str, int]
@@ -12,11 +12,7 @@ Txn = tuple[str, int]
 
 def check_frontier(value: Antichain | Time, schema: Schema[Any, Any, Any]) -> Antichain:
     """`value` as a frontier of the schema's times; `INVALID_TIME` for another shape."""
-    found = frontier(value)
-    least = minimum(schema.time_length)
-    if found.elements:
-        least.less_equal(found.elements[0])  # raises for another shape
-    return found
+    return shaped(value, schema.time_length)
 
 
 def check_bounds(
