@@ -29,8 +29,8 @@ def newest() -> str:
     return f"py3{max([*here, sys.version_info.minor])}"
 
 
-BETWEEN = "tests/state tests/test_package.py " + " ".join(
-    f"tests/api/test_{name}.py" for name in ("client", "batches", "upkeep")
+BETWEEN = "tests/state tests/test_package.py tests/storage/test_s3.py " + " ".join(
+    f"tests/api/test_{name}.py" for name in ("client", "batches", "batches_s3", "upkeep")
 )
 
 add_pyenv_to_path()

@@ -12,12 +12,12 @@ Whoever crashes between two steps leaves nothing but work that is repeated: dele
 Rollup blobs are deleted after the truncation, since until then the earliest version needs its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
-from aiopersist.shard.log import SCAN_LIMIT, consensus_key, read_rollup
+from aiopersist.shard.log import Truncated, consensus_key, read_rollup, versions_between
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import DropRollups
@@ -71,16 +71,15 @@ async def bury(shard: Shard) -> Collected:
     parts: set[str] = set()
     rollups: dict[int, tuple[str, str]] = {}
     first = await stack.consensus.scan(key, 0, 1)
-    earliest = at = first[0].seqno if first else head.seqno
-    while at < head.seqno:
-        found = await stack.consensus.scan(key, at, SCAN_LIMIT)
-        if not found or found[0].seqno != at:
-            return Collected()  # somebody else does it
-        parts |= await stack.compute(_named, found)
-        for version in found:
-            name = decode_diff(version.data).rollup
-            rollups |= {name.seqno: (name.key, name.checksum)} if name is not None else {}
-        at = found[-1].seqno + 1
+    earliest = first[0].seqno if first else head.seqno
+    try:
+        async for found in versions_between(stack, shard.id, earliest, head.seqno - 1):
+            parts |= await stack.compute(_named, found)
+            for version in found:
+                name = decode_diff(version.data).rollup
+                rollups |= {name.seqno: (name.key, name.checksum)} if name is not None else {}
+    except Truncated:
+        return Collected()  # somebody else does it
     if earliest in rollups:
         base = await read_rollup(stack, *rollups[earliest])
         parts |= part_keys(base.batches.values()) if base is not None else set()
@@ -103,17 +102,16 @@ async def _dropped(shard: Shard, state: State, earliest: int, r: int) -> list[st
             return None
         seen |= part_keys(base.batches.values())
         at += 1
-    while at <= r:
-        found = await stack.consensus.scan(consensus_key(shard.id), at, min(SCAN_LIMIT, r + 1 - at))
-        if not found or found[0].seqno != at:
-            return None  # truncated: these are not the versions up to `r`
-        seen |= await stack.compute(_named, found)
-        at = found[-1].seqno + 1
+    try:
+        async for found in versions_between(stack, shard.id, at, r):
+            seen |= await stack.compute(_named, found)
+    except Truncated:
+        return None
     at_r = await read_rollup(stack, state.rollups[r].key, state.rollups[r].checksum)
     return None if at_r is None else sorted(seen - part_keys(at_r.batches.values()))
 
 
-def _named(versions: list[Versioned]) -> set[str]:
+def _named(versions: Sequence[Versioned]) -> set[str]:
     return set().union(*(part_keys(decode_diff(v.data).changes.batches.values()) for v in versions))
 
 

@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 from aiopersist.errors import Corruption
 from aiopersist.gc.collect import part_keys
-from aiopersist.shard.log import SCAN_LIMIT, SHARD_PREFIX, consensus_key, load, read_rollup
+from aiopersist.shard.log import (
+    SHARD_PREFIX,
+    Truncated,
+    consensus_key,
+    load,
+    read_rollup,
+    versions_between,
+)
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.keys import writer_of
@@ -94,7 +101,7 @@ async def _listed(stack: Stack, shard: str) -> dict[str, int]:
 
 async def _named(stack: Stack, shard: str) -> _Named | None:
     """By the head, and by every live state below it; read again if versions were truncated meanwhile."""
-    before: int | None = None
+    before: tuple[int, int] | None = None
     while True:
         head = await load(stack, shard)
         if head is None:
@@ -102,39 +109,35 @@ async def _named(stack: Stack, shard: str) -> _Named | None:
         if head.finalized:
             nothing: frozenset[str] = frozenset()
             return _Named(nothing, nothing, nothing, nothing)
-        if head.seqno == before:
-            text = "its earliest version has no rollup, or its versions are not contiguous"
-            raise Corruption(text, shard_id=shard)
-        before = head.seqno
+        first = await stack.consensus.scan(consensus_key(shard), 0, 1)
+        earliest = first[0].seqno if first else head.seqno + 1
         current = part_keys(head.batches.values())
         rollups = {rollup.key for rollup in head.rollups.values()}
-        older = await _older(stack, shard, head)
-        if older is not None:
-            named = frozenset(current | rollups | older)
-            return _Named(frozenset(head.writers), named, frozenset(current | rollups), frozenset(current))
+        try:
+            older = await _older(stack, shard, earliest, head)
+        except Truncated as error:
+            if before == (earliest, head.seqno):  # nobody did it meanwhile
+                text = f"its earliest version has no rollup, or its versions are not contiguous: {error}"
+                raise Corruption(text, shard_id=shard) from error
+            before = earliest, head.seqno
+            continue
+        named = frozenset(current | rollups | older)
+        return _Named(frozenset(head.writers), named, frozenset(current | rollups), frozenset(current))
 
 
-async def _older(stack: Stack, shard: str, head: State) -> set[str] | None:
-    """What live versions below the head name."""
-    first = await stack.consensus.scan(consensus_key(shard), 0, 1)
-    if not first:
-        return None
-    at = first[0].seqno
+async def _older(stack: Stack, shard: str, earliest: int, head: State) -> set[str]:
+    """What live versions from the earliest to the head name. `Truncated`."""
     seen: set[str] = set()
-    if at > 0:
-        if at not in head.rollups:
-            return None
-        base = await read_rollup(stack, head.rollups[at].key, head.rollups[at].checksum)
+    if earliest > 0:
+        if earliest not in head.rollups:
+            raise Truncated(f"the rollup of version {earliest}")
+        base = await read_rollup(stack, head.rollups[earliest].key, head.rollups[earliest].checksum)
         if base is None:
-            return None
+            raise Truncated(f"the rollup of version {earliest}")
         seen |= part_keys(base.batches.values())
-    while at <= head.seqno:
-        versions = await stack.consensus.scan(consensus_key(shard), at, SCAN_LIMIT)
-        if not versions or versions[0].seqno != at:
-            return None
+    async for versions in versions_between(stack, shard, earliest, head.seqno):
         for version in versions:
             changes = decode_diff(version.data).changes
             seen |= part_keys(changes.batches.values())
             seen |= {rollup.key for rollup in changes.rollups.values()}
-        at = versions[-1].seqno + 1
     return seen

@@ -6,7 +6,7 @@ state is: the head, the rollup that it names, and the diffs after that. Between 
 may commit, and truncate what is no longer needed: then it begins again from a newer head.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
@@ -20,9 +20,26 @@ SCAN_LIMIT = 512  # versions per request: a few MB at most, since inline parts a
 FEW = 8  # versions: applying them takes less than a millisecond
 
 
+class Truncated(Exception):
+    """Versions that were to be read are not there any more: somebody collects."""
+
+
 def consensus_key(shard: str) -> str:
     """Where the versions of `shard` are."""
     return SHARD_PREFIX + shard
+
+
+async def versions_between(
+    stack: Stack, shard: str, first: int, last: int
+) -> AsyncIterator[Sequence[Versioned]]:
+    """The versions from `first` to `last`, a request's worth at a time. `Truncated`."""
+    at = first
+    while at <= last:
+        found = await stack.consensus.scan(consensus_key(shard), at, min(SCAN_LIMIT, last + 1 - at))
+        if not found or found[0].seqno != at:
+            raise Truncated(f"version {at} of {shard}")
+        yield found
+        at = found[-1].seqno + 1
 
 
 async def load(stack: Stack, shard: str) -> State | None:
@@ -73,15 +90,14 @@ async def replay(stack: Stack, shard: str, state: State | None, head: Versioned)
     at = -1 if state is None else state.seqno
     if at + 1 == head.seqno:
         return apply(_decode(head, shard), state)
-    while at < head.seqno:
-        versions = await stack.consensus.scan(consensus_key(shard), at + 1, SCAN_LIMIT)
-        if not versions or versions[0].seqno != at + 1:
-            return None
-        if len(versions) > FEW:
-            state = await stack.compute(_applied, versions, shard, state)
-        else:
-            state = _applied(versions, shard, state)
-        at = versions[-1].seqno
+    try:
+        async for versions in versions_between(stack, shard, at + 1, head.seqno):
+            if len(versions) > FEW:
+                state = await stack.compute(_applied, versions, shard, state)
+            else:
+                state = _applied(versions, shard, state)
+    except Truncated:
+        return None
     return state
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from aiopersist.data.buffer import Buffer
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import diff_sum
-from aiopersist.data.inline import checksum, encode_inline
 from aiopersist.data.order import row_key
-from aiopersist.data.part import EncodedPart, PartWriter, StatsSpec
-from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
+from aiopersist.data.part import PartWriter
+from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain, Description
+from aiopersist.shard.parts import inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import Total
 from aiopersist.state.keys import BlobKey
@@ -75,7 +75,7 @@ class SortedParts:
         """The parts, all uploaded; none if nothing came."""
         small = self._part is None and not self.keys and self._buffer.goodbytes < self._inline_max_bytes
         if self._buffer.rows and small:
-            return (self._inline(self._buffer.take()),)
+            return (inline_part(self._buffer.take(), self._schema_id),)
         if self._buffer.rows:
             await self._write(self._buffer.take())
         if self._part is not None:
@@ -90,22 +90,10 @@ class SortedParts:
         if self.keys:
             await self._stack.blob.delete(self.keys)
 
-    def _inline(self, table: "pa.Table") -> HollowPart:
-        data = encode_inline(table)
-        return HollowPart(
-            inline=data,
-            size=len(data),
-            rows=table.num_rows,
-            checksum=checksum(data),
-            schema_id=self._schema_id,
-        )
-
     async def _write(self, table: "pa.Table") -> None:
         settings = self._stack.settings
         if self._part is None:
-            enabled, untrimmable = settings.stats_collection_enabled, settings.stats_untrimmable_columns
-            stats = StatsSpec(enabled, settings.stats_budget_bytes, untrimmable)
-            self._part = PartWriter(self._schema, self._description, stats)
+            self._part = PartWriter(self._schema, self._description, stats_spec(settings))
         await self._stack.compute(self._part.write, table)
         if self._part.size >= self._part_bytes:
             await self._cut()
@@ -118,30 +106,11 @@ class SortedParts:
         await self._collect()
         key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())
         self.keys.append(key)
-        self._uploading = self._stack.supervisor.spawn(self._upload(key, encoded), "upload a compacted part")
+        self._uploading = self._stack.supervisor.spawn(
+            put(self._stack.blob, key, encoded, self._schema_id), "upload a compacted part"
+        )
 
     async def _collect(self) -> None:
         if self._uploading is not None:
             self._parts.append(await asyncio.shield(self._uploading))
             self._uploading = None
-
-    async def _upload(self, key: str, part: EncodedPart) -> HollowPart:
-        try:
-            await self._stack.blob.set(key, part.data)
-        except Indeterminate as error:  # nothing names it: as far as anybody can see it did not happen
-            raise StorageUnavailable(f"part {key} was perhaps not written: {error}") from error
-        return hollow_part(key, part, self._schema_id)
-
-
-def hollow_part(key: str, part: EncodedPart, schema_id: int) -> HollowPart:
-    """What the state keeps of a part that was written."""
-    return HollowPart(
-        key=key,
-        size=part.size,
-        rows=part.rows,
-        footer_bytes=part.footer_bytes,
-        checksum=part.checksum,
-        schema_id=schema_id,
-        key_lower=part.key_lower,
-        stats=part.stats,
-    )

@@ -25,14 +25,14 @@ from aiopersist.data.buffer import Buffer, Row
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.convert import Rows, is_arrow, pieces_of, rough_bytes, to_table
-from aiopersist.data.inline import checksum, encode_inline
 from aiopersist.data.order import row_key
-from aiopersist.data.part import EncodedPart, StatsSpec, encode_part
+from aiopersist.data.part import EncodedPart, encode_part
 from aiopersist.data.sizes import check_update_size, goodbytes
 from aiopersist.data.times import Greatest, first_row_not_beyond
 from aiopersist.data.tiny import PlainRows, Tiny, tiny
-from aiopersist.errors import Error, Indeterminate, InvalidUsage, StorageUnavailable, UsageKind
+from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
+from aiopersist.shard.parts import inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
@@ -248,15 +248,7 @@ class Upload:
         return self._inline_part(table) if table.num_rows else None
 
     def _inline_part(self, columns: "pa.Table | pa.RecordBatch") -> "_Part":
-        data = encode_inline(columns)
-        hollow = HollowPart.of(
-            inline=data,
-            size=len(data),
-            rows=columns.num_rows,
-            checksum=checksum(data),
-            schema_id=self._schema_id,
-        )
-        return _Part(hollow, None, None)
+        return _Part(inline_part(columns, self._schema_id), None, None)
 
     async def _make_room(self) -> None:
         """Wait for the oldest parts until one more may be in flight."""
@@ -286,20 +278,7 @@ class Upload:
         if encoded is None:
             return None
         part, first, last, diffs = encoded
-        try:
-            await self._stack.blob.set(key, part.data)
-        except Indeterminate as error:  # nothing names it: as far as anybody can see it did not happen
-            raise StorageUnavailable(f"part {key} was perhaps not written: {error}") from error
-        hollow = HollowPart(
-            key=key,
-            size=part.size,
-            rows=part.rows,
-            footer_bytes=part.footer_bytes,
-            checksum=part.checksum,
-            schema_id=self._schema_id,
-            key_lower=part.key_lower,
-            stats=part.stats,
-        )
+        hollow = await put(self._stack.blob, key, part, self._schema_id)
         return _Part(hollow, first, last, diffs)
 
     def _encode(self, only: list["pa.Table"]) -> "tuple[EncodedPart, Any, Any, int] | None":
@@ -308,9 +287,7 @@ class Upload:
         first, last, diffs = row_key(only[0], 0), row_key(only[0], -1), diff_sum(only[0])
         description = Description(self.lower, Antichain(), self._since)
         settings = self._stack.settings
-        stats = StatsSpec(
-            settings.stats_collection_enabled, settings.stats_budget_bytes, settings.stats_untrimmable_columns
-        )
+        stats = stats_spec(settings)
         size = settings.row_group_bytes
         encoded = encode_part(only.pop(), self._schema, description, row_group_bytes=size, stats=stats)
         return encoded, first, last, diffs
