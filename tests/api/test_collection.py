@@ -603,7 +603,6 @@ async def test_upkeep_paused_beside_everything(pause: str, expired: bool) -> Non
     await finished(place, shard_id)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # batches that have expired are dropped
 @pytest.mark.parametrize("expired", [False, True])
 @pytest.mark.parametrize("kind", ["upload", "append", "staged", "builder", "transmitted"])
 async def test_writers_paused_beside_a_sweep(kind: str, expired: bool) -> None:
@@ -611,7 +610,7 @@ async def test_writers_paused_beside_a_sweep(kind: str, expired: bool) -> None:
     place, shard_id = await prepared()
     way, rng = Way(), random.Random(2)
     async with place.open(way) as slow, place.open() as other:
-        w = await slow.writer(NAME, SCHEMA)
+        w, batch = await slow.writer(NAME, SCHEMA), None
         lower = w.upper.time
         updates = [(f"{n:03}" * 9, n, lower, 1) for n in range(30)]
         if kind in ("upload", "append"):
@@ -633,18 +632,18 @@ async def test_writers_paused_beside_a_sweep(kind: str, expired: bool) -> None:
             if kind in ("upload", "append"):
                 await task
             else:
-                batch = staged
-                if batch is None:
-                    batch = await builder.finish(lower + 1)
-                handle = w
+                handle = w if data is None else await other.writer(NAME, SCHEMA)
                 if data is not None:
-                    handle = await other.writer(NAME, SCHEMA)
                     batch = await handle.batch_from_transmittable(data)
+                else:
+                    batch = staged if staged is not None else await builder.finish(lower + 1)
                 await handle.compare_and_append_batch([batch], lower, lower + 1)
             place.model.append(updates, [lower], [lower + 1])
             assert kind in ("upload", "append") or not expired
         except (ap.BatchExpired, ap.LeaseExpired):
             assert expired
+            if batch is not None:
+                await batch.delete()
         await sound(place, other)
         async with other.writer(NAME, SCHEMA) as again:
             await append(place, again, rng)
