@@ -108,13 +108,14 @@ async def compact_all(shard: Shard, registration: Registration, last: int, since
             await shard.open()
 
 
-async def compact(shard: Shard, spec: Spec, registration: Registration) -> bool:
-    """Compact as much of `spec` as the memory allows; whether anything was. One commit, two with a blob;
-    requests for every part that is read or written. Whatever it raises, a claim may be left: it ends
-    with the registration, which is not to be used again. `Corruption` if a blob is lost."""
+async def compact(shard: Shard, spec: Spec, registration: Registration, *, claims_all: bool = False) -> bool:
+    """Compact as much of `spec` as the memory allows; whether anything was. One commit, two with a blob
+    or with `claims_all`; requests for every part that is read or written. Whatever it raises, a claim
+    may be left: it ends with the registration, which is not to be used again. `Corruption` if a blob is
+    lost."""
     work = bounded(spec, Budget.of(shard.stack.settings).runs_max)
     slot, writer = Slot(), registration.writer
-    small = all(part.key is None for run in work.read for _, part in run)
+    small = not claims_all and all(part.key is None for run in work.read for _, part in run)
     claim = TakeClaim(writer, work.spec.first, work.spec.last)
     if not small and not await commit(shard.register, claim, slot):
         return False

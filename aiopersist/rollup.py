@@ -5,16 +5,12 @@ commits version `n * rollup_every` owes the rollup; when that one died, any comm
 does. Two that do it at once cost an upload: the older one is not named.
 """
 
-from collections.abc import Callable
-
-from aiopersist.errors import BatchExpired
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import checksum_of, encode_rollup
 from aiopersist.state.lifecycle import AddRollup
 from aiopersist.state.model import Rollup, State
-from aiopersist.state.writing import RegisterWriter
 
 
 def due(state: State, every: int) -> bool:
@@ -23,28 +19,16 @@ def due(state: State, every: int) -> bool:
     return not state.finalized and behind >= every and (state.seqno % every == 0 or behind * 4 >= every * 5)
 
 
-async def write_rollup(
-    shard: Shard, writer: str | None = None, remember: Callable[[str], None] = lambda writer: None
-) -> str:
-    """Write the current state of `shard` under `writer`, and name it; returns the writer, which is a
-    fresh one if that is not registered any more: an id never comes back. One blob and one commit,
-    one commit more to register. `remember` is told a fresh writer before it is registered, so that it
-    serves the next rollup, whatever becomes of this one."""
-    stack, slot, state = shard.stack, Slot(), shard.state
-    if writer is None or writer not in state.writers:
-        writer = f"w{stack.runtime.uuid()}"
-        remember(writer)
-        await commit(shard.register, RegisterWriter(writer, stack.settings.writer_lease_s), slot)
-        state = shard.state
+async def write_rollup(shard: Shard, writer: str) -> bool:
+    """Write the current state of `shard` under the registered `writer`, and name it; `False` if a newer
+    one is named already. One blob and one commit. `BatchExpired` if the writer is not registered."""
+    stack, state = shard.stack, shard.state
     data = await stack.compute(encode_rollup, state)
     key = f"{shard.id}/{writer}/{stack.runtime.uuid()}.rollup"
     await stack.blob.set(key, data)
     rollup = Rollup(key=key, checksum=checksum_of(data), size=len(data))
     command = AddRollup(writer, state.seqno, rollup, stack.settings.txn_retention_s)
-    try:
-        named = await commit(shard.register, command, slot)
-    except BatchExpired:
-        named = False
+    named: bool = await commit(shard.register, command, Slot())
     if not named:
         await stack.blob.delete([key])
-    return writer
+    return named

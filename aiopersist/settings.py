@@ -104,9 +104,6 @@ class Settings(BaseModel):
     # Upkeep
     compaction_memory_bytes: PositiveInt = 256 * MIB
     """Memory of one compaction, at any size of input."""
-    background_upkeep: bool = False
-    """Whether commits and idle shards start compactions and collections by themselves. They are new: until
-    they have been tried for longer, they run when asked (`force_compaction`, `force_gc`)."""
     compaction_inputs_min: PositiveInt = 8
     """Batches, or runs, that are worth a compaction while appends come; an idle shard is compacted to what
     its spine says."""

@@ -33,10 +33,15 @@ class Collected(NamedTuple):
     rollups: int = 0
 
 
+def held(state: State) -> int:
+    """The oldest version that a reader may still need."""
+    return min((reader.seqno_hold for reader in state.readers.values()), default=state.seqno)
+
+
 def horizon(state: State) -> int | None:
     """The version below which nobody needs anything: the newest with a rollup that no hold is below."""
-    held = min((reader.seqno_hold for reader in state.readers.values()), default=state.seqno)
-    return max((seqno for seqno in state.rollups if seqno <= held), default=None)
+    oldest = held(state)
+    return max((seqno for seqno in state.rollups if seqno <= oldest), default=None)
 
 
 async def collect(shard: Shard) -> Collected:

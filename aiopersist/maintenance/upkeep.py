@@ -50,7 +50,7 @@ class Upkeep(ABC):
         to since, and return when that is applied. In memory are `settings.compaction_memory_bytes`, at any
         size."""
         with self._calls.call():
-            await self._maintenance.force_compaction(await self._existing(shard))
+            await self._maintenance.of(await self._existing(shard)).force_compaction()
 
     async def force_gc(self, shard: str) -> Collected:
         """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Says what was
@@ -59,7 +59,7 @@ class Upkeep(ABC):
             found = await self._existing(shard)
             if found.hold.reader:
                 await found.hold.heartbeat()
-            return await self._maintenance.force_gc(found)
+            return await self._maintenance.of(found).force_collection()
 
     async def finalize(self, shard: str) -> None:
         """Delete the data of a shard that nobody can read or write any more: since and upper are both empty,

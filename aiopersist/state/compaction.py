@@ -6,7 +6,7 @@ from doing one spec twice; it is void once its writer is gone, not after a time.
 for, so an attempt that is bounded in memory, or in runs, helps as far as it got.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,9 @@ from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
 from aiopersist.state.model import Claim, HollowBatch, State
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
+
+COLLECTION = -1
+"""In place of an ordinal: the claim of who rolls up and collects."""
 
 
 class Spec(NamedTuple):
@@ -48,10 +51,11 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
     return not batch.parts or (not marked and not batch.runs and since <= batch.since)
 
 
-def plan(state: State, inputs_min: int) -> Spec | None:
-    """The spine batch most in need of it: of those that nobody claims the one of the most batches or runs,
-    if these are at least `inputs_min`."""
-    spec = max(_specs(state), key=_need, default=None)
+def plan(state: State, inputs_min: int, resting: Collection[int] = ()) -> Spec | None:
+    """The spine batch most in need of it: of those that nobody claims, and that do not begin with an
+    ordinal in `resting`, the one of the most batches or runs, if these are at least `inputs_min`."""
+    specs = (spec for spec in _specs(state) if spec.first not in resting)
+    spec = max(specs, key=_need, default=None)
     return spec if spec is not None and _need(spec) >= max(inputs_min, 2) else None
 
 
@@ -93,7 +97,8 @@ def _claimed(state: State, now: float | None = None) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class TakeClaim:
-    """Say that `writer` compacts the batches from `first` to `last`; `False` if somebody else does."""
+    """Say that `writer` compacts the batches from `first` to `last`; or, if both are `COLLECTION`, that it
+    rolls up and collects. `False` if somebody else does."""
 
     writer: str
     first: int
@@ -105,7 +110,7 @@ class TakeClaim:
             return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
         if any(first <= self.last and self.first <= last for first, last in _claimed(state, context.now)):
             return Keep(result=False)
-        if self.first not in state.batches or self.last not in state.batches:
+        if not {self.first, self.last} <= {*state.batches, COLLECTION}:
             return Keep(result=False)
         claim = Claim(writer=self.writer, first=self.first, last=self.last)
         return commit(

@@ -144,8 +144,8 @@ async def test_failing_rollups_register_one_writer_and_come_rarely() -> None:
                 await w.compare_and_append([], n, n + 1)
                 await asyncio.sleep(0.005)
             (shard,) = client._shards.values()
-            assert len(shard.state.writers) == 2
-        assert 2 <= blob.tries <= 14
+            assert len(shard.state.writers) <= 2
+        assert 1 <= blob.tries <= 3
 
 
 async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> N
             return work(*args)
 
         monkeypatch.setattr(log, name, seen)
-    from aiopersist.rollup import write_rollup
+    from aiopersist.maintenance.shard import ShardUpkeep
 
     blob, consensus = MemoryBlob(), MemoryConsensus()
     async with (
@@ -166,7 +166,7 @@ async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> N
         client.writer("t", SCHEMA) as w,
     ):
         (shard,) = client._shards.values()
-        await write_rollup(shard)
+        await ShardUpkeep(shard).roll_up()
         for n in range(20):
             await w.compare_and_append([], n, n + 1)
         async with ap.open(blob=blob, consensus=consensus) as other:

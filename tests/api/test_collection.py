@@ -126,7 +126,7 @@ class Place:
         return ap.open(
             blob=WayBlob(self.blob, way),  # type: ignore[arg-type]
             consensus=WayConsensus(self.consensus, way),  # type: ignore[arg-type]
-            settings=ap.Settings(**{**LIMITS, "background_upkeep": True, **limits}),
+            settings=ap.Settings(**{**LIMITS, **limits}),
             maintenance=maintenance,
         )
 

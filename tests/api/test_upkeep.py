@@ -15,9 +15,7 @@ KIND = ap.UsageKind
 
 
 def opened(location: Any, **limits: Any) -> Any:
-    settings = ap.Settings(
-        **{"background_upkeep": True, "compaction_idle_s": 0.1, "rollup_every": 16, **limits}
-    )
+    settings = ap.Settings(**{"compaction_idle_s": 0.1, "rollup_every": 16, **limits})
     return ap.open(blob=location.blob, consensus=location.consensus, settings=settings)
 
 

@@ -1,0 +1,56 @@
+"""What a state asks for. Pure: decided at once, from what is in memory."""
+
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from aiopersist.rollup import due as rollup_is_due
+from aiopersist.settings import Settings
+from aiopersist.state.model import Retention, State
+
+TAIL_MIN = 8  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
+
+
+class Due(NamedTuple):
+    """What a shard owes while appends come."""
+
+    since: bool
+    collection: bool
+    compaction: bool
+
+
+def due(state: State, settings: Settings) -> Due:
+    """What the process that has just committed `state` owes."""
+    policy = state.retention.get(0)
+    return Due(
+        since=policy is not None and _is_overdue(policy, state),
+        collection=rollup_is_due(state, settings.rollup_every),
+        compaction=_most_inputs(state, settings.compaction_inputs_min) >= settings.compaction_inputs_min,
+    )
+
+
+def has_long_tail(state: State, settings: Settings) -> bool:
+    """Whether a shard at rest has more versions beyond its rollup than it must."""
+    return state.seqno - (state.latest_rollup or 0) > max(settings.rollup_every // 8, TAIL_MIN)
+
+
+def _most_inputs(state: State, enough: int) -> int:
+    """The most batches that are one in the spine; 0 if they cannot be `enough`."""
+    if len(state.batches) - sum(len(level.batches) for level in state.levels.values()) < enough - 1:
+        return 0
+    ordinals = list(state.batches)
+    return max(
+        (
+            bisect_right(ordinals, batch.last) - bisect_left(ordinals, batch.first)
+            for level in state.levels.values()
+            for batch in level.batches
+        ),
+        default=0,
+    )
+
+
+def _is_overdue(policy: Retention, state: State) -> bool:
+    """Whether a commit's own look says that much more is kept than must be."""
+    upper, hold = state.upper.elements, policy.hold.elements
+    if policy.times is None or not upper or not hold:
+        return False
+    return isinstance(upper[0], int) and upper[0] - hold[0] > 2 * policy.times  # type: ignore[operator]
