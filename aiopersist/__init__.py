@@ -32,6 +32,11 @@ from aiopersist.errors import (
     UsageKind,
 )
 from aiopersist.frontier import Antichain, Description, advance
+from aiopersist.gc.collect import Collected
+from aiopersist.gc.sweep import Sweep, Usage
+from aiopersist.maintenance.fsck import FsckReport
+from aiopersist.maintenance.inspect import ShardView
+from aiopersist.maintenance.rounds import MaintenanceRound
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.listen import Listen, Progress, Step
 from aiopersist.read.since import SinceHandle
@@ -70,6 +75,7 @@ __all__ = [
     "Codec",
     "CodecMismatch",
     "ColumnStats",
+    "Collected",
     "Committed",
     "Consensus",
     "Corruption",
@@ -77,6 +83,7 @@ __all__ = [
     "DiffOverflow",
     "Entry",
     "Error",
+    "FsckReport",
     "IncompatibleSchema",
     "Indeterminate",
     "InvalidLocation",
@@ -85,6 +92,7 @@ __all__ = [
     "LeaseExpired",
     "Listen",
     "Location",
+    "MaintenanceRound",
     "NotCommitted",
     "NotReadable",
     "OpaqueMismatch",
@@ -96,17 +104,20 @@ __all__ = [
     "Settings",
     "ShardFinalized",
     "ShardId",
+    "ShardView",
     "SinceHandle",
     "SinceViolation",
     "Snapshot",
     "Step",
     "StorageUnavailable",
+    "Sweep",
     "UnknownShard",
     "Unsupported",
     "UntrimmableColumns",
     "Update",
     "Updates",
     "UpperMismatch",
+    "Usage",
     "UsageKind",
     "Versioned",
     "WriteHandle",

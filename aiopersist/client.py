@@ -24,6 +24,7 @@ from aiopersist.errors import (
 from aiopersist.frontier import Antichain, Time, frontier
 from aiopersist.gc.collect import bury
 from aiopersist.maintenance.background import Maintenance
+from aiopersist.maintenance.rounds import Rounds
 from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.since import SinceHandle
@@ -120,6 +121,7 @@ class Client(Upkeep, Resource):
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
         self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
         self._maintenance = Maintenance(self._stack, background=maintenance)
+        self._rounds = Rounds(self._stack, lambda shard: self._maintenance.of(self._shard(shard)))
         self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
         self._handles: set[WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle] = set()
 

@@ -2,13 +2,15 @@
 
 import asyncio
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from aiopersist.cli import demo as demo_
+from aiopersist.cli import maintain as maintain_
 from aiopersist.cli.git import GitError
 from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
 
@@ -32,16 +34,42 @@ def demo(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N commits.")] = None,
 ) -> None:
     """Store the history of a git repository, follow it live, and check it against git."""
+    _check_place(location, blob, consensus)
+    _run(demo_.run(demo_.Options(repo, location, blob, consensus, limit), Console()))
+
+
+@app.command()
+def maintain(
+    location: Annotated[
+        str | None, typer.Option(help="A directory, or what $AIOPERSIST_LOCATION says.")
+    ] = None,
+    blob: Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")] = None,
+    consensus: Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="One round and a sweep, then end.")] = False,
+    every_s: Annotated[float, typer.Option(min=0.01, help="Seconds between two rounds.")] = 10.0,
+    sweep_every_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between two sweeps of leaked blobs.")
+    ] = 3600.0,
+) -> None:
+    """Tend all shards of a location: compact, collect garbage, apply retention, sweep leaked blobs."""
+    _check_place(location, blob, consensus)
+    pace = maintain_.Pace(every_s, sweep_every_s, once)
+    _run(maintain_.run(maintain_.Place(location, blob, consensus), pace, Console()))
+
+
+def _check_place(location: object, blob: str | None, consensus: str | None) -> None:
     if location is not None and (blob or consensus):
         _stop("--location cannot be combined with --blob and --consensus", CANNOT_BEGIN)
     if (blob is None) is not (consensus is None):
         _stop("--blob and --consensus need each other", CANNOT_BEGIN)
-    options = demo_.Options(repo, location, blob, consensus, limit)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
     try:
-        asyncio.run(demo_.run(options, Console()))
+        asyncio.run(work)
     except (GitError, InvalidLocation, StorageUnavailable) as e:
         _stop(e, CANNOT_BEGIN)
-    except (demo_.CheckFailed, Error) as e:
+    except (demo_.CheckFailed, maintain_.RoundFailed, Error) as e:
         _stop(e, CHECK_FAILED)
     except KeyboardInterrupt:
         _stop("interrupted", 130)

@@ -90,8 +90,13 @@ class ShardUpkeep:
         self._resting.pop(COLLECTION, None)
         return collected
 
+    @property
+    def owes_collection(self) -> bool:
+        """Whether compactions of this process have left blobs."""
+        return self._replaced_at is not None
+
     def can_collect_more(self, state: State) -> bool:
-        """Whether compactions of this process have left blobs that no reader holds any longer."""
+        """Whether no reader holds any longer what compactions of this process have left."""
         if self._replaced_at is None:
             return False
         rollups = (seqno for seqno in state.rollups if seqno >= self._replaced_at)

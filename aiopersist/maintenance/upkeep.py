@@ -9,6 +9,7 @@ from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
 from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.fsck import FsckReport, fsck
 from aiopersist.maintenance.inspect import ShardView, inspect
+from aiopersist.maintenance.rounds import MaintenanceRound, Rounds
 from aiopersist.resource import Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId, resolve
@@ -25,6 +26,7 @@ class Upkeep(ABC):
     _calls: Scope
     _stack: Stack
     _maintenance: Maintenance
+    _rounds: Rounds
 
     @abstractmethod
     def _shard(self, shard_id: ShardId) -> Shard:
@@ -44,6 +46,15 @@ class Upkeep(ABC):
             found = await self._existing(shard)
             await commit(found.register, command, Slot())
             self._maintenance.keep(found, retained=keep is not None)
+
+    async def maintain(self) -> MaintenanceRound:
+        """One round of upkeep over *all* shards of the location, for a process that does nothing else: moves
+        since where a policy says so, compacts what the spines ask for, collects what nobody needs, ends what
+        was finalized. Any number of processes may do it: claims in the shards' states share the work out. A
+        shard that fails is told in the result and logged. One request for a shard that has not changed
+        since the round before; a few for one with nothing to do."""
+        with self._calls.call():
+            return await self._rounds.once()
 
     async def force_compaction(self, shard: str) -> None:
         """Apply `retain`, merge all that is there into one batch, sorted, consolidated, with times advanced

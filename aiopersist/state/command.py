@@ -86,7 +86,7 @@ def commit(
 ) -> Commit:
     """The commit of `changes`, which drops what is overdue, and moves since if a *moving* hold is
     renewed by it."""
-    dropped = {name: keys for name, keys in (drop or {}).items() if keys} | _overdue(state, context, changes)
+    dropped = {name: keys for name, keys in (drop or {}).items() if keys} | overdue(state, context, changes)
     if void := claims_of(state, dropped.get("writers", ())):
         kept = (at for at in void if at not in changes.get("claims", ()))
         dropped["claims"] = tuple({*dropped.get("claims", ()), *kept})
@@ -118,8 +118,9 @@ def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping
     return since
 
 
-def _overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:
-    overdue = {
+def overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:
+    """The readers and writers that a commit of `changes` drops, since their leases have run out."""
+    gone = {
         name: tuple(
             key
             for key, record in getattr(state, name).items()
@@ -127,4 +128,4 @@ def _overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict
         )
         for name in ("readers", "writers")
     }
-    return {name: keys for name, keys in overdue.items() if keys}
+    return {name: keys for name, keys in gone.items() if keys}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from aiopersist.errors import InvalidUsage, OpaqueMismatch, UsageKind
 from aiopersist.frontier import Antichain
-from aiopersist.state.command import Commit, Context, Keep, commit, live, meet_of_holds
+from aiopersist.state.command import Commit, Context, Keep, commit, live, meet_of_holds, overdue
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 
@@ -92,7 +92,8 @@ class ApplyRetention:
         target, marks = _target(record, state, context.now, exact=self.exact)
         hold = record.hold if target is None else record.hold.join(target)
         changed = record.replace(hold=hold, marks=marks)
-        gains = not meet_of_holds(state, (), {"retention": {0: changed}}) <= state.since
+        gone = overdue(state, context, {}).get("readers", ())
+        gains = not meet_of_holds(state, gone, {"retention": {0: changed}}) <= state.since
         if not gains and hold == record.hold and marks == record.marks:
             return Keep()
         return commit(state, context, moved=True, retention={0: changed})

@@ -1,0 +1,89 @@
+"""`aiopersist maintain`: a process that only tends a location.
+
+Applications beside it open their clients with `maintenance=False`, or leave it on: claims in the states
+of the shards share the work out, between any number of such processes and clients.
+"""
+
+import asyncio
+import signal
+from typing import NamedTuple
+
+from rich.console import Console
+
+from aiopersist.client import Client
+from aiopersist.client import open as open_client
+from aiopersist.errors import StorageUnavailable
+from aiopersist.maintenance.rounds import MaintenanceRound
+from aiopersist.runtime import SYSTEM
+
+
+class RoundFailed(Exception):
+    """A round that was asked for alone could not tend every shard."""
+
+
+class Place(NamedTuple):
+    """Where; nothing given: where the environment says."""
+
+    location: str | None
+    blob: str | None
+    consensus: str | None
+
+
+class Pace(NamedTuple):
+    """How often."""
+
+    every_s: float
+    sweep_every_s: float
+    once: bool
+
+
+async def run(place: Place, pace: Pace, console: Console) -> None:
+    """Rounds until the process is told to end by SIGTERM or SIGINT; what is under way is given back."""
+    client = await open_client(place.location, blob=place.blob, consensus=place.consensus, maintenance=False)
+    async with client:
+        if pace.once:
+            done = await _round(client, console)
+            await _sweep(client, console)
+            if done.failures:
+                raise RoundFailed(f"{len(done.failures)} of {done.shards} shards could not be tended")
+            return
+        rounds = asyncio.create_task(_rounds(client, pace, console))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, rounds.cancel)
+        await asyncio.wait([rounds])
+        if not rounds.cancelled():
+            rounds.result()
+        console.print("ended")
+
+
+async def _rounds(client: Client, pace: Pace, console: Console) -> None:
+    loop = asyncio.get_running_loop()
+    next_sweep = loop.time()
+    while True:
+        try:
+            await _round(client, console)
+            if loop.time() >= next_sweep:
+                await _sweep(client, console)
+                next_sweep = loop.time() + pace.sweep_every_s
+        except StorageUnavailable as error:
+            console.print(f"a round was cut off: {error}")
+        await SYSTEM.sleep(pace.every_s)
+
+
+async def _round(client: Client, console: Console) -> MaintenanceRound:
+    done = await client.maintain()
+    if done.did_something:
+        console.print(
+            f"{done.looked_at} of {done.shards} shards had changed: {done.compactions} compactions, "
+            f"{done.collections} collections of {done.parts} parts and {done.versions} versions"
+        )
+    for shard, failure in done.failures.items():
+        console.print(f"{shard} could not be tended: {failure}")
+    return done
+
+
+async def _sweep(client: Client, console: Console) -> None:
+    swept = await client.sweep_leaked_blobs(dry_run=False)
+    if swept.keys:
+        console.print(f"swept {len(swept.keys)} leaked blobs of {swept.bytes:,} bytes")

@@ -1,0 +1,130 @@
+"""Upkeep of all shards of a location, for a process that does nothing else: one round after the other.
+
+A shard that has not changed since the round before costs one request. What is due in one is done under
+claims, so that several processes share the work: whoever comes second goes on to the next shard.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial, reduce
+
+from pydantic import BaseModel, ConfigDict
+
+from aiopersist.errors import Error
+from aiopersist.gc.collect import Collected, bury
+from aiopersist.maintenance.due import has_long_tail
+from aiopersist.maintenance.shard import ShardUpkeep
+from aiopersist.resource import run_bounded
+from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.log import SHARD_PREFIX, consensus_key
+from aiopersist.shard.stack import Stack
+from aiopersist.state.diff import decode_diff
+
+log = logging.getLogger("aiopersist")
+
+
+class MaintenanceRound(BaseModel):
+    """What one round did."""
+
+    model_config = ConfigDict(frozen=True)
+
+    shards: int = 0
+    """Those that there are; finalized ones are no longer."""
+    looked_at: int = 0
+    """Those of them that had changed."""
+    compactions: int = 0
+    """How often batches were made one."""
+    collections: int = 0
+    """Shards in which versions and blobs were collected."""
+    parts: int = 0
+    """Blobs of parts that were deleted."""
+    versions: int = 0
+    """Versions that were dropped from the consensus store."""
+    failures: dict[str, str] = {}
+    """What failed, by shard; the others were tended."""
+
+    def plus(self, other: "MaintenanceRound") -> "MaintenanceRound":
+        """Both together."""
+        return MaintenanceRound(
+            shards=self.shards + other.shards,
+            looked_at=self.looked_at + other.looked_at,
+            compactions=self.compactions + other.compactions,
+            collections=self.collections + other.collections,
+            parts=self.parts + other.parts,
+            versions=self.versions + other.versions,
+            failures={**self.failures, **other.failures},
+        )
+
+    @property
+    def did_something(self) -> bool:
+        return bool(self.compactions or self.collections or self.failures)
+
+
+class Rounds:
+    """Remembers which shards have not changed since they were tended."""
+
+    def __init__(self, stack: Stack, upkeep_of: Callable[[ShardId], ShardUpkeep]) -> None:
+        self._stack = stack
+        self._upkeep_of = upkeep_of
+        self._rested: dict[ShardId, int] = {}  # the version at which nothing was left to do
+        self._owing: dict[ShardId, ShardUpkeep] = {}  # a reader still holds what they have replaced
+
+    async def once(self) -> MaintenanceRound:
+        """Look at every shard, and do what is due."""
+        keys = await self._stack.consensus.list_keys(SHARD_PREFIX)
+        shards = [ShardId.parse(key.removeprefix(SHARD_PREFIX)) for key in keys]
+        gone = self._rested.keys() - {*shards}
+        for shard in gone:
+            del self._rested[shard]
+        rounds = await run_bounded(
+            self._stack.settings.compactions_max, [partial(self._try, shard) for shard in shards]
+        )
+        return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
+
+    async def _try(self, shard: ShardId) -> MaintenanceRound:
+        try:
+            return await self._tend(shard)
+        except Error as error:
+            log.error("upkeep of %s failed: %s", shard, error)
+            return MaintenanceRound(
+                shards=1, looked_at=1, failures={shard: f"{type(error).__name__}: {error}"}
+            )
+
+    async def _tend(self, shard: ShardId) -> MaintenanceRound:
+        head = await self._stack.consensus.head(consensus_key(shard))
+        if head is None or self._rested.get(shard) == head.seqno:
+            return MaintenanceRound(shards=1)
+        if decode_diff(head.data).changes.finalized:
+            buried = await bury(self._upkeep_of(shard).shard)
+            self._rested[shard] = head.seqno
+            return MaintenanceRound(shards=1, looked_at=1, parts=buried.parts, versions=buried.versions)
+        upkeep = self._upkeep_of(shard)
+        state = await upkeep.shard.open()
+        if state.retention:
+            await upkeep.move_since(exact=False)
+        compactions = await upkeep.compact(2, claims_all=True)
+        state = upkeep.shard.state
+        collected: Collected | None = None
+        if upkeep.can_collect_more(state) or has_long_tail(state, self._stack.settings):
+            collected = await upkeep.collect()
+        await upkeep.release()
+        self._remember(shard, upkeep)
+        return MaintenanceRound(
+            shards=1,
+            looked_at=1,
+            compactions=compactions,
+            collections=collected is not None,
+            parts=collected.parts if collected else 0,
+            versions=collected.versions if collected else 0,
+        )
+
+    def _remember(self, shard: ShardId, upkeep: ShardUpkeep) -> None:
+        """A claim of somebody else may become void without a new version, and what is kept by age falls due
+        without one."""
+        state = upkeep.shard.state
+        by_age = any(policy.seconds is not None for policy in state.retention.values())
+        if not state.claims and not by_age and not upkeep.owes_collection and not upkeep.resting():
+            self._rested[shard] = state.seqno
+        self._owing.pop(shard, None)
+        if upkeep.owes_collection:
+            self._owing[shard] = upkeep
