@@ -12,17 +12,17 @@ Whoever crashes between two steps leaves nothing but work that is repeated: dele
 Rollup blobs are deleted after the truncation, since until then the earliest version needs its own.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import Truncated, consensus_key, read_rollup, versions_between
 from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import DropRollups
-from aiopersist.state.model import HollowBatch, State
-from aiopersist.storage.consensus import Versioned
+from aiopersist.state.model import State
+from aiopersist.state.names import Trail, part_keys
 
 
 class Collected(NamedTuple):
@@ -73,53 +73,42 @@ async def bury(shard: Shard) -> Collected:
     head = await stack.consensus.head(key)
     if head is None or not decode_diff(head.data).changes.finalized:
         return Collected()
-    parts: set[str] = set()
-    rollups: dict[int, tuple[str, str]] = {}
     first = await stack.consensus.scan(key, 0, 1)
     earliest = first[0].seqno if first else head.seqno
     try:
-        async for found in versions_between(stack, shard.id, earliest, head.seqno - 1):
-            parts |= await stack.compute(_named, found)
-            for version in found:
-                name = decode_diff(version.data).rollup
-                rollups |= {name.seqno: (name.key, name.checksum)} if name is not None else {}
+        trail = await trail_of(stack, shard.id, None, earliest, head.seqno - 1)
     except Truncated:
         return Collected()  # somebody else does it
-    if earliest in rollups:
-        base = await read_rollup(stack, *rollups[earliest])
-        parts |= part_keys(base.batches.values()) if base is not None else set()
-        rollups |= {s: (r.key, r.checksum) for s, r in base.rollups.items()} if base is not None else {}
+    parts, rollups = trail.parts, {rollup.key for rollup in trail.rollups.values()}
+    if earliest in trail.rollups:
+        base = await read_rollup(stack, trail.rollups[earliest].key, trail.rollups[earliest].checksum)
+        if base is not None:
+            parts |= part_keys(base.batches.values())
+            rollups |= {rollup.key for rollup in base.rollups.values()}
     await stack.blob.delete(sorted(parts))
     versions = await stack.consensus.truncate(key, head.seqno)
-    await stack.blob.delete([key for key, _ in rollups.values()])
+    await stack.blob.delete(sorted(rollups))
     return Collected(len(parts), versions, len(rollups))
+
+
+async def trail_of(stack: Stack, shard: str, base: State | None, first: int, last: int) -> Trail:
+    """What the versions from `first`, whose state is `base`, to `last` have named. `Truncated`."""
+    trail = Trail(base.batches if base is not None else None)
+    async for versions in versions_between(stack, shard, first, last):
+        await stack.compute(trail.add, [version.data for version in versions])
+    return trail
 
 
 async def _dropped(shard: Shard, state: State, earliest: int, r: int) -> list[str] | None:
     """The keys of the parts that were dropped between the two versions; `None` if that cannot be told,
     since somebody else collects, too."""
-    stack = shard.stack
-    seen: set[str] = set()
-    at = earliest
+    base: State | None = None
     if earliest > 0 and earliest in state.rollups:
-        base = await read_rollup(stack, state.rollups[earliest].key, state.rollups[earliest].checksum)
+        rollup = state.rollups[earliest]
+        base = await read_rollup(shard.stack, rollup.key, rollup.checksum)
         if base is None:
             return None
-        seen |= part_keys(base.batches.values())
-        at += 1
     try:
-        async for found in versions_between(stack, shard.id, at, r):
-            seen |= await stack.compute(_named, found)
+        return sorted((await trail_of(shard.stack, shard.id, base, earliest, r)).dropped)
     except Truncated:
         return None
-    at_r = await read_rollup(stack, state.rollups[r].key, state.rollups[r].checksum)
-    return None if at_r is None else sorted(seen - part_keys(at_r.batches.values()))
-
-
-def _named(versions: Sequence[Versioned]) -> set[str]:
-    return set().union(*(part_keys(decode_diff(v.data).changes.batches.values()) for v in versions))
-
-
-def part_keys(batches: Iterable[HollowBatch]) -> set[str]:
-    """The keys of the parts that these batches name."""
-    return {part.key for batch in batches for part in batch.parts if part.key is not None}

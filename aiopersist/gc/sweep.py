@@ -10,19 +10,12 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from aiopersist.errors import Corruption
-from aiopersist.gc.collect import part_keys
-from aiopersist.shard.log import (
-    SHARD_PREFIX,
-    Truncated,
-    consensus_key,
-    load,
-    read_rollup,
-    versions_between,
-)
+from aiopersist.gc.collect import trail_of
+from aiopersist.shard.log import SHARD_PREFIX, Truncated, consensus_key, load, read_rollup
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import decode_diff
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import State
+from aiopersist.state.names import part_keys
 
 
 class Sweep(NamedTuple):
@@ -127,17 +120,11 @@ async def _named(stack: Stack, shard: str) -> _Named | None:
 
 async def _older(stack: Stack, shard: str, earliest: int, head: State) -> set[str]:
     """What live versions from the earliest to the head name. `Truncated`."""
-    seen: set[str] = set()
+    base: State | None = None
     if earliest > 0:
-        if earliest not in head.rollups:
-            raise Truncated(f"the rollup of version {earliest}")
-        base = await read_rollup(stack, head.rollups[earliest].key, head.rollups[earliest].checksum)
+        rollup = head.rollups.get(earliest)
+        base = await read_rollup(stack, rollup.key, rollup.checksum) if rollup is not None else None
         if base is None:
             raise Truncated(f"the rollup of version {earliest}")
-        seen |= part_keys(base.batches.values())
-    async for versions in versions_between(stack, shard, earliest, head.seqno):
-        for version in versions:
-            changes = decode_diff(version.data).changes
-            seen |= part_keys(changes.batches.values())
-            seen |= {rollup.key for rollup in changes.rollups.values()}
-    return seen
+    trail = await trail_of(stack, shard, base, earliest, head.seqno)
+    return trail.parts | {rollup.key for rollup in trail.rollups.values()}

@@ -182,9 +182,8 @@ def decode_diff(data: bytes) -> Diff:
     try:
         diff: Diff = Diff.__pydantic_validator__.validate_json(data)  # skips a layer of Python
     except ValidationError as e:
-        raise _not_understood("a diff of the state", data, e) from e
-    if diff.format > FORMAT:  # its fields may be ours, and mean something else
-        raise _from_the_future("a diff of the state", diff.format)
+        raise not_understood("a diff of the state", data, e) from e
+    check_format("a diff of the state", diff.format)
     return diff
 
 
@@ -200,9 +199,8 @@ def decode_rollup(data: bytes, checksum: str) -> State:
     try:
         found = RollupFile.model_validate_json(gzip.decompress(data))
     except (ValidationError, OSError, EOFError) as e:
-        raise _not_understood("a rollup", data, e) from e
-    if found.format > FORMAT:
-        raise _from_the_future("a rollup", found.format)
+        raise not_understood("a rollup", data, e) from e
+    check_format("a rollup", found.format)
     return found.state
 
 
@@ -218,7 +216,14 @@ class RollupFile(Record):
     state: State
 
 
-def _not_understood(what: str, data: bytes, error: Exception) -> Corruption:
+def check_format(what: str, found: int) -> None:
+    """`Corruption` for a later format: its fields may be ours, and mean something else."""
+    if found > FORMAT:
+        raise _from_the_future(what, found)
+
+
+def not_understood(what: str, data: bytes, error: Exception) -> Corruption:
+    """Why `data` could not be read."""
     import json
 
     try:
