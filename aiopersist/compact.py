@@ -13,11 +13,15 @@ they have pinned stays until garbage collection finds that nobody needs it.
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
+from aiopersist.data.assemble import concat
+from aiopersist.data.consolidate import diff_sum
 from aiopersist.errors import BatchExpired, Corruption, LeaseExpired
 from aiopersist.frontier import Antichain
+from aiopersist.resource import run_bounded
 from aiopersist.settings import MIB, Settings
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit
@@ -41,8 +45,8 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 RANGE_BYTES = 2 * MIB  # fetched at once of a run: enough that a request does not matter
-TINY_PARTS = 32  # as many inline parts, if they are small, are sorted faster than a thread is reached
-TINY_BYTES = 24 * 1024
+WHOLE_SHARE = 64  # of the memory, goodbytes that are read whole: sorted and encoded they are there five times
+WHOLE_BYTES_MAX = 4 * MIB  # more gains nothing
 SLABS_PER_RUN = 4  # row groups in memory per run: pending ones, and what a round sorts of them
 
 
@@ -150,24 +154,11 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
         part_bytes=Budget.of(settings).part_bytes,
         inline_max_bytes=min(settings.inline_writes_single_max_bytes, inline),
     )
-    read = Total(0, 0)
-
-    def count(slab: "pa.Table") -> None:
-        nonlocal read
-        read = Total(read.rows + slab.num_rows, (read.diffs + diff_sum(slab)) % 2**64)
-
     fetch = Fetch(shard, schema, cached=False, range_bytes=RANGE_BYTES)
-    selection = Selection(advance_to=since)
+    most = min(settings.compaction_memory_bytes // WHOLE_SHARE, WHOLE_BYTES_MAX)
+    few = sum(_goodbytes_at_most(part) for _, part in parts_read) <= most
     try:
-        if len(parts_read) <= TINY_PARTS and inline == sum(part.size for _, part in parts_read) <= TINY_BYTES:
-            table = await fetch.table(parts_read, selection, "")
-            count(table)
-            await output.add(sort_and_consolidate(table))
-        else:
-            stream = merged(fetch, work.read, selection, "", final=False, on_slab=count)
-            async with aclosing(stream) as tables:
-                async for table in tables:
-                    await output.add(table)
+        read = await (_whole if few else _slab_by_slab)(fetch, work, output)
         parts = await output.finish()
     except BaseException:
         shard.stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
@@ -175,6 +166,36 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     runs = tuple(len(parts) + start for start in work.kept_runs)
     batch = empty.replace(parts=(*parts, *work.kept), runs=runs if parts else runs[1:])
     return await _apply(shard, Replace(writer, inputs, batch, read, output.wrote), output)
+
+
+def _goodbytes_at_most(part: HollowPart) -> float:
+    return part.size if part.key is None else inf if part.goodbytes is None else part.goodbytes
+
+
+async def _whole(fetch: Fetch, work: Work, output: SortedParts) -> Total:
+    """Read all at once, and write it as one part; what was read."""
+    parts = [named for run in work.read for named in run]
+    selection = Selection(advance_to=work.spec.since)
+    groups = [[named] for named in parts if named[1].key is not None]
+    groups += [inline] if (inline := [named for named in parts if named[1].key is None]) else []
+    jobs = [partial(fetch.table, group, selection, "") for group in groups]
+    tables = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
+    return await output.add_all(concat(tables, fetch.schema), sum(part.size for _, part in parts))
+
+
+async def _slab_by_slab(fetch: Fetch, work: Work, output: SortedParts) -> Total:
+    """Merge the runs into parts, in bounded memory; what was read."""
+    read = Total(0, 0)
+
+    def count(slab: "pa.Table") -> None:
+        nonlocal read
+        read = Total(read.rows + slab.num_rows, (read.diffs + diff_sum(slab)) % 2**64)
+
+    selection = Selection(advance_to=work.spec.since)
+    async with aclosing(merged(fetch, work.read, selection, "", final=False, on_slab=count)) as tables:
+        async for table in tables:
+            await output.add(table)
+    return read
 
 
 async def _apply(shard: Shard, command: Replace, output: SortedParts | None) -> bool:

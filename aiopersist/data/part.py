@@ -27,7 +27,7 @@ from aiopersist.data.inline import checksum
 from aiopersist.data.layout import layout, writable
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.ranges import Ranges
-from aiopersist.data.sizes import split
+from aiopersist.data.sizes import goodbytes, split
 from aiopersist.data.stats import Record, collect, key_lower, merge, trim
 from aiopersist.errors import Corruption, Unsupported
 from aiopersist.frontier import Antichain, Description
@@ -56,6 +56,7 @@ class EncodedPart(NamedTuple):
     footer_bytes: int
     checksum: str
     rows: int
+    goodbytes: int
     row_groups: int
     key_lower: Any
     """JSON; `stats.decode_key_lower` gives the value."""
@@ -122,6 +123,7 @@ class PartWriter:
         self, schema: Schema[Any, Any, Any], description: Description, stats: StatsSpec = DEFAULT_STATS
     ) -> None:
         self.rows = 0
+        self._goodbytes = 0
         self._schema = schema
         self._description = description
         self._stats = stats
@@ -146,6 +148,7 @@ class PartWriter:
         length = self._sink.tell() - offset
         self._groups.append(RowGroup(offset, length, piece.num_rows, self._sink.take_crc(), found or {}))
         self.rows += piece.num_rows
+        self._goodbytes += goodbytes(piece)
 
     def finish(self) -> EncodedPart:
         """The part."""
@@ -160,6 +163,7 @@ class PartWriter:
             footer_bytes=len(data) - groups_end,
             checksum=checksum(data[groups_end:]),
             rows=self.rows,
+            goodbytes=self._goodbytes,
             row_groups=len(groups),
             key_lower=self._key_lower,
             stats=whole if whole is None else trim(whole, stats.budget_bytes, stats.untrimmable),

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from aiopersist.errors import Error, ShardFinalized
-from aiopersist.maintenance.due import due, has_long_tail
+from aiopersist.maintenance.due import due, has_long_tail, inputs_wanted
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
 from aiopersist.shard.shard import Shard
@@ -102,7 +102,7 @@ class Tended:
         if owes.collection and not self.upkeep.rests(COLLECTION):
             self._begin("collect", self._collect)
         if owes.compaction:
-            self._begin("compact", partial(self._compact, settings.compaction_inputs_min))
+            self._begin("compact", self._compact)
 
     def ignored(self, state: State) -> None:
         """Somebody else tends it."""
@@ -127,7 +127,7 @@ class Tended:
             return
         collectable = self.upkeep.can_collect_more(state) or has_long_tail(state, self.shard.stack.settings)
         if plan(state, 2, self.upkeep.resting()) is not None:
-            self._begin("compact", partial(self._compact, 2, claims_all=True))
+            self._begin("compact", self._compact_idle)
         elif collectable and not self.upkeep.rests(COLLECTION):
             self._begin("collect", self._collect)
 
@@ -137,9 +137,13 @@ class Tended:
             supervisor = self.shard.stack.supervisor
             self._tasks[what] = supervisor.background(work(), f"{what} {self.shard.id}")
 
-    async def _compact(self, inputs_min: int, *, claims_all: bool = False) -> None:
+    async def _compact(self) -> None:
         async with self._compactions:
-            await self.upkeep.compact(inputs_min, claims_all=claims_all)
+            await self.upkeep.compact(inputs_wanted)
+
+    async def _compact_idle(self) -> None:
+        async with self._compactions:
+            await self.upkeep.compact(claims_all=True)
 
     async def _collect(self) -> None:
         await self.upkeep.collect()

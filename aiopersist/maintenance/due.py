@@ -1,5 +1,6 @@
 """What a state asks for. Pure: decided at once, from what is in memory."""
 
+import math
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
@@ -7,6 +8,8 @@ from aiopersist.rollup import due as rollup_is_due
 from aiopersist.settings import Settings
 from aiopersist.state.model import Retention, State
 
+MANY = 1.5  # batches, per doubling of the versions
+INPUTS_MIN = 3  # fewer are compacted once the shard is idle
 TAIL_MIN = 8  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
 
 
@@ -24,8 +27,21 @@ def due(state: State, settings: Settings) -> Due:
     return Due(
         since=policy is not None and _is_overdue(policy, state),
         collection=rollup_is_due(state, settings.rollup_every),
-        compaction=_most_inputs(state, settings.compaction_inputs_min) >= settings.compaction_inputs_min,
+        compaction=_most_inputs(state, wanted := inputs_wanted(state, settings)) >= wanted,
     )
+
+
+def inputs_wanted(state: State, settings: Settings) -> int:
+    """How many batches are worth a compaction: usually many, since each is written again; fewer when there
+    are more in all than a reader should meet: `2 * log2(n)` after `n` versions, less what comes while a
+    compaction runs."""
+    many = len(state.batches) > MANY * math.log2(state.seqno + 2)
+    return min(settings.compaction_inputs_min, INPUTS_MIN) if many else settings.compaction_inputs_min
+
+
+def all_inputs(state: State, settings: Settings) -> int:
+    """Whatever the spine asks for: what an idle shard is compacted to."""
+    return 2
 
 
 def has_long_tail(state: State, settings: Settings) -> bool:

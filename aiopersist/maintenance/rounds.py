@@ -102,7 +102,7 @@ class Rounds:
         state = await upkeep.shard.open()
         if state.retention:
             await upkeep.move_since(exact=False)
-        compactions = await upkeep.compact(2, claims_all=True)
+        compactions = await upkeep.compact(claims_all=True)
         state = upkeep.shard.state
         collected: Collected | None = None
         if upkeep.can_collect_more(state) or has_long_tail(state, self._stack.settings):

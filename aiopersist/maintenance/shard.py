@@ -11,20 +11,22 @@ being compacted.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from aiopersist.compact import compact, compact_all
 from aiopersist.errors import BatchExpired, Error
 from aiopersist.gc.collect import Collected, collect, held, horizon
+from aiopersist.maintenance.due import all_inputs
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.rollup import write_rollup
+from aiopersist.settings import Settings
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
-from aiopersist.state.compaction import COLLECTION, ReleaseClaim, TakeClaim, plan
+from aiopersist.state.compaction import COLLECTION, ReleaseClaim, Spec, TakeClaim, plan
 from aiopersist.state.model import State
 from aiopersist.state.retention import ApplyRetention
 
@@ -59,11 +61,16 @@ class ShardUpkeep:
         """Move since to where the policy wants it. At most one commit."""
         await commit(self.shard.register, ApplyRetention(exact), Slot())
 
-    async def compact(self, inputs_min: int, *, claims_all: bool = False) -> int:
-        """Do what the spine asks for, until nothing is left; says how often something was compacted.
-        `claims_all`: take a claim also for what costs less than a claim. What failed rests."""
-        done = 0
-        while (spec := plan(self.shard.state, inputs_min, self.resting())) is not None:
+    async def compact(
+        self, wanted: Callable[[State, Settings], int] = all_inputs, *, claims_all: bool = False
+    ) -> int:
+        """Do what the spine asks for, where it makes one of as many batches as are `wanted`, until nothing is
+        left; says how often something was compacted. `claims_all`: take a claim also for what costs less
+        than a claim. What failed rests."""
+        done, settings = 0, self._stack.settings
+        while (
+            spec := plan(self.shard.state, wanted(self.shard.state, settings), self.resting())
+        ) is not None:
             self._rest(spec.first)
             async with self.registered() as registration:
                 applied = await compact(self.shard, spec, registration, claims_all=claims_all)
@@ -72,6 +79,10 @@ class ShardUpkeep:
                 self._replaced_at = self.shard.state.seqno
                 done += 1
         return done
+
+    def _most_needed(self, wanted: Callable[[State, Settings], int]) -> Spec | None:
+        state = self.shard.state
+        return plan(state, wanted(state, self._stack.settings), self.resting())
 
     async def collect(self) -> Collected | None:
         """Write a rollup of now and collect what nobody needs any more; `None` if somebody else is at it. If

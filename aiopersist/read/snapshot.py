@@ -19,8 +19,9 @@ from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Time
 from aiopersist.read.stream import contents_in_batches
 from aiopersist.resource import Puller, Resource, Scope, run_bounded
-from aiopersist.shard.fetch import ON_THE_LOOP_BYTES, Fetch, Named, Selection
+from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.hold import Need, SharedHold
+from aiopersist.shard.stack import ON_THE_LOOP_BYTES
 from aiopersist.state.model import State
 
 if TYPE_CHECKING:

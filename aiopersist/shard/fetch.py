@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiopersist.data.assemble import concat
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ON_THE_LOOP_BYTES = 32 * 1024  # smaller parts are decoded faster than a thread is reached
 
 Named = tuple[HollowBatch, HollowPart]
 
@@ -99,12 +99,16 @@ class Fetch:
 
     async def table(self, named: Sequence[Named], selection: Selection, reader: str) -> "pa.Table":
         """What `selection` asks for of these parts, side by side. One request per part that is not
-        inline."""
-        if all(part.key is None for _, part in named):
-            size = sum(part.size for _, part in named)
-            return await self._work(size, self._inline, named, selection)
-        tables = [await self._one(batch, part, selection, reader) for batch, part in named]
-        return concat(tables, self.schema)
+        inline, one after the other."""
+        tables = []
+        for is_inline, group in groupby(named, key=lambda named: named[1].key is None):
+            parts = list(group)
+            if is_inline:
+                size = sum(part.size for _, part in parts)
+                tables.append(await self.stack.compute_few(size, self._inline, parts, selection))
+            else:
+                tables += [await self._in_blob(*named, selection, reader) for named in parts]
+        return tables[0] if len(tables) == 1 else concat(tables, self.schema)
 
     async def updates(
         self, named: Sequence[Named], selection: Selection, reader: str
@@ -151,11 +155,9 @@ class Fetch:
             check = partial(checked, index, offset, row_groups=numbers)
             yield index, offset, await self._read(part, offset, length, reader, check), numbers
 
-    async def _one(
+    async def _in_blob(
         self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
     ) -> "pa.Table":
-        if part.key is None:
-            return await self._work(part.size, self._inline, [(batch, part)], selection)
         schema = self.shard.schema(part.schema_id)
 
         def decode(data: bytes) -> "pa.Table":
@@ -177,16 +179,12 @@ class Fetch:
             if data is None:
                 raise await self._missing(part, reader)
             try:
-                return await self.stack.compute(decode, data)
+                return await self.stack.compute_few(len(data), decode, data)
             except Corruption as error:
                 if last:
                     error.shard_id = self.shard.id
                     raise
         raise AssertionError("the last attempt returns or raises")
-
-    async def _work(self, size: int, work: Callable[..., T], *args: Any) -> T:
-        """`work(*args)`, on a worker thread unless it is about few bytes."""
-        return work(*args) if size <= ON_THE_LOOP_BYTES else await self.stack.compute(work, *args)
 
     async def _missing(self, part: HollowPart, reader: str) -> Error:
         """Why a part that the state names is not there."""

@@ -30,6 +30,7 @@ async def put(blob: Blob, key: str, part: EncodedPart, schema_id: int) -> Hollow
         key=key,
         size=part.size,
         rows=part.rows,
+        goodbytes=part.goodbytes,
         footer_bytes=part.footer_bytes,
         checksum=part.checksum,
         schema_id=schema_id,

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.buffer import Buffer
 from aiopersist.data.codec import Schema
-from aiopersist.data.consolidate import diff_sum
+from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.order import row_key
-from aiopersist.data.part import PartWriter
+from aiopersist.data.part import EncodedPart, PartWriter, encode_part
+from aiopersist.data.sizes import goodbytes
 from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain, Description
 from aiopersist.shard.parts import inline_part, put, stats_spec
@@ -71,6 +72,24 @@ class SortedParts:
         while self._buffer.goodbytes >= self._stack.settings.row_group_bytes:
             await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
 
+    async def add_all(self, table: "pa.Table", size: int) -> Total:
+        """All updates at once, in any order; `size` bytes of them as they were encoded. They become one part.
+        What was added, as it came."""
+        whole, encoded = await self._stack.compute_few(size, self._encode, table)
+        self.rows, self._diffs = whole.num_rows, diff_sum(whole)
+        if encoded is not None:
+            self._begin_upload(encoded)
+        elif self.rows:
+            self._parts.append(inline_part(whole, self._schema_id))
+        return Total(table.num_rows, diff_sum(table) % 2**64)
+
+    def _encode(self, table: "pa.Table") -> "tuple[pa.Table, EncodedPart | None]":
+        whole, settings = sort_and_consolidate(table), self._stack.settings
+        if not whole.num_rows or goodbytes(whole) < self._inline_max_bytes:
+            return whole, None
+        size, stats = settings.row_group_bytes, stats_spec(settings)
+        return whole, encode_part(whole, self._schema, self._description, row_group_bytes=size, stats=stats)
+
     async def finish(self) -> tuple[HollowPart, ...]:
         """The parts, all uploaded; none if nothing came."""
         small = self._part is None and not self.keys and self._buffer.goodbytes < self._inline_max_bytes
@@ -104,6 +123,9 @@ class SortedParts:
         encoded = await self._stack.compute(self._part.finish)
         self._part = None
         await self._collect()
+        self._begin_upload(encoded)
+
+    def _begin_upload(self, encoded: EncodedPart) -> None:
         key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())
         self.keys.append(key)
         self._uploading = self._stack.supervisor.spawn(

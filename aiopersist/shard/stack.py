@@ -15,6 +15,7 @@ from aiopersist.storage.consensus import Consensus
 
 T = TypeVar("T")
 
+ON_THE_LOOP_BYTES = 32 * 1024  # less is worked on faster than a thread is reached
 THREADS = 4  # for work on columns, whose kernels release the GIL; more would only cost memory
 
 
@@ -35,3 +36,7 @@ class Stack:
         return await anyio.to_thread.run_sync(
             partial(work, *args, **kwargs), abandon_on_cancel=True, limiter=self.threads
         )
+
+    async def compute_few(self, size: int, work: Callable[..., T], *args: Any) -> T:
+        """`work(*args)`, about so many encoded bytes: on a worker thread unless they are few."""
+        return work(*args) if size <= ON_THE_LOOP_BYTES else await self.compute(work, *args)

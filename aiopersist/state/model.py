@@ -64,6 +64,9 @@ class HollowPart(Record):
     size: int
     """Bytes as encoded."""
     rows: int
+    goodbytes: int | None = None
+    """Of its updates, which bounds the memory that they take: encoded they may be a thousandth. Not said of
+    an inline part, which is no smaller."""
     footer_bytes: int = 0
     """Length of the end of the blob that holds the index."""
     checksum: str
