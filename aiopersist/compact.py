@@ -14,7 +14,6 @@ they have pinned stays until garbage collection finds that nobody needs it.
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiopersist.data.assemble import concat
@@ -36,6 +35,7 @@ from aiopersist.state.compaction import (
     Spec,
     TakeClaim,
     Total,
+    goodbytes_at_most,
     plan_all,
     run_count,
 )
@@ -63,6 +63,11 @@ class Budget(NamedTuple):
         per_run = SLABS_PER_RUN * settings.row_group_bytes + RANGE_BYTES
         part_bytes = max(min(settings.blob_target_size, memory // 8), 1)
         return cls(max((memory * 3 // 4) // per_run, 2), part_bytes)
+
+
+def whole_bytes(settings: Settings) -> int:
+    """Goodbytes that are read, sorted and written all at once."""
+    return min(settings.compaction_memory_bytes // WHOLE_SHARE, WHOLE_BYTES_MAX)
 
 
 class Work(NamedTuple):
@@ -155,8 +160,7 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
         inline_max_bytes=min(settings.inline_writes_single_max_bytes, inline),
     )
     fetch = Fetch(shard, schema, cached=False, range_bytes=RANGE_BYTES)
-    most = min(settings.compaction_memory_bytes // WHOLE_SHARE, WHOLE_BYTES_MAX)
-    few = sum(_goodbytes_at_most(part) for _, part in parts_read) <= most
+    few = sum(goodbytes_at_most(part) for _, part in parts_read) <= whole_bytes(settings)
     try:
         read = await (_whole if few else _slab_by_slab)(fetch, work, output)
         parts = await output.finish()
@@ -166,10 +170,6 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     runs = tuple(len(parts) + start for start in work.kept_runs)
     batch = empty.replace(parts=(*parts, *work.kept), runs=runs if parts else runs[1:])
     return await _apply(shard, Replace(writer, inputs, batch, read, output.wrote), output)
-
-
-def _goodbytes_at_most(part: HollowPart) -> float:
-    return part.size if part.key is None else inf if part.goodbytes is None else part.goodbytes
 
 
 async def _whole(fetch: Fetch, work: Work, output: SortedParts) -> Total:

@@ -10,13 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from aiopersist.errors import Error, ShardFinalized
-from aiopersist.maintenance.due import due, has_long_tail, inputs_wanted
+from aiopersist.maintenance.due import all_inputs, due, has_long_tail, inputs_wanted
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
+from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import COLLECTION, plan
@@ -27,6 +28,19 @@ log = logging.getLogger("aiopersist")
 
 PAUSE_MIN_S = 0.05
 LOOKS_AT_ONCE = 8
+LITTLE_AT_ONCE = 4  # as many as there are worker threads
+
+
+class Gates(NamedTuple):
+    """How many compactions run at once, of all shards: of those that take the memory of a compaction, and
+    of little ones."""
+
+    much: asyncio.Semaphore
+    little: asyncio.Semaphore
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Gates":
+        return cls(asyncio.Semaphore(settings.compactions_max), asyncio.Semaphore(LITTLE_AT_ONCE))
 
 
 class Maintenance:
@@ -37,13 +51,13 @@ class Maintenance:
         self._background = background
         self._tended: WeakValueDictionary[str, Tended] = WeakValueDictionary()
         self._retained: dict[str, Tended] = {}  # whose policy was set here: tended without any handle
-        self._compactions = asyncio.Semaphore(stack.settings.compactions_max)
+        self._gates = Gates.of(stack.settings)
         self._looking: asyncio.Task[None] | None = None
 
     def tend(self, shard: Shard) -> None:
         """Be ready for the upkeep of `shard`, which keeps it alive, and do in the background what its commits
         owe."""
-        tended = self._tended[shard.id] = Tended(shard, self._compactions)
+        tended = self._tended[shard.id] = Tended(shard, self._gates)
         shard.register.on_commit = tended.owed if self._background else tended.ignored
         if self._background and self._looking is None:
             self._looking = self._stack.supervisor.background(self._look_at_idle_shards(), "look at shards")
@@ -82,10 +96,10 @@ class Maintenance:
 class Tended:
     """A shard, its upkeep, and the tasks that run for it: of each kind one at a time."""
 
-    def __init__(self, shard: Shard, compactions: asyncio.Semaphore) -> None:
+    def __init__(self, shard: Shard, gates: Gates) -> None:
         self.shard = shard
         self.upkeep = ShardUpkeep(shard)
-        self._compactions = compactions
+        self._gates = gates
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seen = -1  # the version at the last look
 
@@ -99,10 +113,10 @@ class Tended:
         owes = due(state, settings)
         if owes.since:
             self._begin("move since of", partial(self.upkeep.move_since, exact=False))
-        if owes.collection and not self.upkeep.rests(COLLECTION):
-            self._begin("collect", self._collect)
+        if owes.collection:
+            self._begin_collecting()
         if owes.compaction:
-            self._begin("compact", self._compact)
+            self._compact(inputs_wanted)
 
     def ignored(self, state: State) -> None:
         """Somebody else tends it."""
@@ -126,10 +140,10 @@ class Tended:
         if not idle:
             return
         collectable = self.upkeep.can_collect_more(state) or has_long_tail(state, self.shard.stack.settings)
-        if plan(state, 2, self.upkeep.resting()) is not None:
-            self._begin("compact", self._compact_idle)
-        elif collectable and not self.upkeep.rests(COLLECTION):
-            self._begin("collect", self._collect)
+        if plan(state, 2) is not None:
+            self._compact(all_inputs, claims_all=True)
+        elif collectable:
+            self._begin_collecting()
 
     def _begin(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = self._tasks.get(what)
@@ -137,13 +151,25 @@ class Tended:
             supervisor = self.shard.stack.supervisor
             self._tasks[what] = supervisor.background(work(), f"{what} {self.shard.id}")
 
-    async def _compact(self) -> None:
-        async with self._compactions:
-            await self.upkeep.compact(inputs_wanted)
+    def _compact(self, wanted: Callable[[State, Settings], int], *, claims_all: bool = False) -> None:
+        """What is much goes beside what is little, which must not wait for it."""
+        gates = (("compact little of", self._gates.little, False), ("compact", self._gates.much, True))
+        for what, gate, much in gates:
+            work = partial(self.upkeep.compact, wanted, much=much, claims_all=claims_all)
+            self._begin(what, partial(self._compacting, gate, work))
 
-    async def _compact_idle(self) -> None:
-        async with self._compactions:
-            await self.upkeep.compact(claims_all=True)
+    async def _compacting(
+        self, gate: asyncio.Semaphore, compact: Callable[[], Coroutine[Any, Any, int]]
+    ) -> None:
+        """Compact, and begin to collect if that leaves much behind."""
+        async with gate:
+            done = await compact()
+        if done and self.upkeep.owes_much and self.upkeep.can_collect_more(self.shard.state):
+            self._begin_collecting()
+
+    def _begin_collecting(self) -> None:
+        if not self.upkeep.rests(COLLECTION):
+            self._begin("collect", self._collect)
 
     async def _collect(self) -> None:
         await self.upkeep.collect()

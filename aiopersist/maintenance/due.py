@@ -9,7 +9,7 @@ from aiopersist.settings import Settings
 from aiopersist.state.model import Retention, State
 
 MANY = 1.5  # batches, per doubling of the versions
-INPUTS_MIN = 3  # fewer are compacted once the shard is idle
+INPUTS_MIN = 4  # fewer are compacted once the shard is idle
 TAIL_MIN = 8  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
 
 

@@ -123,7 +123,7 @@ class Rounds:
         without one."""
         state = upkeep.shard.state
         by_age = any(policy.seconds is not None for policy in state.retention.values())
-        if not state.claims and not by_age and not upkeep.owes_collection and not upkeep.resting():
+        if not state.claims and not by_age and not upkeep.owes_collection and not upkeep.rests_any:
             self._rested[shard] = state.seqno
         self._owing.pop(shard, None)
         if upkeep.owes_collection:

@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from aiopersist.compact import compact, compact_all
+from aiopersist.compact import compact, compact_all, whole_bytes
 from aiopersist.errors import BatchExpired, Error
 from aiopersist.gc.collect import Collected, collect, held, horizon
 from aiopersist.maintenance.due import all_inputs
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.rollup import write_rollup
-from aiopersist.settings import Settings
+from aiopersist.settings import MIB, Settings
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
@@ -34,6 +34,8 @@ log = logging.getLogger("aiopersist")
 
 REST_MIN_S = 0.5  # after a compaction that failed, or found that somebody else was at it
 REST_MAX_S = 300.0
+GARBAGE_SHARE = 4  # replaced bytes beside those in use, that are collected before the next rollup is due
+GARBAGE_BYTES_MIN = MIB // 4
 FORCED_MAX = 5  # registrations that a forced compaction may lose on its way
 
 
@@ -54,6 +56,7 @@ class ShardUpkeep:
         self._registration: Registration | None = None
         self._resting: dict[int, Rest] = {}  # by the first ordinal, or `COLLECTION`
         self._replaced_at: int | None = None  # the version since which blobs are replaced, not collected
+        self._replaced_bytes = 0
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -62,27 +65,40 @@ class ShardUpkeep:
         await commit(self.shard.register, ApplyRetention(exact), Slot())
 
     async def compact(
-        self, wanted: Callable[[State, Settings], int] = all_inputs, *, claims_all: bool = False
+        self,
+        wanted: Callable[[State, Settings], int] = all_inputs,
+        *,
+        much: bool | None = None,
+        claims_all: bool = False,
     ) -> int:
         """Do what the spine asks for, where it makes one of as many batches as are `wanted`, until nothing is
-        left; says how often something was compacted. `claims_all`: take a claim also for what costs less
-        than a claim. What failed rests."""
-        done, settings = 0, self._stack.settings
-        while (
-            spec := plan(self.shard.state, wanted(self.shard.state, settings), self.resting())
-        ) is not None:
+        left; says how often something was compacted. `much`: only what takes the memory of a compaction,
+        or only what does not. `claims_all`: take a claim also for what costs less than a claim. What
+        failed rests."""
+        done = 0
+        while (spec := self._next(wanted, much)) is not None:
             self._rest(spec.first)
             async with self.registered() as registration:
                 applied = await compact(self.shard, spec, registration, claims_all=claims_all)
             if applied:
                 self._resting.pop(spec.first, None)
-                self._replaced_at = self.shard.state.seqno
+                self._replaced(spec)
                 done += 1
         return done
 
-    def _most_needed(self, wanted: Callable[[State, Settings], int]) -> Spec | None:
-        state = self.shard.state
-        return plan(state, wanted(state, self._stack.settings), self.resting())
+    def _next(self, wanted: Callable[[State, Settings], int], much: bool | None) -> Spec | None:
+        state, settings = self.shard.state, self._stack.settings
+
+        def suits(spec: Spec) -> bool:
+            is_much = spec.goodbytes > whole_bytes(settings)
+            return much in (None, is_much) and not self.rests(spec.first)
+
+        return plan(state, wanted(state, settings), suits)
+
+    def _replaced(self, spec: Spec) -> None:
+        """What `spec` names is garbage from now on."""
+        self._replaced_at = self.shard.state.seqno
+        self._replaced_bytes += spec.blob_bytes
 
     async def collect(self) -> Collected | None:
         """Write a rollup of now and collect what nobody needs any more; `None` if somebody else is at it. If
@@ -96,7 +112,7 @@ class ShardUpkeep:
             collected = await collect(self.shard)
             reached = horizon(self.shard.state)
             if self._replaced_at is not None and reached is not None and self._replaced_at <= reached:
-                self._replaced_at = None
+                self._replaced_at, self._replaced_bytes = None, 0
             await commit(self.shard.register, ReleaseClaim(registration.writer, COLLECTION), Slot())
         self._resting.pop(COLLECTION, None)
         return collected
@@ -105,6 +121,12 @@ class ShardUpkeep:
     def owes_collection(self) -> bool:
         """Whether compactions of this process have left blobs."""
         return self._replaced_at is not None
+
+    @property
+    def owes_much(self) -> bool:
+        """Whether compactions of this process have left blobs of many bytes, beside those in use."""
+        live = sum(part.size for batch in self.shard.state.batches.values() for part in batch.parts)
+        return self._replaced_bytes > max(live // GARBAGE_SHARE, GARBAGE_BYTES_MIN)
 
     def can_collect_more(self, state: State) -> bool:
         """Whether no reader holds any longer what compactions of this process have left."""
@@ -177,14 +199,15 @@ class ShardUpkeep:
 
     # --- rest ------------------------------------------------------------------------------------
 
-    def resting(self) -> frozenset[int]:
-        """The ordinals that what is not tried now begins with."""
-        return frozenset(filter(self.rests, self._resting))
-
     def rests(self, first: int) -> bool:
         """Whether what begins there, or `COLLECTION`, is not to be tried now."""
         rest = self._resting.get(first)
         return rest is not None and self._stack.runtime.monotonic() < rest.until
+
+    @property
+    def rests_any(self) -> bool:
+        """Whether anything failed, and is to be tried again."""
+        return any(map(self.rests, self._resting))
 
     def _rest(self, first: int) -> None:
         """Do not try what begins there for a while, unless it turns out well."""

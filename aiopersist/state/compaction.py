@@ -6,16 +6,18 @@ from doing one spec twice; it is void once its writer is gone, not after a time.
 for, so an attempt that is bounded in memory, or in runs, helps as far as it got.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
-from aiopersist.state.model import Claim, HollowBatch, State
+from aiopersist.state.model import Claim, HollowBatch, HollowPart, State
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
+PASSED_MIN = 1024  # updates: less is not worth a thought
 COLLECTION = -1
 """In place of an ordinal: the claim of who rolls up and collects."""
 
@@ -38,6 +40,21 @@ class Spec(NamedTuple):
     def runs(self) -> int:
         return sum(map(run_count, self.inputs.values()))
 
+    @property
+    def blob_bytes(self) -> int:
+        return sum(
+            part.size for batch in self.inputs.values() for part in batch.parts if part.key is not None
+        )
+
+    @property
+    def goodbytes(self) -> float:
+        """Of all its updates, at most; infinite if a part does not say."""
+        return sum(map(goodbytes_at_most, (part for batch in self.inputs.values() for part in batch.parts)))
+
+
+def goodbytes_at_most(part: HollowPart) -> float:
+    return part.size if part.key is None else inf if part.goodbytes is None else part.goodbytes
+
 
 def run_count(batch: HollowBatch) -> int:
     """How many sorted runs the batch has."""
@@ -51,12 +68,32 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
     return not batch.parts or (not marked and not batch.runs and since <= batch.since)
 
 
-def plan(state: State, inputs_min: int, resting: Collection[int] = ()) -> Spec | None:
-    """The spine batch most in need of it: of those that nobody claims, and that do not begin with an
-    ordinal in `resting`, the one of the most batches or runs, if these are at least `inputs_min`."""
-    specs = (spec for spec in _specs(state) if spec.first not in resting)
-    spec = max(specs, key=_need, default=None)
-    return spec if spec is not None and _need(spec) >= max(inputs_min, 2) else None
+def plan(state: State, inputs_min: int, suits: Callable[[Spec], bool] = lambda spec: True) -> Spec | None:
+    """What to compact next, of what nobody claims and `suits`: the spine batch of the most batches or runs,
+    if these are at least `inputs_min`; else what since has passed, if that is much."""
+    spec = max(filter(suits, _specs(state)), key=_need, default=None)
+    if spec is not None and _need(spec) >= max(inputs_min, 2):
+        return spec
+    passed = plan_passed(state)
+    return passed if passed is not None and suits(passed) else None
+
+
+def plan_passed(state: State) -> Spec | None:
+    """The oldest batch, and those after it that begin before since, if these have half as many updates as
+    that one: with times advanced to since, insertions meet their retractions. So what since has passed
+    takes half as much again as it must, and an update is written three times more for that. (Levels alone
+    would let three times as much lie there; in LSM trees this is the bound on space amplification.)"""
+    inputs: dict[int, HollowBatch] = {}
+    for ordinal, batch in state.batches.items():
+        if state.since <= batch.lower:
+            break
+        inputs[ordinal] = batch
+    lengths = [batch.len for batch in inputs.values() if batch.parts]
+    if len(inputs) < 2 or sum(lengths[1:]) < max(sum(lengths[:1]) // 2, PASSED_MIN):
+        return None
+    if any(first <= max(inputs) and min(inputs) <= last for first, last in _claimed(state)):
+        return None
+    return Spec(inputs, state.since)
 
 
 def _need(spec: Spec) -> int:

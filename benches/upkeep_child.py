@@ -1,0 +1,51 @@
+"""What a fresh process needs: run as `python -m benches.upkeep_child`, prints one line of JSON."""
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from typing import Any
+
+import polars  # noqa: F401  # imported before anything is measured
+import pyarrow.parquet  # noqa: F401
+
+import aiopersist as ap
+
+
+async def compact(location: str, memory: int) -> dict[str, Any]:
+    """Compact the shard to one batch: seconds, and what the process grew by at its peak."""
+    settings = ap.Settings(compaction_memory_bytes=memory)
+    async with ap.open(location, settings=settings, maintenance=False) as client:
+        before = _peak_bytes()
+        began = time.perf_counter()
+        await client.force_compaction("shard")
+        seconds = time.perf_counter() - began
+        view = await client.inspect("shard")
+        return {
+            "seconds": seconds,
+            "grew_by": _peak_bytes() - before,
+            "batches": len(view.batches),
+            "runs": view.batches[0].runs,
+            "rows": view.batches[0].len,
+            "bytes": view.blob_bytes,
+        }
+
+
+async def read(location: str) -> dict[str, Any]:
+    """Open the location, read the shard's contents, and close."""
+    began = time.perf_counter()
+    async with ap.open(location, maintenance=False) as client, client.reader("shard") as r:
+        async with r.snapshot() as snapshot:
+            rows = (await snapshot.to_arrow()).num_rows
+        return {"seconds": time.perf_counter() - began, "rows": rows}
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    what, where, *rest = sys.argv[1:]
+    work = compact(where, int(rest[0])) if what == "compact" else read(where)
+    print(json.dumps(asyncio.run(work)))

@@ -1,0 +1,133 @@
+"""Goal: what is compacted next is decided from the state alone: what the spine asks for, what since has
+passed, and never what somebody has claimed."""
+
+from typing import Any
+
+import pytest
+
+from aiopersist.frontier import Antichain
+from aiopersist.state.compaction import COLLECTION, Spec, plan, plan_passed
+from aiopersist.state.model import Claim, HollowBatch, HollowPart, State, Writer
+from aiopersist.state.names import Trail
+from aiopersist.state.spine import Spine
+
+SHARD = "s00000000-0000-4000-8000-000000000000"
+
+
+def batch(lower: int, upper: int, rows: int, *, goodbytes: int | None = None, runs: int = 1) -> HollowBatch:
+    parts = tuple(
+        HollowPart(
+            key=f"{SHARD}/w/{lower}-{n}.parquet", size=10, rows=rows, checksum="c", goodbytes=goodbytes
+        )
+        for n in range(runs if rows else 0)
+    )
+    ends = (Antichain(lower), Antichain(upper), Antichain(0))
+    return HollowBatch(
+        lower=ends[0], upper=ends[1], since=ends[2], parts=parts, runs=tuple(range(1, len(parts)))
+    )
+
+
+def state(since: int, rows: list[int], *, claimed: list[tuple[int, int, str]] = [], **values: Any) -> State:  # noqa: B006
+    """Batches of so many updates, one time each, with a spine as appends make it."""
+    spine = Spine({}, 0)
+    for ordinal, length in enumerate(rows):
+        spine.insert(ordinal, length)
+    return State.of(
+        shard=SHARD,
+        seqno=len(rows),
+        commit="c",
+        at=0.0,
+        since=Antichain(since),
+        upper=Antichain(len(rows)),
+        batches={n: batch(n, n + 1, length) for n, length in enumerate(rows)},
+        levels=spine.levels,
+        fuel=spine.fuel,
+        writers={"alive": Writer(heartbeat=0, lease_s=10)},
+        claims={first: Claim(writer=writer, first=first, last=last) for first, last, writer in claimed},
+        **values,
+    )
+
+
+def planned(spec: Spec | None) -> tuple[int, int] | None:
+    return None if spec is None else (spec.first, spec.last)
+
+
+@pytest.mark.parametrize(
+    ("since", "rows", "expected"),
+    [
+        pytest.param(3, [4000, 1000, 1000, 1000], (0, 2), id="half as much was passed"),
+        pytest.param(4, [4000, 1000, 1000, 1000], (0, 3), id="all was passed"),
+        pytest.param(2, [4000, 1000, 1000, 1000], None, id="too little was passed"),
+        pytest.param(0, [4000, 4000, 4000], None, id="since never moved"),
+        pytest.param(3, [10, 10, 10], None, id="too few to matter"),
+        pytest.param(3, [0, 2000, 2000, 0], (0, 2), id="empty batches are taken along"),
+        pytest.param(1, [4000], None, id="alone"),
+    ],
+)
+def test_what_since_has_passed(since: int, rows: list[int], expected: Any) -> None:
+    assert planned(plan_passed(state(since, rows))) == expected
+
+
+@pytest.mark.parametrize(("writer", "free"), [("alive", False), ("gone", True)])
+def test_what_is_claimed_is_left_alone(writer: str, free: bool) -> None:
+    """Goal: unless the one who claimed it is gone."""
+    claimed = [(1, 1, writer)]
+    assert (plan_passed(state(3, [4000, 2000, 2000], claimed=claimed)) is not None) is free
+    whole = state(0, [1] * 8, claimed=[(0, 7, writer)])
+    assert (plan(whole, 2) is not None) is free
+
+
+def test_a_claim_of_the_collection_claims_no_batch() -> None:
+    assert plan(state(0, [1] * 8, claimed=[(COLLECTION, COLLECTION, "alive")]), 2) is not None
+
+
+def test_the_spine_batch_of_the_most_batches_comes_first() -> None:
+    """Goal: and only if it is worth it; one that does not suit is passed over, not waited for."""
+    found = state(0, [1] * 13)
+    spec = plan(found, 2)
+    assert spec is not None
+    sizes = [len(s.inputs) for s in (plan(found, 2), plan(found, len(spec.inputs))) if s is not None]
+    assert sizes == [len(spec.inputs)] * 2
+    assert plan(found, len(spec.inputs) + 1) is None
+    other = plan(found, 2, lambda s: s.first != spec.first)
+    assert other is not None
+    assert other.first != spec.first
+    assert len(other.inputs) <= len(spec.inputs)
+
+
+def test_a_batch_of_many_runs_is_worth_it_alone() -> None:
+    found = state(0, [5])
+    many = found.replace(batches={0: batch(0, 1, 5, runs=4)})
+    assert plan(found, 2) is None
+    assert planned(plan(many, 4)) == (0, 0)
+
+
+def test_the_goodbytes_of_a_spec_are_an_upper_bound() -> None:
+    """Goal: a part that does not say how large it is counts as endless."""
+    known = {0: batch(0, 1, 1, goodbytes=70), 1: batch(1, 2, 1, goodbytes=30)}
+    assert Spec(known, Antichain(0)).goodbytes == 100
+    assert Spec({**known, 2: batch(2, 3, 1)}, Antichain(0)).goodbytes == float("inf")
+
+
+def version(number: int, **changes: Any) -> bytes:
+    import json
+
+    return json.dumps({"format": 1, "seqno": number, "rollup": None, "changes": changes}).encode()
+
+
+def parts(*keys: str) -> dict[str, Any]:
+    return {"parts": [{"key": key, "size": 1} for key in keys] + [{"inline": "eHg="}]}
+
+
+def test_a_trail_tells_what_was_dropped() -> None:
+    """Goal: what was named and is named no more; a part that another batch took over is still named."""
+    trail = Trail({0: batch(0, 1, 3)})
+    trail.add([version(1, batches={"1": parts("a"), "2": parts("b", "c")})])
+    assert trail.dropped == set()
+    trail.add([version(2, batches={"1": parts("d", "c")}, drop={"batches": [2], "claims": [1]})])
+    trail.add(
+        [version(3, batches={"0": parts("e")}, rollups={"2": {"key": "r", "checksum": "x", "size": 1}})]
+    )
+    assert trail.dropped == {"a", "b", f"{SHARD}/w/0-0"}
+    assert trail.parts - trail.dropped == {"c", "d", "e"}
+    assert trail.rollups[2].key == "r"
