@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import check_evolution
-from aiopersist.data.lazy import import_arrow
+from aiopersist.data.lazy import arrow_is_imported, import_arrow, warm_up
 from aiopersist.errors import (
     IncompatibleSchema,
     Indeterminate,
@@ -88,9 +88,10 @@ def open(  # noqa: A001  # `ap.open`
 
     async def connect() -> Client:
         client = Client(blob_store, consensus_store, chosen, runtime, mine, maintenance)
-        client._stack.supervisor.background(client._stack.compute(import_arrow), "import pyarrow")
         try:
             await client.ping()
+            if not arrow_is_imported():
+                await client._stack.compute(import_arrow)
         except BaseException:
             await client.aclose()
             raise
@@ -152,6 +153,7 @@ class Client(Upkeep, Resource):
 
         async def open_writer() -> WriteHandle[K, V]:
             _checked(schema)
+            await self._stack.compute(warm_up)
             found = self._shard(await catalog.resolve_or_create(self._stack, shard))
             return await WriteHandle.open(found, schema, self._scope)
 

@@ -1,5 +1,6 @@
 """What a program gets by `import aiopersist`: quickly, typed, and nothing that it did not ask for."""
 
+import asyncio
 import json
 import re
 import statistics
@@ -7,8 +8,11 @@ import subprocess
 import sys
 from importlib.metadata import files, version
 from importlib.resources import files as resources
+from pathlib import Path
 
 import pytest
+
+import aiopersist as ap
 
 IMPORT_MAX_S = 0.3
 NOISE = 2.0  # slower machines; the modules that would cost the time are named below
@@ -65,3 +69,29 @@ def test_the_wheel_has_the_testing_package_and_no_tests() -> None:
 
 def test_the_version_is_one() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", version("aiopersist"))
+
+
+READ = """
+import asyncio, sys
+import aiopersist as ap
+
+async def read():
+    async with ap.open(sys.argv[1]) as client, client.reader("t") as r, r.snapshot() as s:
+        print(len(await s.rows()))
+    print(sorted({"pandas", "polars"} & set(sys.modules)))
+
+asyncio.run(read())
+"""
+
+
+async def test_who_reads_a_little_waits_for_no_import_but_pyarrow(tmp_path: Path) -> None:
+    """Goal: pandas takes a second, polars half of one; a small snapshot needs neither."""
+    async with ap.open(tmp_path) as client, client.writer("t", ap.Schema(key=str, val=int)) as w:
+        for n in range(20):
+            await w.compare_and_append([(f"k{n}", n, n, 1), ("all", 0, n, 1)], n, n + 1)
+        await client.retain("t", 5)
+        await client.force_compaction("t")
+        await w.compare_and_append([("k0", 0, 20, -1)], 20, 21)
+    command = [sys.executable, "-c", READ, str(tmp_path)]
+    run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    assert run.stdout.split("\n")[:2] == ["20", "[]"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.int64 import int64_scalar
 from aiopersist.data.lazy import pa
 from aiopersist.frontier import Time
 
@@ -20,6 +21,7 @@ def concat(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Tabl
 def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Table:
     """Rows of `key`, `val`, `diff` as updates at `time`."""
     field = schema.arrow_schema.field("time")
-    column = pa.repeat(pa.scalar(time, field.type), table.num_rows)
+    scalar = int64_scalar(time) if isinstance(time, int) else pa.scalar(time, field.type)
+    column = pa.repeat(scalar, table.num_rows)
     columns = [table.column("key"), table.column("val"), column, table.column("diff")]
     return pa.table(columns, schema=schema.arrow_schema)

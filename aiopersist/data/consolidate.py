@@ -22,6 +22,7 @@ from functools import reduce
 from typing import Any
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.data.order import flatten, row_keys
 from aiopersist.errors import DiffOverflow
@@ -90,9 +91,9 @@ def _taken(
         sums += split
     if sums == diffs and rows == list(range(table.num_rows)):
         return table
-    taken = table.take(pa.array(rows, pa.int64()))
+    taken = table.take(int64_array(rows))
     index = table.schema.get_field_index("diff")
-    return taken.set_column(index, table.schema.field(index), pa.array(sums, pa.int64()))
+    return taken.set_column(index, table.schema.field(index), int64_array(sums))
 
 
 def _sums(keys: list[tuple[Any, ...]], diffs: list[int]) -> Iterator[tuple[int, int]]:
@@ -119,7 +120,7 @@ def _medium(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | No
     order = pc.sort_indices(columns, sort_keys=by)
     same = reduce(pc.and_, [_same_as_next(key.take(order)) for key in keys])
     diffs = table.column("diff").take(order)
-    if not pc.any(same).as_py() and not pc.any(pc.equal(diffs, 0)).as_py():
+    if not pc.any(same).as_py() and not pc.any(pc.equal(diffs, int64_scalar(0))).as_py():
         return table.take(order)
     return _taken(table, _runs(order.to_pylist(), diffs.to_pylist(), same.to_pylist()), final)
 

@@ -7,6 +7,7 @@ look-up costs what it costs on the module itself. Modules that annotate with the
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,23 @@ class _Module:
         return getattr(module, attribute)
 
 
+ARROW = ("pyarrow", "pyarrow.compute", "pyarrow.ipc")
+
+
+def arrow_is_imported() -> bool:
+    return all(name in sys.modules for name in ARROW)
+
+
 def import_arrow() -> None:
     """Import what every handle needs: done on a thread before the event loop meets it."""
-    for name in ("pyarrow", "pyarrow.compute", "pyarrow.ipc"):
+    for name in ARROW:
         import_module(name)
+
+
+def warm_up() -> None:
+    """Convert a value: at the first one pyarrow imports pandas, if that is installed, which takes a second.
+    It takes it on a thread then; whoever converts values meanwhile does not wait for it."""
+    pa.scalar(0)
 
 
 if TYPE_CHECKING:
@@ -44,4 +58,4 @@ else:
     pq = _Module("pyarrow.parquet")
     pl = _Module("polars")
 
-__all__ = ["ds", "import_arrow", "fs", "ipc", "pa", "pc", "pl", "pq"]
+__all__ = ["arrow_is_imported", "ds", "fs", "import_arrow", "ipc", "pa", "pc", "pl", "pq", "warm_up"]

@@ -7,7 +7,9 @@ All else is arithmetic on components, so ints are product times of length one.
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
+from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
@@ -31,9 +33,14 @@ def from_components(parts: list[pa.ChunkedArray | pa.Array], time_type: pa.DataT
     rows = len(parts[0])
     flat = pl.DataFrame([pl.Series(str(i), pl.from_arrow(part)) for i, part in enumerate(parts)])
     # A row-major walk over the components is the child array of the lists.
-    values = flat.select(pl.concat_arr(pl.all()).explode()).to_series().to_arrow() if rows else []
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(values, pa.int64()), type=time_type)
+    values = flat.select(pl.concat_arr(pl.all()).explode()).to_series().to_arrow() if rows else None
+    lists = pa.FixedSizeListArray.from_arrays(int64_array([]) if values is None else values, type=time_type)
     return pa.chunked_array([lists], time_type)
+
+
+def _each(kernel: Any, parts: list[Any], element: Time) -> list[Any]:
+    """The kernel for every component, with that of the element."""
+    return [kernel(part, int64_scalar(at)) for part, at in zip(parts, _tuple(element), strict=True)]
 
 
 def beyond(times: pa.ChunkedArray, frontier: Antichain) -> pa.ChunkedArray:
@@ -45,8 +52,7 @@ def _beyond(parts: list[pa.ChunkedArray | pa.Array], frontier: Antichain) -> pa.
     if not frontier.elements:
         return pc.is_null(parts[0])  # no time is beyond the empty frontier, and none is null
     either = [
-        reduce(pc.and_, [pc.greater_equal(p, f) for p, f in zip(parts, element, strict=True)])
-        for element in map(_tuple, _shaped(frontier, len(parts)))
+        reduce(pc.and_, _each(pc.greater_equal, parts, element)) for element in _shaped(frontier, len(parts))
     ]
     return reduce(pc.or_, either)
 
@@ -55,7 +61,9 @@ def not_after(times: pa.ChunkedArray, as_of: Time) -> pa.ChunkedArray:
     """Per row whether `time <= as_of`."""
     parts = components(times)
     (element,) = _shaped(Antichain(as_of), len(parts))
-    return reduce(pc.and_, [pc.less_equal(p, f) for p, f in zip(parts, _tuple(element), strict=True)])
+    return reduce(
+        pc.and_, [pc.less_equal(p, int64_scalar(f)) for p, f in zip(parts, _tuple(element), strict=True)]
+    )
 
 
 def first_row_not_beyond(table: pa.Table, lower: Antichain) -> int | None:
@@ -97,10 +105,7 @@ def advance(table: pa.Table, frontier: Antichain) -> pa.Table:
     index = table.schema.get_field_index("time")
     times = table.column(index)
     parts = components(times)
-    joined = [
-        [pc.max_element_wise(p, f) for p, f in zip(parts, _tuple(element), strict=True)]
-        for element in _shaped(frontier, len(parts))
-    ]
+    joined = [_each(pc.max_element_wise, parts, element) for element in _shaped(frontier, len(parts))]
     met = [reduce(pc.min_element_wise, same_component) for same_component in zip(*joined, strict=True)]
     return table.set_column(index, table.schema.field(index), from_components(met, times.type))
 

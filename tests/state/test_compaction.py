@@ -16,9 +16,7 @@ SHARD = "s00000000-0000-4000-8000-000000000000"
 
 def batch(lower: int, upper: int, rows: int, *, goodbytes: int | None = None, runs: int = 1) -> HollowBatch:
     parts = tuple(
-        HollowPart(
-            key=f"{SHARD}/w/{lower}-{n}.parquet", size=10, rows=rows, checksum="c", goodbytes=goodbytes
-        )
+        HollowPart(key=f"{SHARD}/w/{lower}-{n}", size=10, rows=rows, checksum="c", goodbytes=goodbytes)
         for n in range(runs if rows else 0)
     )
     ends = (Antichain(lower), Antichain(upper), Antichain(0))

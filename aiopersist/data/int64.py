@@ -1,0 +1,22 @@
+"""Integers as Arrow values, without `pa.array` and `pa.scalar`: their first use imports pandas, if that is
+installed, which takes a second, and who only reads has no need of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from functools import lru_cache
+
+from aiopersist.data.lazy import pa
+
+
+def int64_array(values: Iterable[int]) -> pa.Int64Array:
+    """The values as a column."""
+    data = array("q", values)
+    return pa.Array.from_buffers(pa.int64(), len(data), [None, pa.py_buffer(data)])
+
+
+@lru_cache(maxsize=1024)
+def int64_scalar(value: int) -> pa.Int64Scalar:
+    """The value as kernels take it."""
+    return int64_array([value])[0]
