@@ -1,6 +1,7 @@
 """A shard that takes many small commits: what each costs as they become many, what is written again, what
 is left; how fast, and in how much memory, much is compacted; how fast a new process reads it."""
 
+import asyncio
 import json
 import math
 import os
@@ -100,7 +101,10 @@ def test_many_small_appends(place: Any, run: Any, enabled: bool, benchmark: Any,
 
 
 async def _sizes(client: ap.Client, place: Any, n: int, tables: Table) -> dict[str, Any]:
-    view, before = await client.inspect("shard"), await client.usage()
+    async with asyncio.timeout(10):  # what the last appends began may end
+        while len((view := await client.inspect("shard")).batches) > 2 * math.log2(n):
+            await asyncio.sleep(0.01)
+    before = await client.usage()
     written = client.metrics["blob.set"].bytes + client.metrics["consensus.compare_and_set"].bytes
     disk = _bytes_on_disk(place)
     async with client.reader("shard") as reader, reader.snapshot() as snapshot:
