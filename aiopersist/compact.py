@@ -14,6 +14,7 @@ they have pinned stays until garbage collection finds that nobody needs it.
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiopersist.data.assemble import concat
@@ -81,19 +82,13 @@ class Work(NamedTuple):
 
 
 def bounded(spec: Spec, runs_max: int) -> Work:
-    """The most neighbouring batches, from the oldest on, with at most `runs_max` runs in the blob store;
+    """All of it, if that has at most `runs_max` runs in the blob store. Else neighbouring batches that have;
     if these are not two, the batch with the most runs alone; if that has too many, some of its runs."""
-    inputs: dict[int, HollowBatch] = {}
-    runs = 0
-    for ordinal, batch in spec.inputs.items():
-        runs += run_count(batch) if any(part.key for part in batch.parts) else 0
-        if runs > runs_max:
-            break
-        inputs[ordinal] = batch
+    inputs = _window(spec.inputs, runs_max)
     if len(inputs) < min(2, len(spec.inputs)):
         ordinal = max(spec.inputs, key=lambda o: run_count(spec.inputs[o]))
         inputs = {ordinal: spec.inputs[ordinal]}
-    if len(inputs) > 1 or runs <= runs_max:
+    if len(inputs) > 1 or sum(map(_runs_in_blobs, inputs.values())) <= runs_max:
         read = plan_runs([(batch, part) for batch in inputs.values() for part in batch.parts])
         return Work(Spec(inputs, spec.since), read, (), ())
     (batch,) = inputs.values()
@@ -103,6 +98,32 @@ def bounded(spec: Spec, runs_max: int) -> Work:
     lengths = [len(run) for run in planned[runs_max:]]
     starts = tuple(sum(lengths[:n]) for n in range(len(lengths)))
     return Work(Spec(inputs, spec.since), planned[:runs_max], kept, starts)
+
+
+def _runs_in_blobs(batch: HollowBatch) -> int:
+    """Inline parts, all together, are one run more."""
+    return run_count(batch) if any(part.key for part in batch.parts) else 0
+
+
+def _window(batches: dict[int, HollowBatch], runs_max: int) -> dict[int, HollowBatch]:
+    """Of all rows of neighbours with at most so many runs, as long as may be, the one that costs the fewest
+    updates per batch that it saves: so what was merged before is not merged again soon."""
+    ordinals = list(batches)
+    runs = [_runs_in_blobs(batch) for batch in batches.values()]
+    updates = [batch.len for batch in batches.values()]
+    best, end, held = (inf, 0, 0), 0, 0  # cost, start, end
+    for start in range(len(ordinals)):
+        while end < len(ordinals) and held + runs[end] <= runs_max:
+            held, end = held + runs[end], end + 1
+        if end - start >= 2 or end == len(ordinals) == 1:
+            best = min(best, (sum(updates[start:end]) / max(end - start - 1, 1), start, end))
+        if end == len(ordinals):
+            break
+        if end > start:
+            held -= runs[start]
+        else:
+            end = start + 1
+    return {ordinal: batches[ordinal] for ordinal in ordinals[best[1] : best[2]]}
 
 
 async def compact_all(shard: Shard, registration: Registration, last: int, since: Antichain) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from aiopersist.client import Client
 from aiopersist.client import open as open_client
-from aiopersist.errors import StorageUnavailable
+from aiopersist.errors import Error
 from aiopersist.maintenance.rounds import MaintenanceRound
 from aiopersist.runtime import SYSTEM
 
@@ -41,20 +41,22 @@ async def run(place: Place, pace: Pace, console: Console) -> None:
     """Rounds until the process is told to end by SIGTERM or SIGINT; what is under way is given back."""
     client = await open_client(place.location, blob=place.blob, consensus=place.consensus, maintenance=False)
     async with client:
-        if pace.once:
-            done = await _round(client, console)
-            await _sweep(client, console)
-            if done.failures:
-                raise RoundFailed(f"{len(done.failures)} of {done.shards} shards could not be tended")
-            return
-        rounds = asyncio.create_task(_rounds(client, pace, console))
+        work = asyncio.create_task((_once if pace.once else _rounds)(client, pace, console))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, rounds.cancel)
-        await asyncio.wait([rounds])
-        if not rounds.cancelled():
-            rounds.result()
-        console.print("ended")
+            loop.add_signal_handler(number, work.cancel)
+        await asyncio.wait([work])
+        if work.cancelled():
+            _say(console, "ended")
+        else:
+            work.result()
+
+
+async def _once(client: Client, pace: Pace, console: Console) -> None:
+    done = await _round(client, console)
+    await _sweep(client, console)
+    if done.failures:
+        raise RoundFailed(f"{len(done.failures)} of {done.shards} shards could not be tended")
 
 
 async def _rounds(client: Client, pace: Pace, console: Console) -> None:
@@ -64,26 +66,32 @@ async def _rounds(client: Client, pace: Pace, console: Console) -> None:
         try:
             await _round(client, console)
             if loop.time() >= next_sweep:
-                await _sweep(client, console)
                 next_sweep = loop.time() + pace.sweep_every_s
-        except StorageUnavailable as error:
-            console.print(f"a round was cut off: {error}")
+                await _sweep(client, console)
+        except Error as error:  # one shard that is damaged must not keep the others from being tended
+            _say(console, f"a round was cut off: {error}")
         await SYSTEM.sleep(pace.every_s)
 
 
 async def _round(client: Client, console: Console) -> MaintenanceRound:
     done = await client.maintain()
     if done.did_something:
-        console.print(
+        _say(
+            console,
             f"{done.looked_at} of {done.shards} shards had changed: {done.compactions} compactions, "
-            f"{done.collections} collections of {done.parts} parts and {done.versions} versions"
+            f"{done.collections} collections of {done.parts} parts and {done.versions} versions",
         )
     for shard, failure in done.failures.items():
-        console.print(f"{shard} could not be tended: {failure}")
+        _say(console, f"{shard} could not be tended: {failure}")
     return done
 
 
 async def _sweep(client: Client, console: Console) -> None:
     swept = await client.sweep_leaked_blobs(dry_run=False)
     if swept.keys:
-        console.print(f"swept {len(swept.keys)} leaked blobs of {swept.bytes:,} bytes")
+        _say(console, f"swept {len(swept.keys)} leaked blobs of {swept.bytes:,} bytes")
+
+
+def _say(console: Console, text: str) -> None:
+    """A line of a log: never broken, and as it is."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
