@@ -11,7 +11,7 @@ Memory: `settings.compaction_memory_bytes`, whatever the size of the input. Read
 they have pinned stays until garbage collection finds that nobody needs it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from math import inf
@@ -46,24 +46,40 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 RANGE_BYTES = 2 * MIB  # fetched at once of a run: enough that a request does not matter
+PAGES_BYTES = 2 * MIB  # decoded beside a slab: a page of each column
+SLABS_PER_RUN = 5  # in memory: one and a half that wait, and what a round makes of them as it sorts
+SLAB_MIN_BYTES = 64 * 1024  # smaller ones cost more calls than they save
 WHOLE_SHARE = 64  # of the memory, goodbytes that are read whole: sorted and encoded they are there five times
 WHOLE_BYTES_MAX = 4 * MIB  # more gains nothing
-SLABS_PER_RUN = 4  # row groups in memory per run: pending ones, and what a round sorts of them
 
 
 class Budget(NamedTuple):
-    """How the memory of a compaction is divided."""
+    """How the memory of a compaction is divided: 3/8 for what was fetched, encoded; 3/16 for slabs; 1/4 for
+    the part that is written and the one that is uploaded; the rest is for what allocators keep."""
 
-    runs_max: int
-    part_bytes: int
+    memory: int
+    row_group_bytes: int
+    part_bytes_max: int
 
     @classmethod
     def of(cls, settings: Settings) -> "Budget":
-        """A quarter for the parts that are written and uploaded, the rest for the runs."""
-        memory = settings.compaction_memory_bytes
-        per_run = SLABS_PER_RUN * settings.row_group_bytes + RANGE_BYTES
-        part_bytes = max(min(settings.blob_target_size, memory // 8), 1)
-        return cls(max((memory * 3 // 4) // per_run, 2), part_bytes)
+        return cls(settings.compaction_memory_bytes, settings.row_group_bytes, settings.blob_target_size)
+
+    def runs_max(self, parts: Iterable[HollowPart]) -> int:
+        """How many runs of such parts may be read at once."""
+        shares = (part.size / part.goodbytes for part in parts if part.key is not None and part.goodbytes)
+        row_group = min(self.row_group_bytes, int(self.row_group_bytes * max(shares, default=1.0)) + 1)
+        return max(self.memory * 3 // 8 // (max(RANGE_BYTES, row_group) + PAGES_BYTES), 2)
+
+    def slab_bytes(self, runs: int) -> int:
+        """Goodbytes that are decoded at once of each of so many runs."""
+        share = self.memory * 3 // 16 // (SLABS_PER_RUN * max(runs, 1))
+        return max(min(self.row_group_bytes, share), min(self.row_group_bytes, SLAB_MIN_BYTES))
+
+    @property
+    def part_bytes(self) -> int:
+        """Encoded bytes at which a part is cut."""
+        return max(min(self.part_bytes_max, self.memory // 8), 1)
 
 
 def whole_bytes(settings: Settings) -> int:
@@ -143,7 +159,7 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
     or with `claims_all`; requests for every part that is read or written. Whatever it raises, a claim
     may be left: it ends with the registration, which is not to be used again. `Corruption` if a blob is
     lost."""
-    work = bounded(spec, Budget.of(shard.stack.settings).runs_max)
+    work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
     slot, writer = Slot(), registration.writer
     small = not claims_all and all(part.key is None for run in work.read for _, part in run)
     claim = TakeClaim(writer, work.spec.first, work.spec.last)
@@ -164,7 +180,7 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
 async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     inputs, since = work.spec.inputs, work.spec.since
     first, last = inputs[work.spec.first], inputs[work.spec.last]
-    settings = shard.stack.settings
+    settings, budget = shard.stack.settings, Budget.of(shard.stack.settings)
     empty = HollowBatch(lower=first.lower, upper=last.upper, since=since)
     if not since.elements:  # nobody will ever read it
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
@@ -177,10 +193,11 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
         writer,
         first.lower,
         since,
-        part_bytes=Budget.of(settings).part_bytes,
+        part_bytes=budget.part_bytes,
         inline_max_bytes=min(settings.inline_writes_single_max_bytes, inline),
     )
-    fetch = Fetch(shard, schema, cached=False, range_bytes=RANGE_BYTES)
+    slab_bytes = budget.slab_bytes(len(work.read))
+    fetch = Fetch(shard, schema, cached=False, range_bytes=RANGE_BYTES, slab_bytes=slab_bytes)
     few = sum(goodbytes_at_most(part) for _, part in parts_read) <= whole_bytes(settings)
     try:
         read = await (_whole if few else _slab_by_slab)(fetch, work, output)

@@ -18,7 +18,8 @@ its lower and since, and the empty upper, since the bounds in the state rule.
 from __future__ import annotations
 
 from binascii import crc32
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from json import dumps, loads
 from typing import Any, NamedTuple, Protocol
 
@@ -202,6 +203,24 @@ def read_row_groups(
     return _decoded(ranges, index, chosen, schema, columns)
 
 
+def iter_row_groups(
+    index: PartIndex,
+    fetched: tuple[int, bytes],
+    row_groups: list[int],
+    schema: Schema[Any, Any, Any],
+    rows_max: int,
+) -> Iterator[pa.Table]:
+    """The rows of some row groups, in order, from bytes that cover them, at most `rows_max` at a time:
+    decoded are a page of each column, and what was given. `Corruption` unless all bytes are ours."""
+    ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
+    _check(index, ranges, row_groups)
+    with _reading(schema):
+        file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
+        for batch in file.iter_batches(batch_size=rows_max, row_groups=row_groups, use_threads=False):
+            table = pa.Table.from_batches([batch])
+            yield table if table.schema.equals(schema.arrow_schema) else table.cast(schema.arrow_schema)
+
+
 def checked(index: PartIndex, offset: int, data: bytes, row_groups: Iterable[int]) -> bytes:
     """`data` itself if it holds these row groups of the part; else `Corruption`."""
     _check(index, Ranges([(offset, data)], index.size), row_groups)
@@ -313,9 +332,15 @@ def _decoded(
 ) -> pa.Table:
     names = columns or schema.arrow_schema.names
     wanted = pa.schema([schema.arrow_schema.field(name) for name in names])
-    try:
+    with _reading(schema):
         file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
         table = file.read_row_groups(chosen, columns=columns).select(names)
         return table if table.schema.equals(wanted) else table.cast(wanted)
+
+
+@contextmanager
+def _reading(schema: Schema[Any, Any, Any]) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowException, OSError, KeyError, ValueError) as e:
         raise Corruption(f"a part cannot be read as {schema!r}: {e}") from e

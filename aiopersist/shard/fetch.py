@@ -9,12 +9,12 @@ A blob that the state names and that is not there: the reader's lease ran out (`
 if it is still registered, the store lost it (`Corruption`).
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from aiopersist.data.assemble import concat
 from aiopersist.data.codec import Schema
@@ -24,6 +24,7 @@ from aiopersist.data.part import (
     PartIndex,
     checked,
     decode_part,
+    iter_row_groups,
     plan_ranges,
     read_footer,
     read_index,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+Slabs: TypeAlias = "Iterator[pa.Table]"
+"""Tables that are decoded as they are taken, on a thread."""
 Named = tuple[HollowBatch, HollowPart]
 
 
@@ -88,11 +91,14 @@ class Fetch:
         *,
         cached: bool = True,
         range_bytes: int | None = None,
+        slab_bytes: int | None = None,
     ) -> None:
-        """`cached=False` for background work, which must not push out what readers need."""
+        """`cached=False` for background work, which must not push out what readers need. Slabs have about
+        `slab_bytes` goodbytes; else they are row groups."""
         self.shard = shard
         self.stack: Stack = shard.stack
         self.range_bytes = range_bytes or self.stack.settings.row_group_bytes
+        self._slab_bytes = slab_bytes or self.stack.settings.row_group_bytes
         self._blob: Blob = self.stack.blob if cached else self.stack.blob.uncached
         self.schema = schema
         self.schema_id = shard.schema_id(schema)
@@ -116,19 +122,23 @@ class Fetch:
         """`table` as `Updates`."""
         return Updates(await self.table(named, selection, reader), self.schema)
 
-    async def slabs(
-        self, named: Named, selection: Selection, reader: str
-    ) -> "AsyncGenerator[pa.Table, None]":
-        """What `selection` asks for of this part, row group by row group: one of them decoded, and at most
-        `range_bytes` of them encoded. One request for a part that is not larger than that; else one for
-        its index, and one for each range of row groups."""
+    async def slabs(self, named: Named, selection: Selection, reader: str) -> AsyncGenerator[Slabs, None]:
+        """What `selection` asks for of a part in a blob, slab by slab: those of a range of its row groups are
+        decoded as they are taken, then comes the next range. A range has at most `range_bytes`, or is one
+        row group. One request for a part that is not larger than that; else one for its index, and one
+        for each range."""
         batch, part = named
-        if part.key is None:
-            yield await self.table([named], selection, reader)
-            return
-        async with aclosing(self.raw_slabs(part, reader)) as tables:
-            async for table in tables:
-                yield await self.stack.compute(self._selected, table, batch, part, selection)
+        schema = self.shard.schema(part.schema_id)
+        async with aclosing(self._row_groups(part, reader)) as ranges:
+            async for index, offset, data, numbers in ranges:
+                rows_max = self._slab_rows(part, index)
+                tables = iter_row_groups(index, (offset, data), numbers, schema, rows_max)
+                yield (self._selected(table, batch, part, selection) for table in tables)
+
+    def _slab_rows(self, part: HollowPart, index: PartIndex) -> int:
+        if part.goodbytes is None:
+            return max(group.rows for group in index.row_groups)
+        return max(part.rows * self._slab_bytes // part.goodbytes, 1)
 
     async def raw_slabs(self, part: HollowPart, reader: str = "") -> "AsyncGenerator[pa.Table, None]":
         """The part as it was written, row group by row group."""

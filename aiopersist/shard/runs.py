@@ -5,18 +5,16 @@ and a half row groups in memory, whatever its size. All inline parts together ar
 state bounds them.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from aiopersist.data.consolidate import sort_and_consolidate
+from aiopersist.data.lazy import pa
 from aiopersist.data.merge import Merge
 from aiopersist.resource import run_bounded
-from aiopersist.shard.fetch import Fetch, Named, Selection
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+from aiopersist.shard.fetch import Fetch, Named, Selection, Slabs
 
 
 def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
@@ -41,32 +39,77 @@ async def merged(
 ) -> "AsyncGenerator[pa.Table, None]":
     """What `selection` asks for of the parts of these runs: sorted, consolidated, in tables that follow
     each other. `final`: contents, as `Merge` gives them. `on_slab` is told what was read."""
-    parts = [named for run in runs for named in run]
-    inline = [named for named in parts if named[1].inline is not None]
-    sources = [_at_once(fetch, inline, selection, reader)] if inline else []
-    if keeps_order(fetch, parts):
-        in_blobs = ([named for named in run if named[1].inline is None] for run in runs)
-        sources += [_run(fetch, run, selection, reader) for run in in_blobs if run]
-    else:
-        whole = [named for named in parts if named[1].inline is None]
-        sources.append(_at_once(fetch, whole, selection, reader))
+    sources = [_Source(chunks) for chunks in _sources(fetch, runs, selection, reader)]
     merge = Merge(len(sources), fetch.schema, final=final)
     at_once = fetch.stack.settings.fetch_max_outstanding_parts
+    step = partial(_step, merge, sources, on_slab)
     try:
-        while not merge.done:
-            needed = merge.needs()
-            slabs = await run_bounded(at_once, [partial(anext, sources[n], None) for n in needed])
-            for number, slab in zip(needed, slabs, strict=True):
-                merge.push(number, slab)
-                if slab is not None:
-                    on_slab(slab)
-            slabs.clear()
-            table = await fetch.stack.compute(merge.pop)
-            if table.num_rows:
+        while True:
+            dry, table = await fetch.stack.compute(step)
+            if table is not None:
                 yield table
+                del table
+            elif dry:
+                await run_bounded(at_once, [source.load for source in dry])
+            else:
+                return
     finally:
         for source in sources:
-            await source.aclose()
+            await source.chunks.aclose()
+
+
+class _Source:
+    """A run that is merged: chunks of it are fetched, and slabs of a chunk decoded."""
+
+    def __init__(self, chunks: AsyncGenerator[Slabs, None]) -> None:
+        self.chunks = chunks
+        self.slabs: Slabs = iter(())
+        self.at_end = False
+
+    async def load(self) -> None:
+        """Fetch the next chunk."""
+        found = await anext(self.chunks, None)
+        self.at_end = found is None
+        self.slabs = found if found is not None else iter(())
+
+
+def _step(
+    merge: Merge, sources: Sequence[_Source], on_slab: "Callable[[pa.Table], None]"
+) -> "tuple[list[_Source], pa.Table | None]":
+    """Decode and merge until something is settled: that; or the sources that must be loaded before; or
+    neither at the end. All on one thread: memory that one has freed serves the next, which allocators do
+    not manage between threads."""
+    while not merge.done:
+        dry = []
+        for number in merge.needs():
+            source = sources[number]
+            slab = next(source.slabs, None)
+            if slab is None and not source.at_end:
+                dry.append(source)
+                continue
+            merge.push(number, slab)
+            if slab is not None:
+                on_slab(slab)
+        if dry:
+            return dry, None
+        if (table := merge.pop()).num_rows:
+            pa.default_memory_pool().release_unused()
+            return [], table
+    return [], None
+
+
+def _sources(
+    fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, reader: str
+) -> Iterator[AsyncGenerator[Slabs, None]]:
+    parts = [named for run in runs for named in run]
+    if inline := [named for named in parts if named[1].inline is not None]:
+        yield _at_once(fetch, inline, selection, reader)
+    if keeps_order(fetch, parts):
+        in_blobs = ([named for named in run if named[1].inline is None] for run in runs)
+        yield from (_run(fetch, run, selection, reader) for run in in_blobs if run)
+    else:
+        whole = [named for named in parts if named[1].inline is None]
+        yield _at_once(fetch, whole, selection, reader)
 
 
 def keeps_order(fetch: Fetch, parts: Sequence[Named]) -> bool:
@@ -77,14 +120,15 @@ def keeps_order(fetch: Fetch, parts: Sequence[Named]) -> bool:
 
 async def _run(
     fetch: Fetch, run: list[Named], selection: Selection, reader: str
-) -> "AsyncGenerator[pa.Table, None]":
+) -> AsyncGenerator[Slabs, None]:
     for named in run:
-        async for slab in fetch.slabs(named, selection, reader):
-            yield slab
+        async with aclosing(fetch.slabs(named, selection, reader)) as chunks:
+            async for slabs in chunks:
+                yield slabs
 
 
 async def _at_once(
     fetch: Fetch, parts: list[Named], selection: Selection, reader: str
-) -> "AsyncGenerator[pa.Table, None]":
+) -> AsyncGenerator[Slabs, None]:
     table = await fetch.table(parts, selection, reader)
-    yield await fetch.stack.compute(sort_and_consolidate, table)
+    yield map(sort_and_consolidate, [table])

@@ -41,15 +41,18 @@ class Spec(NamedTuple):
         return sum(map(run_count, self.inputs.values()))
 
     @property
+    def parts(self) -> list[HollowPart]:
+        return [part for batch in self.inputs.values() for part in batch.parts]
+
+    @property
     def blob_bytes(self) -> int:
-        return sum(
-            part.size for batch in self.inputs.values() for part in batch.parts if part.key is not None
-        )
+        """Of the blobs that it replaces."""
+        return sum(part.size for part in self.parts if part.key is not None)
 
     @property
     def goodbytes(self) -> float:
         """Of all its updates, at most; infinite if a part does not say."""
-        return sum(map(goodbytes_at_most, (part for batch in self.inputs.values() for part in batch.parts)))
+        return sum(map(goodbytes_at_most, self.parts))
 
 
 def goodbytes_at_most(part: HollowPart) -> float:

@@ -487,7 +487,8 @@ async def test_a_known_complete_time_of_inline_data_costs_no_request(client: ap.
 
 async def test_parts_cost_at_most_two_requests_each(location: Any) -> None:
     options = ap.Settings(inline_writes_single_max_bytes=0, blob_cache_bytes=0)
-    async with ap.open(blob=location.blob, consensus=location.consensus, settings=options) as client:
+    place = {"blob": location.blob, "consensus": location.consensus}
+    async with ap.open(**place, settings=options, maintenance=False) as client:
         await filled(client, 6)
         reader = await client.reader("s", SCHEMA)
         for form in ("rows", "batches"):
