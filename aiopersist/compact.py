@@ -162,7 +162,7 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
     work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
     slot, writer = Slot(), registration.writer
     small = not claims_all and all(part.key is None for run in work.read for _, part in run)
-    claim = TakeClaim(writer, work.spec.first, work.spec.last)
+    claim = TakeClaim(writer, work.spec.inputs)
     if not small and not await commit(shard.register, claim, slot):
         return False
     try:

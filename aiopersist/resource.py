@@ -282,6 +282,8 @@ async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) 
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    if len(results) < len(jobs):  # one of them ended cancelled, which a group takes for an end
+        raise asyncio.CancelledError
     return [results[number] for number in range(len(jobs))]
 
 

@@ -35,6 +35,7 @@ from aiopersist.frontier import Antichain, Description
 from aiopersist.settings import UntrimmableColumns
 
 FORMAT = 1
+THREADS_FROM_BYTES = 1024 * 1024  # encoded: less is decoded faster than Arrow's threads are reached
 INDEX = b"aiopersist"  # the key of the index in the file's metadata
 
 
@@ -334,7 +335,8 @@ def _decoded(
     wanted = pa.schema([schema.arrow_schema.field(name) for name in names])
     with _reading(schema):
         file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
-        table = file.read_row_groups(chosen, columns=columns).select(names)
+        large = sum(index.row_groups[number].length for number in chosen) > THREADS_FROM_BYTES
+        table = file.read_row_groups(chosen, columns=columns, use_threads=large).select(names)
         return table if table.schema.equals(wanted) else table.cast(wanted)
 
 

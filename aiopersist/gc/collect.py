@@ -6,7 +6,7 @@ Let `r` be a version with a rollup, named by the head, at or below every reader'
    `r` does not name: they were dropped in between, and keys never come back. Deleted.
 2. Versions below `r`: truncated. `r` has its rollup, so it can be the earliest.
 3. The blobs of rollups below `r`: deleted.
-4. Their names: removed from the state.
+4. Their names: removed from the state, which says from now on that all up to `r` is collected.
 
 Whoever crashes between two steps leaves nothing but work that is repeated: deletes of what is gone.
 Rollup blobs are deleted after the truncation, since until then the earliest version needs its own.
@@ -20,7 +20,7 @@ from aiopersist.shard.log import Truncated, consensus_key, read_rollup, versions
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
-from aiopersist.state.lifecycle import DropRollups
+from aiopersist.state.lifecycle import EndCollection
 from aiopersist.state.model import State
 from aiopersist.state.names import Trail, part_keys
 
@@ -44,9 +44,19 @@ def horizon(state: State) -> int | None:
     return max((seqno for seqno in state.rollups if seqno <= oldest), default=None)
 
 
-async def collect(shard: Shard) -> Collected:
-    """One collection. Costs a scan of the versions below the horizon, a read of two rollups, and a delete
-    per thousand parts; a look at the head where there is nothing to do."""
+def can_collect(state: State) -> bool:
+    """Whether there is anything to collect that no reader holds; perhaps after a rollup of now."""
+    oldest, owed = held(state), state.collected < state.dropped_at
+    if any(seqno <= oldest and seqno != min(state.rollups) for seqno in state.rollups):
+        return True  # the first of them is not needed
+    rollups = [seqno for seqno in state.rollups if seqno >= state.dropped_at]
+    return owed and min(rollups, default=state.dropped_at) <= oldest
+
+
+async def collect(shard: Shard, writer: str | None = None) -> Collected:
+    """One collection, claimed by `writer` or by nobody. Costs a scan of the versions below the horizon, a
+    read of the rollup they begin with, a delete per thousand parts, and a commit; a look at the head where
+    there is nothing to do."""
     stack, key = shard.stack, consensus_key(shard.id)
     state = await shard.register.refresh()
     if state is None or (r := horizon(state)) is None:
@@ -62,7 +72,7 @@ async def collect(shard: Shard) -> Collected:
     old = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno < r}
     if old:
         await stack.blob.delete([rollup.key for rollup in old.values()])
-        await commit(shard.register, DropRollups(tuple(old)), Slot())
+    await commit(shard.register, EndCollection(r, writer), Slot())
     return Collected(parts, versions, len(old))
 
 

@@ -44,11 +44,15 @@ class Usage(NamedTuple):
 
 async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
     """Look through all shards. Requests: a listing of each shard, a scan of its live versions, a read of
-    its rollups."""
-    found = Sweep(deleted=not dry_run)
+    its rollups. A shard that is damaged is left alone, and told at the end: `Corruption`."""
+    found, damage = Sweep(deleted=not dry_run), list[Corruption]()
     async for shard in _shards(stack):
         listed = await _listed(stack, shard)  # before the head is read
-        named = await _named(stack, shard)
+        try:
+            named = await _named(stack, shard)
+        except Corruption as error:
+            damage.append(error)
+            continue
         if named is None:
             continue
         leaked = {
@@ -60,6 +64,8 @@ async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
         if not dry_run:
             await stack.blob.delete(keys)
         found = Sweep((*found.keys, *keys), found.bytes + sum(leaked.values()), found.deleted)
+    if damage:
+        raise damage[0]
     return found
 
 

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from aiopersist.errors import Error, ShardFinalized
+from aiopersist.gc.collect import can_collect
 from aiopersist.maintenance.due import all_inputs, due, has_long_tail, inputs_wanted
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.state.compaction import COLLECTION, plan
-from aiopersist.state.model import State
+from aiopersist.state.compaction import plan
+from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import MARKS_PER_KEEP
 
 log = logging.getLogger("aiopersist")
@@ -139,8 +140,8 @@ class Tended:
             self._begin("move since of", partial(self.upkeep.move_since, exact=False))
         if not idle:
             return
-        collectable = self.upkeep.can_collect_more(state) or has_long_tail(state, self.shard.stack.settings)
-        if plan(state, 2) is not None:
+        collectable = can_collect(state) or has_long_tail(state, self.shard.stack.settings)
+        if plan(state, 2, await self.shard.stack.consensus.now()) is not None:
             self._compact(all_inputs, claims_all=True)
         elif collectable:
             self._begin_collecting()
@@ -164,11 +165,11 @@ class Tended:
         """Compact, and begin to collect if that leaves much behind."""
         async with gate:
             done = await compact()
-        if done and self.upkeep.owes_much and self.upkeep.can_collect_more(self.shard.state):
+        if done and self.upkeep.has_replaced_much and can_collect(self.shard.state):
             self._begin_collecting()
 
     def _begin_collecting(self) -> None:
-        if not self.upkeep.rests(COLLECTION):
+        if COLLECTION not in self.upkeep.rests:
             self._begin("collect", self._collect)
 
     async def _collect(self) -> None:

@@ -46,7 +46,8 @@ def all_inputs(state: State, settings: Settings) -> int:
 
 def has_long_tail(state: State, settings: Settings) -> bool:
     """Whether a shard at rest has more versions beyond its rollup than it must."""
-    return state.seqno - (state.latest_rollup or 0) > max(settings.rollup_every // 8, TAIL_MIN)
+    every = settings.rollup_every
+    return state.seqno - (state.latest_rollup or 0) > min(max(every // 8, TAIL_MIN), every - 1)
 
 
 def _most_inputs(state: State, enough: int) -> int:

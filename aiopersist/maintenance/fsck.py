@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from aiopersist.data.consolidate import sort_and_consolidate
 from aiopersist.data.order import row_key
 from aiopersist.data.times import advance, filter_times
-from aiopersist.errors import Corruption, Error
+from aiopersist.errors import Corruption, Error, LeaseExpired
 from aiopersist.frontier import Antichain
 from aiopersist.shard.fetch import Fetch
 from aiopersist.shard.log import consensus_key, load, read_rollup
@@ -49,7 +49,8 @@ class FsckReport(BaseModel):
 
 
 async def fsck(shard: Shard) -> FsckReport:
-    """Check everything. As many requests as there are rollups, parts and row groups."""
+    """Check everything. As many requests as there are rollups, parts and row groups. `LeaseExpired` if it
+    was suspended for so long that what it looks at may have gone."""
     try:
         if await load(shard.stack, shard.id) is not None:
             await shard.open()
@@ -66,6 +67,7 @@ async def fsck(shard: Shard) -> FsckReport:
 
 
 async def _checked(shard: Shard, state: State) -> FsckReport:
+    reader = shard.hold.reader
     problems = [problem async for problem in _history(shard, state)]
     parts = updates = 0
     for ordinal, batch in state.batches.items():
@@ -74,7 +76,9 @@ async def _checked(shard: Shard, state: State) -> FsckReport:
             for _, part in run:
                 name = f"{part.key or 'an inline part'} of batch {ordinal}"
                 try:
-                    last, rows, faults = await _part(shard, batch, part, last)
+                    last, rows, faults = await _part(shard, reader, batch, part, last)
+                except LeaseExpired:
+                    raise
                 except Error as error:
                     problems.append(f"{name}: {error}")
                     continue
@@ -98,18 +102,21 @@ async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
             yield f"rollup {rollup.key}: {error}"
             continue
         if found is None:
-            if seqno in (await shard.open()).rollups:
+            first = await stack.consensus.scan(consensus_key(shard.id), 0, 1)  # collected meanwhile?
+            if first and seqno >= first[0].seqno and seqno in (await shard.open()).rollups:
                 yield f"rollup {rollup.key} is named and is not there"
         elif found.seqno != seqno or found.shard != state.shard:
             yield f"rollup {rollup.key} is that of version {found.seqno} of {found.shard}"
 
 
-async def _part(shard: Shard, batch: HollowBatch, part: HollowPart, last: Any) -> tuple[Any, int, list[str]]:
+async def _part(
+    shard: Shard, reader: str, batch: HollowBatch, part: HollowPart, last: Any
+) -> tuple[Any, int, list[str]]:
     """The greatest row of the part, its rows, and what is wrong with it; `last` is the one before it."""
     schema = shard.schema(part.schema_id)
     fetch = Fetch(shard, schema, cached=False)
     rows, faults = 0, set[str]()
-    async with aclosing(fetch.raw_slabs(part)) as slabs:
+    async with aclosing(fetch.raw_slabs(part, reader)) as slabs:
         async for table in slabs:
             rows += table.num_rows
             faults |= await shard.stack.compute(_faults, table, batch, part, last)

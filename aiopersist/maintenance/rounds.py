@@ -10,15 +10,17 @@ from functools import partial, reduce
 
 from pydantic import BaseModel, ConfigDict
 
-from aiopersist.errors import Error
-from aiopersist.gc.collect import Collected, bury
+from aiopersist.errors import Error, ShardFinalized
+from aiopersist.gc.collect import Collected, bury, can_collect
 from aiopersist.maintenance.due import has_long_tail
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.log import SHARD_PREFIX, consensus_key
 from aiopersist.shard.stack import Stack
+from aiopersist.state.compaction import plan
 from aiopersist.state.diff import decode_diff
+from aiopersist.state.model import COLLECTION
 
 log = logging.getLogger("aiopersist")
 
@@ -67,7 +69,7 @@ class Rounds:
         self._stack = stack
         self._upkeep_of = upkeep_of
         self._rested: dict[ShardId, int] = {}  # the version at which nothing was left to do
-        self._owing: dict[ShardId, ShardUpkeep] = {}  # a reader still holds what they have replaced
+        self._resting: dict[ShardId, ShardUpkeep] = {}  # they know what failed there, and how often
 
     async def once(self) -> MaintenanceRound:
         """Look at every shard, and do what is due."""
@@ -84,7 +86,11 @@ class Rounds:
     async def _try(self, shard: ShardId) -> MaintenanceRound:
         try:
             return await self._tend(shard)
+        except ShardFinalized:
+            return MaintenanceRound(shards=1)  # meanwhile: the next round ends it
         except Error as error:
+            if (found := self._upkeep_of(shard)).rests:
+                self._resting[shard] = found
             log.error("upkeep of %s failed: %s", shard, error)
             return MaintenanceRound(
                 shards=1, looked_at=1, failures={shard: f"{type(error).__name__}: {error}"}
@@ -105,10 +111,11 @@ class Rounds:
         compactions = await upkeep.compact(claims_all=True)
         state = upkeep.shard.state
         collected: Collected | None = None
-        if upkeep.can_collect_more(state) or has_long_tail(state, self._stack.settings):
+        due = can_collect(state) or has_long_tail(state, self._stack.settings)
+        if due and COLLECTION not in upkeep.rests:
             collected = await upkeep.collect()
         await upkeep.release()
-        self._remember(shard, upkeep)
+        await self._remember(shard, upkeep)
         return MaintenanceRound(
             shards=1,
             looked_at=1,
@@ -118,13 +125,14 @@ class Rounds:
             versions=collected.versions if collected else 0,
         )
 
-    def _remember(self, shard: ShardId, upkeep: ShardUpkeep) -> None:
+    async def _remember(self, shard: ShardId, upkeep: ShardUpkeep) -> None:
         """A claim of somebody else may become void without a new version, and what is kept by age falls due
         without one."""
         state = upkeep.shard.state
         by_age = any(policy.seconds is not None for policy in state.retention.values())
-        if not state.claims and not by_age and not upkeep.owes_collection and not upkeep.rests_any:
+        left = plan(state, 2, await self._stack.consensus.now()) is not None or can_collect(state)
+        if not left and not by_age and not state.claims:
             self._rested[shard] = state.seqno
-        self._owing.pop(shard, None)
-        if upkeep.owes_collection:
-            self._owing[shard] = upkeep
+        self._resting.pop(shard, None)
+        if left and upkeep.rests:
+            self._resting[shard] = upkeep

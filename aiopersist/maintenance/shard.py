@@ -4,21 +4,18 @@ elsewhere (`background.py`); what they do is told in `compact.py` and `gc/`.
 All steps work under one *registration* of a writer, since every blob and every claim carries one. If
 something fails, or is cut off, the registration ends, and with it end the claims that were taken under
 it: nobody waits for a lease.
-
-What failed *rests*, longer each time: a blob that is lost must not keep the rest of the shard from
-being compacted.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
 
 from aiopersist.compact import compact, compact_all, whole_bytes
 from aiopersist.errors import BatchExpired, Error
-from aiopersist.gc.collect import Collected, collect, held, horizon
-from aiopersist.maintenance.due import all_inputs
+from aiopersist.gc.collect import Collected, collect
+from aiopersist.maintenance.due import all_inputs, has_long_tail
+from aiopersist.maintenance.rest import Rests
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.rollup import write_rollup
 from aiopersist.settings import MIB, Settings
@@ -26,24 +23,15 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
-from aiopersist.state.compaction import COLLECTION, ReleaseClaim, Spec, TakeClaim, plan
-from aiopersist.state.model import State
+from aiopersist.state.compaction import ClaimCollection, Spec, plan
+from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import ApplyRetention
 
 log = logging.getLogger("aiopersist")
 
-REST_MIN_S = 0.5  # after a compaction that failed, or found that somebody else was at it
-REST_MAX_S = 300.0
 GARBAGE_SHARE = 4  # replaced bytes beside those in use, that are collected before the next rollup is due
 GARBAGE_BYTES_MIN = MIB // 4
 FORCED_MAX = 5  # registrations that a forced compaction may lose on its way
-
-
-class Rest(NamedTuple):
-    """Until when something is not tried again, and how long it rests if it fails then."""
-
-    until: float
-    next_s: float
 
 
 class ShardUpkeep:
@@ -51,11 +39,10 @@ class ShardUpkeep:
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
+        self.rests = Rests(shard.stack.runtime.monotonic)
         self._stack = shard.stack
         self._registering = asyncio.Lock()
         self._registration: Registration | None = None
-        self._resting: dict[int, Rest] = {}  # by the first ordinal, or `COLLECTION`
-        self._replaced_at: int | None = None  # the version since which blobs are replaced, not collected
         self._replaced_bytes = 0
 
     # --- steps -----------------------------------------------------------------------------------
@@ -76,64 +63,47 @@ class ShardUpkeep:
         or only what does not. `claims_all`: take a claim also for what costs less than a claim. What
         failed rests."""
         done = 0
-        while (spec := self._next(wanted, much)) is not None:
-            self._rest(spec.first)
-            async with self.registered() as registration:
-                applied = await compact(self.shard, spec, registration, claims_all=claims_all)
-            if applied:
-                self._resting.pop(spec.first, None)
-                self._replaced(spec)
+        while (spec := await self._next(wanted, much)) is not None:
+            with self.rests.trying(spec.first) as attempt:
+                async with self.registered() as registration:
+                    attempt.done = await compact(self.shard, spec, registration, claims_all=claims_all)
+            if attempt.done:
+                self._replaced_bytes += spec.blob_bytes
                 done += 1
         return done
 
-    def _next(self, wanted: Callable[[State, Settings], int], much: bool | None) -> Spec | None:
+    async def _next(self, wanted: Callable[[State, Settings], int], much: bool | None) -> Spec | None:
+        now = await self._stack.consensus.now()
         state, settings = self.shard.state, self._stack.settings
+        self.rests.forget(lambda key: key == COLLECTION or key in state.batches)
 
         def suits(spec: Spec) -> bool:
             is_much = spec.goodbytes > whole_bytes(settings)
-            return much in (None, is_much) and not self.rests(spec.first)
+            return much in (None, is_much) and spec.first not in self.rests
 
-        return plan(state, wanted(state, settings), suits)
-
-    def _replaced(self, spec: Spec) -> None:
-        """What `spec` names is garbage from now on."""
-        self._replaced_at = self.shard.state.seqno
-        self._replaced_bytes += spec.blob_bytes
+        return plan(state, wanted(state, settings), now, suits)
 
     async def collect(self) -> Collected | None:
-        """Write a rollup of now and collect what nobody needs any more; `None` if somebody else is at it. If
-        it fails it rests."""
-        self._rest(COLLECTION)
-        async with self.registered() as registration:
-            claim = TakeClaim(registration.writer, COLLECTION, COLLECTION)
-            if not await commit(self.shard.register, claim, Slot()):
-                return None
-            await write_rollup(self.shard, registration.writer)
-            collected = await collect(self.shard)
-            reached = horizon(self.shard.state)
-            if self._replaced_at is not None and reached is not None and self._replaced_at <= reached:
-                self._replaced_at, self._replaced_bytes = None, 0
-            await commit(self.shard.register, ReleaseClaim(registration.writer, COLLECTION), Slot())
-        self._resting.pop(COLLECTION, None)
+        """Write a rollup of now, if that lets more go, and collect what nobody needs any more; `None` if
+        somebody else is at it, or was."""
+        seen = self.shard.state
+        with self.rests.trying(COLLECTION) as attempt:
+            async with self.registered() as registration:
+                claim = ClaimCollection(registration.writer, seen.latest_rollup, seen.collected)
+                if not await commit(self.shard.register, claim, Slot()):
+                    return None
+                if (seen.latest_rollup or 0) < seen.dropped_at or has_long_tail(seen, self._stack.settings):
+                    await write_rollup(self.shard, registration.writer)
+                collected = await collect(self.shard, registration.writer)
+            attempt.done = True
+        self._replaced_bytes = 0
         return collected
 
     @property
-    def owes_collection(self) -> bool:
-        """Whether compactions of this process have left blobs."""
-        return self._replaced_at is not None
-
-    @property
-    def owes_much(self) -> bool:
+    def has_replaced_much(self) -> bool:
         """Whether compactions of this process have left blobs of many bytes, beside those in use."""
         live = sum(part.size for batch in self.shard.state.batches.values() for part in batch.parts)
         return self._replaced_bytes > max(live // GARBAGE_SHARE, GARBAGE_BYTES_MIN)
-
-    def can_collect_more(self, state: State) -> bool:
-        """Whether no reader holds any longer what compactions of this process have left."""
-        if self._replaced_at is None:
-            return False
-        rollups = (seqno for seqno in state.rollups if seqno >= self._replaced_at)
-        return min(rollups, default=self._replaced_at) <= held(state)
 
     # --- what somebody waits for -----------------------------------------------------------------
 
@@ -196,23 +166,3 @@ class ShardUpkeep:
                 await registration.expire()
         except (Error, TimeoutError) as error:
             log.warning("a registration is left to its lease: %s", error)
-
-    # --- rest ------------------------------------------------------------------------------------
-
-    def rests(self, first: int) -> bool:
-        """Whether what begins there, or `COLLECTION`, is not to be tried now."""
-        rest = self._resting.get(first)
-        return rest is not None and self._stack.runtime.monotonic() < rest.until
-
-    @property
-    def rests_any(self) -> bool:
-        """Whether anything failed, and is to be tried again."""
-        return any(map(self.rests, self._resting))
-
-    def _rest(self, first: int) -> None:
-        """Do not try what begins there for a while, unless it turns out well."""
-        for_s = self._resting[first].next_s if first in self._resting else REST_MIN_S
-        until = self._stack.runtime.monotonic() + for_s
-        there = {COLLECTION, *self.shard.state.batches}
-        self._resting = {f: rest for f, rest in self._resting.items() if f in there}
-        self._resting[first] = Rest(until, min(2 * for_s, REST_MAX_S))

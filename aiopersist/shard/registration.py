@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from aiopersist.errors import BatchExpired, LeaseExpired
 from aiopersist.shard.attempt import Slot
-from aiopersist.shard.commit import commit
+from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWriter
@@ -41,7 +41,13 @@ class Registration:
     async def fresh(cls, shard: Shard) -> "Registration":
         """A new one; one commit. An id whose registration failed is never used again."""
         writer, lease_s = f"w{shard.stack.runtime.uuid()}", shard.stack.settings.writer_lease_s
-        await commit(shard.register, RegisterWriter(writer, lease_s), Slot())
+        slot = Slot()
+        try:
+            await commit(shard.register, RegisterWriter(writer, lease_s), slot)
+        except BaseException:
+            if slot.busy:  # it may land, or land yet, and nobody knows of it
+                shard.stack.supervisor.spawn(_undo(shard, writer, slot), "end a registration nobody knows of")
+            raise
         return cls(shard, writer, lease_s)
 
     @classmethod
@@ -122,3 +128,8 @@ class Registration:
             self.release()  # the handle's hold; last, since it cancels this very task
             return
         await commit(self._shard.register, HeartbeatWriter(self.writer), Slot())
+
+
+async def _undo(shard: Shard, writer: str, slot: Slot) -> None:
+    await settle(slot)
+    await commit(shard.register, ExpireWriter(writer), Slot())

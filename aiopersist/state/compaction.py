@@ -14,12 +14,10 @@ from typing import NamedTuple
 from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
-from aiopersist.state.model import Claim, HollowBatch, HollowPart, State
+from aiopersist.state.model import COLLECTION, Claim, HollowBatch, HollowPart, State
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 PASSED_MIN = 1024  # updates: less is not worth a thought
-COLLECTION = -1
-"""In place of an ordinal: the claim of who rolls up and collects."""
 
 
 class Spec(NamedTuple):
@@ -71,17 +69,19 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
     return not batch.parts or (not marked and not batch.runs and since <= batch.since)
 
 
-def plan(state: State, inputs_min: int, suits: Callable[[Spec], bool] = lambda spec: True) -> Spec | None:
-    """What to compact next, of what nobody claims and `suits`: the spine batch of the most batches or runs,
-    if these are at least `inputs_min`; else what since has passed, if that is much."""
-    spec = max(filter(suits, _specs(state)), key=_need, default=None)
+def plan(
+    state: State, inputs_min: int, now: float, suits: Callable[[Spec], bool] = lambda spec: True
+) -> Spec | None:
+    """What to compact next, of what `suits` and nobody claims whose lease lasts `now`: the spine batch of the
+    most batches or runs, if these are at least `inputs_min`; else what since has passed, if that is much."""
+    spec = max(filter(suits, _specs(state, now)), key=_need, default=None)
     if spec is not None and _need(spec) >= max(inputs_min, 2):
         return spec
-    passed = plan_passed(state)
+    passed = plan_passed(state, now)
     return passed if passed is not None and suits(passed) else None
 
 
-def plan_passed(state: State) -> Spec | None:
+def plan_passed(state: State, now: float) -> Spec | None:
     """The oldest batch, and those after it that begin before since, if these have half as many updates as
     that one: with times advanced to since, insertions meet their retractions. So what since has passed
     takes half as much again as it must, and an update is written three times more for that. (Levels alone
@@ -94,7 +94,7 @@ def plan_passed(state: State) -> Spec | None:
     lengths = [batch.len for batch in inputs.values() if batch.parts]
     if len(inputs) < 2 or sum(lengths[1:]) < max(sum(lengths[:1]) // 2, PASSED_MIN):
         return None
-    if any(first <= max(inputs) and min(inputs) <= last for first, last in _claimed(state)):
+    if any(first <= max(inputs) and min(inputs) <= last for first, last in _claimed(state, now)):
         return None
     return Spec(inputs, state.since)
 
@@ -112,8 +112,8 @@ def plan_all(state: State, last: int, since: Antichain) -> Spec | None:
     return Spec(inputs, state.since)
 
 
-def _specs(state: State) -> Iterator[Spec]:
-    claimed = _claimed(state)
+def _specs(state: State, now: float) -> Iterator[Spec]:
+    claimed = _claimed(state, now)
     batches = iter(state.batches.items())
     for spine in spine_of(state).batches():
         inputs: dict[int, HollowBatch] = {}
@@ -125,41 +125,66 @@ def _specs(state: State) -> Iterator[Spec]:
             yield Spec(inputs, state.since)
 
 
-def _claimed(state: State, now: float | None = None) -> list[tuple[int, int]]:
-    """What is claimed by writers that are registered; and, if `now` is given, not overdue."""
-    lives = {
-        writer
-        for writer, record in state.writers.items()
-        if now is None or record.heartbeat + record.lease_s >= now
-    }
+def _claimed(state: State, now: float) -> list[tuple[int, int]]:
+    """What is claimed by writers that are registered, and not overdue."""
+    lives = {writer for writer, record in state.writers.items() if record.heartbeat + record.lease_s >= now}
     return [(c.first, c.last) for c in state.claims.values() if c.writer in lives]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeClaim:
-    """Say that `writer` compacts the batches from `first` to `last`; or, if both are `COLLECTION`, that it
-    rolls up and collects. `False` if somebody else does."""
+    """Say that `writer` compacts these batches; `False` if somebody else does, or has."""
 
     writer: str
-    first: int
-    last: int
+    inputs: dict[int, HollowBatch]
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
         if self.writer not in state.writers:
             return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
-        if any(first <= self.last and self.first <= last for first, last in _claimed(state, context.now)):
+        first, last = next(iter(self.inputs)), next(reversed(self.inputs))
+        if any(a <= last and first <= b for a, b in _claimed(state, context.now)):
             return Keep(result=False)
-        if not {self.first, self.last} <= {*state.batches, COLLECTION}:
-            return Keep(result=False)
-        claim = Claim(writer=self.writer, first=self.first, last=self.last)
-        return commit(
-            state,
-            context,
-            result=True,
-            claims={self.first: claim},
-            writers={self.writer: renewed(state, self.writer, context)},
+        return (
+            _claim(state, context, self.writer, first, last)
+            if _are(self.inputs, state)
+            else Keep(result=False)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCollection:
+    """Say that `writer` rolls up and collects; `False` if somebody else does, or has since the state whose
+    latest rollup and collection these are."""
+
+    writer: str
+    latest_rollup: int | None
+    collected: int
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.writer not in state.writers:
+            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        taken = (COLLECTION, COLLECTION) in _claimed(state, context.now)
+        if taken or (state.latest_rollup, state.collected) != (self.latest_rollup, self.collected):
+            return Keep(result=False)
+        return _claim(state, context, self.writer, COLLECTION, COLLECTION)
+
+
+def _claim(state: State, context: Context, writer: str, first: int, last: int) -> Commit:
+    claim = Claim(writer=writer, first=first, last=last)
+    writers = {writer: renewed(state, writer, context)}
+    return commit(state, context, result=True, claims={first: claim}, writers=writers)
+
+
+def _are(inputs: dict[int, HollowBatch], state: State) -> bool:
+    """Whether these neighbours are still what was read."""
+    first, last = next(iter(inputs)), next(reversed(inputs))
+    there = {o: b for o, b in state.batches.items() if first <= o <= last}
+    newest = there.get(last)
+    if newest is not None and not newest.parts:  # an empty batch that empty appends made longer
+        there[last] = newest.replace(upper=inputs[last].upper)
+    return there == inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +246,8 @@ class Replace:
         )
 
     def _fits(self, state: State) -> bool:
-        first, last = next(iter(self.inputs)), next(reversed(self.inputs))
-        there = {o: b for o, b in state.batches.items() if first <= o <= last}
-        newest = there.get(last)
-        if newest is not None and not newest.parts:  # an empty batch that empty appends made longer
-            there[last] = newest.replace(upper=self.inputs[last].upper)
         return (
-            there == self.inputs
+            _are(self.inputs, state)
             and self.batch.since <= state.since
             and self.read.diffs == self.wrote.diffs
             and self.wrote.rows <= self.read.rows

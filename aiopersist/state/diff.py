@@ -64,6 +64,7 @@ class Changes(Record):
     fuel: int | None = None
     claims: dict[int, Claim] = {}
     rollups: dict[int, Rollup] = {}
+    collected: int | None = None
     drop: dict[str, tuple[int | str, ...]] = {}
 
 
@@ -146,6 +147,8 @@ def apply(diff: Diff, state: State | None) -> State:
         update[name] = kept
     if changes.batches or "batches" in changes.drop:
         update["inline_bytes"] = state.inline_bytes + _inline_change(changes, state)
+        if _drops_blobs(changes, state):
+            update["dropped_at"] = diff.seqno
     return state.replace(**update)
 
 
@@ -167,6 +170,13 @@ def _inline_change(changes: Changes, state: State) -> int:
     replaced = (*changes.batches, *changes.drop.get("batches", ()))
     gone = (state.batches.get(int(ordinal)) for ordinal in replaced)
     return sum(b.inline_bytes for b in changes.batches.values()) - sum(b.inline_bytes for b in gone if b)
+
+
+def _drops_blobs(changes: Changes, state: State) -> bool:
+    replaced = (*changes.batches, *map(int, changes.drop.get("batches", ())))
+    gone = (state.batches[ordinal] for ordinal in replaced if ordinal in state.batches)
+    keys = {part.key for batch in gone for part in batch.parts if part.key is not None}
+    return bool(keys) and not keys <= {p.key for batch in changes.batches.values() for p in batch.parts}
 
 
 _INT_KEYS = ("schemas", "retention", "batches", "levels", "claims", "rollups")

@@ -8,7 +8,7 @@ from aiopersist.errors import BatchExpired, SchemaMismatch
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
 from aiopersist.state.diff import MAPS, Changes
-from aiopersist.state.model import Rollup, State
+from aiopersist.state.model import COLLECTION, Rollup, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +109,23 @@ class AddRollup:
 
 
 @dataclass(frozen=True, slots=True)
-class DropRollups:
-    """Forget rollups whose blobs are gone; the newest stays."""
+class EndCollection:
+    """All that was dropped up to version `upto`, which has a rollup, is deleted: forget the rollups before
+    it. Who has claimed the collection, as `writer`, gives it back."""
 
-    seqnos: tuple[int, ...]
+    upto: int
+    writer: str | None
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        if state is None:
+        if state is None or state.finalized:
             return Keep()
-        gone = tuple(s for s in self.seqnos if s in state.rollups and s != state.latest_rollup)
-        return Commit(Changes(drop={"rollups": gone})) if gone else Keep()
+        gone = tuple(s for s in state.rollups if s < self.upto and s != state.latest_rollup)
+        claim = state.claims.get(COLLECTION)
+        claims = (COLLECTION,) if claim is not None and claim.writer == self.writer else ()
+        drop = {name: keys for name, keys in (("rollups", gone), ("claims", claims)) if keys}
+        if self.upto > state.collected:
+            return Commit(Changes(collected=self.upto, drop=drop))
+        return Commit(Changes(drop=drop)) if drop else Keep()
 
 
 def _has_rollup_since(state: State, seqno: int) -> bool:

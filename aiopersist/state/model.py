@@ -178,6 +178,10 @@ class Writer(Record):
     can happen again."""
 
 
+COLLECTION = -1
+"""In place of an ordinal: the claim of who rolls up and collects."""
+
+
 class Claim(Record):
     """Somebody is compacting the batches from ordinal `first` to `last`; void once the writer is gone."""
 
@@ -230,6 +234,10 @@ class State(Record):
     """By the first ordinal that is claimed."""
     rollups: dict[int, Rollup] = {}
     """By the seqno they are the state of."""
+    dropped_at: int = 0
+    """The newest version that dropped a blob of a part: kept up to date by `apply`."""
+    collected: int = 0
+    """What was dropped up to this version is deleted, and the versions before it are."""
     inline_bytes: int = 0
     """Of all inline parts: kept up to date by `apply`, so that an append need not sum them up."""
 

@@ -84,7 +84,7 @@ async def test_rollups_are_written_and_opened_from(place: Place) -> None:
     """Goal: one for some `rollup_every` versions, and who opens reads only what is newer."""
     async with place.open(rollup_every=8) as client:
         shard = await appended(client, 50)
-        for _ in range(50):
+        for _ in range(500):
             if not any(tended.running for tended in client._maintenance._tended.values()):
                 break
             await asyncio.sleep(0.01)

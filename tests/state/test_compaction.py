@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from aiopersist.frontier import Antichain
-from aiopersist.state.compaction import COLLECTION, Spec, plan, plan_passed
-from aiopersist.state.model import Claim, HollowBatch, HollowPart, State, Writer
+from aiopersist.state.compaction import Spec, plan, plan_passed
+from aiopersist.state.model import COLLECTION, Claim, HollowBatch, HollowPart, State, Writer
 from aiopersist.state.names import Trail
 from aiopersist.state.spine import Spine
 
+NOW = 5.0
 SHARD = "s00000000-0000-4000-8000-000000000000"
 
 
@@ -40,7 +41,7 @@ def state(since: int, rows: list[int], *, claimed: list[tuple[int, int, str]] = 
         batches={n: batch(n, n + 1, length) for n, length in enumerate(rows)},
         levels=spine.levels,
         fuel=spine.fuel,
-        writers={"alive": Writer(heartbeat=0, lease_s=10)},
+        writers={"alive": Writer(heartbeat=0, lease_s=10), "overdue": Writer(heartbeat=0, lease_s=1)},
         claims={first: Claim(writer=writer, first=first, last=last) for first, last, writer in claimed},
         **values,
     )
@@ -63,31 +64,33 @@ def planned(spec: Spec | None) -> tuple[int, int] | None:
     ],
 )
 def test_what_since_has_passed(since: int, rows: list[int], expected: Any) -> None:
-    assert planned(plan_passed(state(since, rows))) == expected
+    assert planned(plan_passed(state(since, rows), NOW)) == expected
 
 
-@pytest.mark.parametrize(("writer", "free"), [("alive", False), ("gone", True)])
+@pytest.mark.parametrize(("writer", "free"), [("alive", False), ("gone", True), ("overdue", True)])
 def test_what_is_claimed_is_left_alone(writer: str, free: bool) -> None:
-    """Goal: unless the one who claimed it is gone."""
+    """Goal: unless the one who claimed it is gone, or would be with the next commit."""
     claimed = [(1, 1, writer)]
-    assert (plan_passed(state(3, [4000, 2000, 2000], claimed=claimed)) is not None) is free
+    assert (plan_passed(state(3, [4000, 2000, 2000], claimed=claimed), NOW) is not None) is free
     whole = state(0, [1] * 8, claimed=[(0, 7, writer)])
-    assert (plan(whole, 2) is not None) is free
+    assert (plan(whole, 2, NOW) is not None) is free
 
 
 def test_a_claim_of_the_collection_claims_no_batch() -> None:
-    assert plan(state(0, [1] * 8, claimed=[(COLLECTION, COLLECTION, "alive")]), 2) is not None
+    assert plan(state(0, [1] * 8, claimed=[(COLLECTION, COLLECTION, "alive")]), 2, NOW) is not None
 
 
 def test_the_spine_batch_of_the_most_batches_comes_first() -> None:
     """Goal: and only if it is worth it; one that does not suit is passed over, not waited for."""
     found = state(0, [1] * 13)
-    spec = plan(found, 2)
+    spec = plan(found, 2, NOW)
     assert spec is not None
-    sizes = [len(s.inputs) for s in (plan(found, 2), plan(found, len(spec.inputs))) if s is not None]
+    sizes = [
+        len(s.inputs) for s in (plan(found, 2, NOW), plan(found, len(spec.inputs), NOW)) if s is not None
+    ]
     assert sizes == [len(spec.inputs)] * 2
-    assert plan(found, len(spec.inputs) + 1) is None
-    other = plan(found, 2, lambda s: s.first != spec.first)
+    assert plan(found, len(spec.inputs) + 1, NOW) is None
+    other = plan(found, 2, NOW, lambda s: s.first != spec.first)
     assert other is not None
     assert other.first != spec.first
     assert len(other.inputs) <= len(spec.inputs)
@@ -96,8 +99,8 @@ def test_the_spine_batch_of_the_most_batches_comes_first() -> None:
 def test_a_batch_of_many_runs_is_worth_it_alone() -> None:
     found = state(0, [5])
     many = found.replace(batches={0: batch(0, 1, 5, runs=4)})
-    assert plan(found, 2) is None
-    assert planned(plan(many, 4)) == (0, 0)
+    assert plan(found, 2, NOW) is None
+    assert planned(plan(many, 4, NOW)) == (0, 0)
 
 
 def test_the_goodbytes_of_a_spec_are_an_upper_bound() -> None:

@@ -1,0 +1,279 @@
+"""Goal: `aiopersist maintain` tends a whole location, says what it did and what it could not do, and ends
+when it is told to, with nothing of it left behind: it runs as a command, on real stores."""
+
+import asyncio
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.state.compaction import plan
+from aiopersist.testing.servers import free_port
+
+SCHEMA = ap.Schema(key=str, val=int)
+COMMAND = [sys.executable, "-c", "from aiopersist.cli import main; main()", "maintain"]
+PROMPTLY_S = 15.0  # from a signal to the end, on a busy machine; closing a client may take 5 s itself
+BLOBS = ap.Settings(inline_writes_single_max_bytes=0)
+TIMES = 10  # batches of a shard: enough to be compacted in some steps
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def run(*arguments: object, **env: str) -> Result:
+    ended = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=os.environ | env, timeout=30
+    )
+    return Result(ended.returncode, ended.stdout, ended.stderr)
+
+
+async def maintain(*arguments: object, **env: str) -> Result:
+    return await asyncio.to_thread(run, *arguments, **env)
+
+
+def one_line(result: Result) -> str:
+    """The only complaint."""
+    assert result.err.count("\n") == 1, result.err
+    assert result.err.startswith("aiopersist: ")
+    return result.err
+
+
+def stores(folder: Path) -> list[str]:
+    """Options for the location in this folder, without fsync, which is not what is tested here."""
+    return ["--blob", f"file://{folder}/blob?fsync=off", "--consensus", f"sqlite://{folder}/state.db"]
+
+
+def opened(folder: Path) -> Any:
+    _, blob, _, consensus = stores(folder)
+    return ap.open(blob=blob, consensus=consensus, settings=BLOBS, maintenance=False)
+
+
+async def grown(client: Any, name: str, times: int = TIMES) -> None:
+    """A shard of so many batches, each a blob."""
+    async with client.writer(name, SCHEMA) as w:
+        for _ in range(times):
+            at = w.upper.time
+            await w.compare_and_append([(f"{at:03}", at, at, 1)], at, at + 1)
+
+
+async def owing(folder: Path, *names: str) -> None:
+    """A location whose shards of these names want to be compacted and collected."""
+    async with opened(folder) as client:
+        for name in names:
+            await grown(client, name)
+
+
+async def state_of(client: Any, name: str) -> Any:
+    return await client._shard(await client.shard_id(name)).open()
+
+
+async def is_tended(client: Any, name: str) -> bool:
+    """Whether nothing is left to do, and everything is there."""
+    state = await state_of(client, name)
+    async with client.reader(name, SCHEMA) as r, r.snapshot() as s:
+        assert len(await s.rows()) == s.as_of + 1
+    nobody = not state.claims and not state.writers
+    return nobody and plan(state, 2, state.at) is None and bool(state.rollups)
+
+
+async def lose_a_blob(folder: Path, name: str) -> str:
+    """One that the newest version names; the shard's id."""
+    async with opened(folder) as client:
+        state = await state_of(client, name)
+        keys = [part.key for batch in state.batches.values() for part in batch.parts]
+        await client._stack.blob.delete([keys[0]])
+        return str(state.shard)
+
+
+async def leak(folder: Path) -> None:
+    """A blob whose writer died before it was named, long ago."""
+    async with opened(folder) as client:
+        shard = client._shard(await client.shard_id("a"))
+        await client._stack.blob.set(
+            f"{shard.id}/w{client._stack.runtime.uuid()}/leaked.parquet", b"x" * 1000
+        )
+        assert len((await client.sweep_leaked_blobs()).keys) == 1
+
+
+# --- one round ----------------------------------------------------------------------------------------
+
+
+async def test_one_round_does_what_is_due(tmp_path: Path) -> None:
+    """Goal: it says what it did, and then all is compact, collected and swept; another one finds nothing."""
+    await owing(tmp_path, "a", "b")
+    await leak(tmp_path)
+    first = await maintain("--location", tmp_path, "--once")
+    assert (first.status, first.err) == (0, "")
+    said = re.fullmatch(
+        r"2 of 2 shards had changed: (\d+) compactions, 2 collections of (\d+) parts and (\d+) versions\n"
+        r"swept 1 leaked blobs of 1,000 bytes\n",
+        first.out,
+    )
+    assert said is not None, first.out
+    assert all(int(number) > 0 for number in said.groups())
+    async with opened(tmp_path) as client:
+        assert await is_tended(client, "a")
+        assert await is_tended(client, "b")
+        usage = await client.usage()
+        assert usage.total == usage.current
+        assert (await client.sweep_leaked_blobs()).keys == ()
+    again = await maintain("--once", AIOPERSIST_LOCATION=str(tmp_path))
+    assert again == (0, "", "")
+
+
+async def test_nothing_to_do(tmp_path: Path) -> None:
+    """Goal: an empty location is no error, and nothing is said about it."""
+    assert await maintain("--location", tmp_path / "new", "--once") == (0, "", "")
+
+
+async def test_a_shard_that_cannot_be_tended(tmp_path: Path) -> None:
+    """Goal: it is named, with the reason, the status is 1, and the others were tended."""
+    await owing(tmp_path, "a", "lost", "z")
+    shard_id = await lose_a_blob(tmp_path, "lost")
+    result = await maintain(*stores(tmp_path), "--once")
+    assert result.status == 1
+    assert f"\n{shard_id} could not be tended: Corruption: " in result.out
+    assert "1 of 3 shards could not be tended" in result.err
+    async with opened(tmp_path) as client:
+        assert await is_tended(client, "a")
+        assert await is_tended(client, "z")
+        state = await state_of(client, "lost")
+        assert (state.claims, state.writers) == ({}, {})
+
+
+# --- what it cannot begin with ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param(["--blob", "mem://"], "need each other", id="only one store"),
+        pytest.param(
+            ["--location", "x", "--blob", "mem://", "--consensus", "mem://"],
+            "cannot be combined",
+            id="two locations",
+        ),
+        pytest.param(["--blob", "nonsense://x", "--consensus", "mem://"], "nonsense", id="an unknown scheme"),
+        pytest.param([], "location", id="no location"),
+    ],
+)
+def test_wrong_options(options: list[str], said: str) -> None:
+    """Goal: status 2 and one line that says why, before anything is done."""
+    result = run(*options, "--once")
+    assert (result.status, result.out) == (2, "")
+    assert said in one_line(result)
+
+
+def test_an_unreachable_store(tmp_path: Path) -> None:
+    """Goal: status 2 after the time that opening may take, though the loop is without end."""
+    consensus = f"postgres://nobody@127.0.0.1:{free_port()}/nothing"
+    options = ["--blob", f"file://{tmp_path}/b", "--consensus", consensus]
+    result = run(*options, AIOPERSIST_OPEN_TIMEOUT_S="0.5")
+    assert result.status == 2
+    one_line(result)
+
+
+# --- the loop -----------------------------------------------------------------------------------------
+
+
+class Loop:
+    """The command as it runs beside the applications."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self.process.poll() is None:  # the test failed
+            self.process.kill()
+            self.process.communicate()
+
+    async def told(self, number: signal.Signals) -> Result:
+        """What became of it after this signal."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        out, err = await asyncio.to_thread(self.process.communicate)
+        assert time.monotonic() - began < PROMPTLY_S
+        return Result(self.process.returncode, out, err)
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await holds():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_loop_ends_when_it_is_told_to(number: signal.Signals, tmp_path: Path) -> None:
+    """Goal: it tends what comes after it began, too, sweeps at first, and ends with status 0 at once."""
+    await owing(tmp_path, "a")
+    await leak(tmp_path)
+    async with Loop(*stores(tmp_path), "--every-s", 0.05) as loop, opened(tmp_path) as client:
+        await until(lambda: is_tended(client, "a"))
+        await grown(client, "later")
+        await until(lambda: is_tended(client, "later"))
+        result = await loop.told(number)
+        assert (result.status, result.err) == (0, "")
+        assert result.out.endswith("ended\n")
+        assert (await client.sweep_leaked_blobs()).keys == ()
+        assert await is_tended(client, "a")
+
+
+async def lose_the_rollup(folder: Path, name: str) -> None:
+    async with opened(folder) as client:
+        await client.force_gc(name)
+        state = await state_of(client, name)
+        await client._stack.blob.delete([rollup.key for rollup in state.rollups.values()])
+
+
+async def test_the_loop_goes_on_beside_a_shard_that_is_damaged(tmp_path: Path) -> None:
+    """Goal: neither a round nor a sweep that meets it ends the loop: others are tended still."""
+    await owing(tmp_path, "a", "lost")
+    await lose_the_rollup(tmp_path, "lost")
+    async with Loop(*stores(tmp_path), "--every-s", 0.05) as loop, opened(tmp_path) as client:
+        await until(lambda: is_tended(client, "a"))
+        await grown(client, "later")
+        await until(lambda: is_tended(client, "later"))
+        result = await loop.told(signal.SIGTERM)
+        assert result.status == 0
+        assert "a round was cut off: " in result.out
+
+
+async def is_at_work(client: Any, names: list[str]) -> bool:
+    """Whether somebody has claimed something."""
+    return any([(await state_of(client, name)).claims for name in names])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [["--once"], ["--every-s", "0.05"]])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_told_to_end_in_the_middle(mode: list[str], number: signal.Signals, tmp_path: Path) -> None:
+    """Goal: whatever it was doing, its claims are given back, nothing is lost, and the status is 0."""
+    names = [f"s{number}" for number in range(6)]
+    await owing(tmp_path, *names)
+    async with Loop(*stores(tmp_path), *mode) as loop, opened(tmp_path) as client:
+        await until(lambda: is_at_work(client, names))
+        await asyncio.sleep(random.Random(f"{mode} {number}").uniform(0, 0.05))
+        result = await loop.told(number)
+        assert (result.status, result.err) == (0, "")
+        await client.sweep_leaked_blobs(dry_run=False)
+        for name in names:
+            state = await state_of(client, name)
+            assert (state.claims, state.writers) == ({}, {})
+            assert (await client.fsck(name)).ok
