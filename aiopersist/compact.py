@@ -12,7 +12,7 @@ they have pinned stays until garbage collection finds that nobody needs it.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +30,7 @@ from aiopersist.shard.registration import Registration
 from aiopersist.shard.runs import merged, plan_runs
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.sorted_parts import SortedParts
+from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import (
     ReleaseClaim,
     Replace,
@@ -180,34 +181,44 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
 async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     inputs, since = work.spec.inputs, work.spec.since
     first, last = inputs[work.spec.first], inputs[work.spec.last]
-    settings, budget = shard.stack.settings, Budget.of(shard.stack.settings)
     empty = HollowBatch(lower=first.lower, upper=last.upper, since=since)
     if not since.elements:  # nobody will ever read it
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
-    schema = shard.schema(shard.state.schema_id)
-    parts_read = [named for run in work.read for named in run]
-    inline = sum(part.size for _, part in parts_read if part.inline is not None)
-    output = SortedParts(
-        shard,
-        schema,
-        writer,
-        first.lower,
-        since,
-        part_bytes=budget.part_bytes,
-        inline_max_bytes=min(settings.inline_writes_single_max_bytes, inline),
+    few = sum(goodbytes_at_most(part) for run in work.read for _, part in run) <= whole_bytes(
+        shard.stack.settings
     )
-    slab_bytes = budget.slab_bytes(len(work.read))
-    fetch = Fetch(shard, schema, cached=False, range_bytes=RANGE_BYTES, slab_bytes=slab_bytes)
-    few = sum(goodbytes_at_most(part) for _, part in parts_read) <= whole_bytes(settings)
-    try:
-        read = await (_whole if few else _slab_by_slab)(fetch, work, output)
-        parts = await output.finish()
-    except BaseException:
-        shard.stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
-        raise
+    with nullcontext(shard.stack) if few else shard.stack.on_one_thread() as stack:
+        output = _output(shard, stack, work, writer, first.lower)
+        slab_bytes = Budget.of(stack.settings).slab_bytes(len(work.read))
+        schema = shard.schema(shard.state.schema_id)
+        fetch = Fetch(
+            shard, schema, cached=False, range_bytes=RANGE_BYTES, slab_bytes=slab_bytes, stack=stack
+        )
+        try:
+            read = await (_whole if few else _slab_by_slab)(fetch, work, output)
+            parts = await output.finish()
+        except BaseException:
+            stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
+            raise
     runs = tuple(len(parts) + start for start in work.kept_runs)
     batch = empty.replace(parts=(*parts, *work.kept), runs=runs if parts else runs[1:])
     return await _apply(shard, Replace(writer, inputs, batch, read, output.wrote), output)
+
+
+def _output(shard: Shard, stack: Stack, work: Work, writer: str, lower: Antichain) -> SortedParts:
+    """Where the updates go. They stay in the state only if they were there before."""
+    settings = stack.settings
+    inline = sum(part.size for run in work.read for _, part in run if part.inline is not None)
+    return SortedParts(
+        shard,
+        shard.schema(shard.state.schema_id),
+        writer,
+        lower,
+        work.spec.since,
+        part_bytes=Budget.of(settings).part_bytes,
+        inline_max_bytes=min(settings.inline_writes_single_max_bytes, inline),
+        stack=stack,
+    )
 
 
 async def _whole(fetch: Fetch, work: Work, output: SortedParts) -> Total:

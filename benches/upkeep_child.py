@@ -42,7 +42,7 @@ async def warm_up() -> None:
     """Whatever is imported when it is first needed is there before anything is measured."""
     schema = ap.Schema(key=bytes, val=bytes)
     async with ap.open("mem://") as client, client.writer("shard", schema) as w:
-        await w.compare_and_append([(b"%d" % n, b"", 0, 1) for n in range(5000)], 0, 1)
+        await w.compare_and_append([(b"%d" % n, b"", 0, 1) for n in range(50_000)], 0, 1)
         await w.compare_and_append([(b"0", b"", 1, -1)], 1, 2)
         await client.force_compaction("shard")
         async with client.reader("shard") as r, r.snapshot() as snapshot:

@@ -216,7 +216,7 @@ def iter_row_groups(
     ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
     _check(index, ranges, row_groups)
     with _reading(schema):
-        file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
+        file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
         for batch in file.iter_batches(batch_size=rows_max, row_groups=row_groups, use_threads=False):
             table = pa.Table.from_batches([batch])
             yield table if table.schema.equals(schema.arrow_schema) else table.cast(schema.arrow_schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from io import SEEK_CUR, SEEK_END, SEEK_SET
 from typing import Any
 
 from aiopersist.data.lazy import pa
@@ -25,12 +26,50 @@ class Ranges:
                 return memoryview(data)[offset - start : offset - start + length]
         return None
 
+    def sequential_file(self) -> Any:
+        """A file to read from in one thread, without a copy."""
+        return pa.PythonFile(_File(self), mode="r")
+
     def file(self) -> Any:
-        """A file to read from, in memory of Arrow's own. Arrow's threads let go of what they read a moment
-        after they told the result; were it memory of Python, that could be while the interpreter ends, and
-        the process would abort. Pages that no piece covers are never touched."""
+        """A file that Arrow's threads may read from, in memory of Arrow's own. They let go of what they read
+        a moment after they told the result; were it memory of Python, that could be while the interpreter
+        ends, and the process would abort. Pages that no piece covers are never touched."""
         buffer = pa.allocate_buffer(self.size)
         bytes_of = memoryview(buffer).cast("B")
         for offset, data in self._pieces:
             bytes_of[offset : offset + len(data)] = data
         return pa.BufferReader(buffer)
+
+
+class _File:
+    """What Arrow asks of a file that is read."""
+
+    closed = False
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._at = 0
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        self._at = offset + {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: self._ranges.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, length: int) -> memoryview:
+        view = self._ranges.view(self._at, min(length, self._ranges.size - self._at))
+        if view is None:
+            raise OSError(f"bytes {self._at} and following were not fetched")
+        self._at += len(view)
+        return view
+
+    def close(self) -> None: ...
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False

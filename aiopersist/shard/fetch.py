@@ -92,11 +92,12 @@ class Fetch:
         cached: bool = True,
         range_bytes: int | None = None,
         slab_bytes: int | None = None,
+        stack: Stack | None = None,
     ) -> None:
         """`cached=False` for background work, which must not push out what readers need. Slabs have about
-        `slab_bytes` goodbytes; else they are row groups."""
+        `slab_bytes` goodbytes; else they are row groups. `stack`: what to work with, if not the shard's."""
         self.shard = shard
-        self.stack: Stack = shard.stack
+        self.stack = stack or shard.stack
         self.range_bytes = range_bytes or self.stack.settings.row_group_bytes
         self._slab_bytes = slab_bytes or self.stack.settings.row_group_bytes
         self._blob: Blob = self.stack.blob if cached else self.stack.blob.uncached

@@ -13,6 +13,7 @@ from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain, Description
 from aiopersist.shard.parts import inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowPart
@@ -35,6 +36,7 @@ class SortedParts:
         *,
         part_bytes: int,
         inline_max_bytes: int,
+        stack: Stack,
     ) -> None:
         """Parts are cut at `part_bytes`; less than `inline_max_bytes` goodbytes are one inline part."""
         self.keys: list[str] = []
@@ -42,7 +44,7 @@ class SortedParts:
         self._diffs = 0
         self._last: Any = None
         self._shard = shard
-        self._stack = shard.stack
+        self._stack = stack
         self._schema = schema
         self._schema_id = shard.schema_id(schema)
         self._writer = writer

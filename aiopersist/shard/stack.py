@@ -1,7 +1,10 @@
 """What every part of a client works with, built once."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,13 +32,28 @@ class Stack:
     runtime: Runtime
     supervisor: Supervisor
     threads: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, THREADS))
+    thread: ThreadPoolExecutor | None = None
+    """The one to work on, if it must be one; see `on_one_thread`."""
 
     async def compute(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work` on a worker thread: for what takes more than a millisecond. A cancelled caller stops
         waiting; the work goes on, and its result is dropped."""
+        if self.thread is not None:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.thread, partial(work, *args, **kwargs))
         return await anyio.to_thread.run_sync(
             partial(work, *args, **kwargs), abandon_on_cancel=True, limiter=self.threads
         )
+
+    @contextmanager
+    def on_one_thread(self) -> Iterator["Stack"]:
+        """A stack that computes on a thread of its own: for long work in bounded memory, since what one
+        thread frees serves its next step, which allocators do not manage between threads."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="aiopersist compute")
+        try:
+            yield replace(self, thread=thread)
+        finally:
+            thread.shutdown(wait=False)
 
     async def compute_few(self, size: int, work: Callable[..., T], *args: Any) -> T:
         """`work(*args)`, about so many encoded bytes: on a worker thread unless they are few."""
