@@ -157,9 +157,8 @@ async def compact_all(shard: Shard, registration: Registration, last: int, since
 
 async def compact(shard: Shard, spec: Spec, registration: Registration, *, claims_all: bool = False) -> bool:
     """Compact as much of `spec` as the memory allows; whether anything was. One commit, two with a blob
-    or with `claims_all`; requests for every part that is read or written. Whatever it raises, a claim
-    may be left: it ends with the registration, which is not to be used again. `Corruption` if a blob is
-    lost."""
+    or with `claims_all`; requests for every part that is read or written. Whatever it raises, the claim
+    is given back; if that fails, too, it ends with the registration. `Corruption` if a blob is lost."""
     work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
     slot, writer = Slot(), registration.writer
     small = not claims_all and all(part.key is None for run in work.read for _, part in run)
@@ -167,15 +166,27 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
     if not small and not await commit(shard.register, claim, slot):
         return False
     try:
-        applied = await _compact(shard, work, writer)
-    except LeaseExpired as error:  # a blob is gone: somebody else has replaced what names it
-        state = await shard.open()
-        if all(state.batches.get(o) == batch for o, batch in work.spec.inputs.items()):
-            raise Corruption(f"the newest version names a part that is not there: {error}") from error
-        applied = False
+        applied = await _compact_or_find_out(shard, work, writer)
+    except BaseException:
+        if not small:
+            give_back = commit(shard.register, ReleaseClaim(writer, work.spec.first), Slot())
+            shard.stack.supervisor.spawn(give_back, "give back a claim")
+        raise
     if not small and not applied:
         await commit(shard.register, ReleaseClaim(writer, work.spec.first), Slot())
     return applied
+
+
+async def _compact_or_find_out(shard: Shard, work: Work, writer: str) -> bool:
+    """`_compact`; where a blob is gone, `False` if somebody else has replaced what names it, else
+    `Corruption`."""
+    try:
+        return await _compact(shard, work, writer)
+    except LeaseExpired as error:
+        state = await shard.open()
+        if all(state.batches.get(o) == batch for o, batch in work.spec.inputs.items()):
+            raise Corruption(f"the newest version names a part that is not there: {error}") from error
+        return False
 
 
 async def _compact(shard: Shard, work: Work, writer: str) -> bool:
@@ -201,7 +212,8 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
             stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
             raise
     runs = tuple(len(parts) + start for start in work.kept_runs)
-    batch = empty.replace(parts=(*parts, *work.kept), runs=runs if parts else runs[1:])
+    loose = None if work.kept else output.loose
+    batch = empty.replace(parts=(*parts, *work.kept), runs=runs if parts else runs[1:], loose=loose)
     return await _apply(shard, Replace(writer, inputs, batch, read, output.wrote), output)
 
 

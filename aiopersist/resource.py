@@ -101,12 +101,13 @@ class Supervisor:
         self._closed = True
         for task in self._loops - {me}:
             task.cancel()
-        if rest := {*self._loops, *self._tasks} - {me}:
-            await asyncio.wait(rest, timeout=deadline_s)
-        for task in {*self._loops, *self._tasks} - {me}:
-            task.cancel()
-        if rest := {*self._loops, *self._tasks} - {me}:
-            await asyncio.wait(rest, timeout=deadline_s)
+        loop = asyncio.get_running_loop()
+        for _ in range(2):  # the second time they are told to
+            end = loop.time() + deadline_s
+            while (rest := {*self._loops, *self._tasks} - {me}) and loop.time() < end:
+                await asyncio.wait(rest, timeout=end - loop.time())  # and for what they begin at their end
+            for task in rest:
+                task.cancel()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

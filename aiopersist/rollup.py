@@ -2,7 +2,7 @@
 
 Written beside the commits, from the state in memory, and named by a commit of its own. Whoever
 commits version `n * rollup_every` owes the rollup; when that one died, any commit a quarter later
-does. Two that do it at once cost an upload: the older one is not named.
+does. A claim of the collection keeps two from doing it at once.
 """
 
 from aiopersist.shard.attempt import Slot

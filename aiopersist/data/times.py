@@ -57,6 +57,15 @@ def _beyond(parts: list[pa.ChunkedArray | pa.Array], frontier: Antichain) -> pa.
     return reduce(pc.or_, either)
 
 
+def rows_after(table: pa.Table, frontier: Antichain) -> int | None:
+    """How many rows have times after the only element of `frontier`; `None` for product times."""
+    (*_, element) = frontier.elements
+    if isinstance(element, tuple):
+        return None
+    after: int = pc.sum(pc.greater(table.column("time"), int64_scalar(element)), min_count=0).as_py()
+    return after
+
+
 def not_after(times: pa.ChunkedArray, as_of: Time) -> pa.ChunkedArray:
     """Per row whether `time <= as_of`."""
     parts = components(times)

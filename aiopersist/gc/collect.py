@@ -45,7 +45,8 @@ def horizon(state: State) -> int | None:
 
 
 def can_collect(state: State) -> bool:
-    """Whether there is anything to collect that no reader holds; perhaps after a rollup of now."""
+    """Whether there is anything to collect that no reader holds, perhaps after a rollup of now; but not where
+    a rollup was written since the last drop and a reader still holds a version before it."""
     oldest, owed = held(state), state.collected < state.dropped_at
     if any(seqno <= oldest and seqno != min(state.rollups) for seqno in state.rollups):
         return True  # the first of them is not needed
@@ -113,9 +114,9 @@ async def _dropped(shard: Shard, state: State, earliest: int, r: int) -> list[st
     """The keys of the parts that were dropped between the two versions; `None` if that cannot be told,
     since somebody else collects, too."""
     base: State | None = None
-    if earliest > 0 and earliest in state.rollups:
-        rollup = state.rollups[earliest]
-        base = await read_rollup(shard.stack, rollup.key, rollup.checksum)
+    if earliest > 0:
+        rollup = state.rollups.get(earliest)
+        base = await read_rollup(shard.stack, rollup.key, rollup.checksum) if rollup is not None else None
         if base is None:
             return None
     try:

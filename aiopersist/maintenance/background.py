@@ -21,13 +21,13 @@ from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.state.compaction import plan
 from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import MARKS_PER_KEEP
 
 log = logging.getLogger("aiopersist")
 
-PAUSE_MIN_S = 0.05
+PAUSE_MIN_S = 0.05  # between two looks
+PAUSE_MAX_S = 1.0  # so that a policy that is new is seen
 LOOKS_AT_ONCE = 8
 LITTLE_AT_ONCE = 4  # as many as there are worker threads
 
@@ -71,27 +71,26 @@ class Maintenance:
         """Tend a shard, whose policy was set here, also while no handle is open; or no longer."""
         self._retained.pop(shard.id, None)
         if retained:
-            self._retained[shard.id] = self._tended[shard.id]
+            tended = self._retained[shard.id] = self._tended[shard.id]
+            tended.due_at = tended.next_look()
 
     async def aclose(self) -> None:
         """End the registrations, and with them the claims of what was cut off."""
         every = list(self._tended.values())
-        for task in [t for tended in every for t in tended.running] + [self._looking] * bool(self._looking):
-            assert task is not None
-            task.cancel()
-        await run_bounded(LOOKS_AT_ONCE, [tended.upkeep.release for tended in every])
+        if self._looking is not None:
+            self._looking.cancel()
+        for tended in every:
+            tended.end()
+        await run_bounded(LOOKS_AT_ONCE, [tended.upkeep.registration.release for tended in every])
 
     async def _look_at_idle_shards(self) -> None:
+        clock = self._stack.runtime.monotonic
         while True:
-            await self._stack.runtime.sleep(self._pause_s())
-            await run_bounded(LOOKS_AT_ONCE, [tended.look for tended in list(self._tended.values())])
-
-    def _pause_s(self) -> float:
-        """Between two looks: often enough for what is kept the shortest."""
-        states = [state for t in self._tended.values() if (state := t.shard.register.state) is not None]
-        kept = [p.seconds for state in states for p in state.retention.values() if p.seconds is not None]
-        looks = [max(seconds / MARKS_PER_KEEP, PAUSE_MIN_S) for seconds in kept]
-        return min([self._stack.settings.compaction_idle_s, *looks])
+            every = list(self._tended.values())
+            pause_s = min([PAUSE_MAX_S, *(tended.due_at - clock() for tended in every)])
+            await self._stack.runtime.sleep(max(pause_s, PAUSE_MIN_S))
+            due = [tended for tended in self._tended.values() if tended.due_at <= clock()]
+            await run_bounded(LOOKS_AT_ONCE, [tended.look for tended in due])
 
 
 class Tended:
@@ -102,7 +101,9 @@ class Tended:
         self.upkeep = ShardUpkeep(shard)
         self._gates = gates
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._seen = -1  # the version at the last look
+        self._seen: object = None  # what tells whether anything was written since the last look
+        self._ended = False
+        self.due_at = self.next_look()
 
     @property
     def running(self) -> list[asyncio.Task[None]]:
@@ -122,33 +123,49 @@ class Tended:
     def ignored(self, state: State) -> None:
         """Somebody else tends it."""
 
+    def end(self) -> None:
+        """Cancel what runs, and begin nothing more."""
+        self._ended = True
+        for task in self.running:
+            task.cancel()
+
     async def look(self) -> None:
-        """At a shard that may be idle; one request. Begins what is due if nothing happened since the last
-        look."""
-        known = self.shard.register.state
-        if known is None or known.finalized:
-            return
+        """At a shard that may be idle; one request. Begins what is due if nothing was written since the last
+        look. A shard that cannot be looked at keeps nobody from the others."""
         try:
-            state = await self.shard.open()
+            if self.shard.register.state is not None and not self.shard.register.state.finalized:
+                await self._look(await self.shard.open())
         except ShardFinalized:
-            return
+            pass
         except Error as error:
             log.warning("a shard could not be looked at: %s", error)
-            return
-        idle, self._seen = self._seen == state.seqno, state.seqno
+        except Exception:
+            log.exception("shard %s could not be looked at", self.shard.id)
+        finally:
+            self.due_at = self.next_look()
+
+    async def _look(self, state: State) -> None:
+        written = (state.upper, state.since, state.fuel, tuple(state.batches))
+        idle, self._seen = self._seen == written, written
         if state.retention:
             self._begin("move since of", partial(self.upkeep.move_since, exact=False))
         if not idle:
             return
-        collectable = can_collect(state) or has_long_tail(state, self.shard.stack.settings)
-        if plan(state, 2, await self.shard.stack.consensus.now()) is not None:
+        if await self.upkeep.has_work():
             self._compact(all_inputs, claims_all=True)
-        elif collectable:
+        elif can_collect(state) or has_long_tail(state, self.shard.stack.settings):
             self._begin_collecting()
+
+    def next_look(self) -> float:
+        """When it is looked at again: soon enough for what is kept by age."""
+        stack, state = self.shard.stack, self.shard.register.state
+        kept = [] if state is None else [p.seconds for p in state.retention.values() if p.seconds is not None]
+        looks = (max(seconds / MARKS_PER_KEEP, PAUSE_MIN_S) for seconds in kept)
+        return stack.runtime.monotonic() + min([stack.settings.compaction_idle_s, *looks])
 
     def _begin(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = self._tasks.get(what)
-        if task is None or task.done():
+        if not self._ended and (task is None or task.done()):
             supervisor = self.shard.stack.supervisor
             self._tasks[what] = supervisor.background(work(), f"{what} {self.shard.id}")
 

@@ -10,7 +10,7 @@ from aiopersist.state.model import Retention, State
 
 MANY = 1.5  # batches, per doubling of the versions
 INPUTS_MIN = 4  # fewer are compacted once the shard is idle
-TAIL_MIN = 8  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
+TAIL_MIN = 5  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
 
 
 class Due(NamedTuple):
@@ -47,7 +47,7 @@ def all_inputs(state: State, settings: Settings) -> int:
 def has_long_tail(state: State, settings: Settings) -> bool:
     """Whether a shard at rest has more versions beyond its rollup than it must."""
     every = settings.rollup_every
-    return state.seqno - (state.latest_rollup or 0) > min(max(every // 8, TAIL_MIN), every - 1)
+    return state.seqno - (state.latest_rollup or 0) > max(min(every // 8, every - 1), TAIL_MIN)
 
 
 def _most_inputs(state: State, enough: int) -> int:

@@ -114,7 +114,7 @@ class Rounds:
         due = can_collect(state) or has_long_tail(state, self._stack.settings)
         if due and COLLECTION not in upkeep.rests:
             collected = await upkeep.collect()
-        await upkeep.release()
+        await upkeep.registration.release()
         await self._remember(shard, upkeep)
         return MaintenanceRound(
             shards=1,

@@ -1,33 +1,26 @@
 """The upkeep of one shard by one client, as single steps. When they run is decided
 elsewhere (`background.py`); what they do is told in `compact.py` and `gc/`.
 
-All steps work under one *registration* of a writer, since every blob and every claim carries one. If
-something fails, or is cut off, the registration ends, and with it end the claims that were taken under
-it: nobody waits for a lease.
+All steps work under one *registration* of a writer (`shared.py`), since every blob and every claim carries
+one.
 """
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from aiopersist.compact import compact, compact_all, whole_bytes
-from aiopersist.errors import BatchExpired, Error
+from aiopersist.errors import BatchExpired
 from aiopersist.gc.collect import Collected, collect
 from aiopersist.maintenance.due import all_inputs, has_long_tail
 from aiopersist.maintenance.rest import Rests
-from aiopersist.resource import RELEASE_DEADLINE_S
+from aiopersist.maintenance.shared import SharedRegistration
 from aiopersist.rollup import write_rollup
 from aiopersist.settings import MIB, Settings
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
-from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
-from aiopersist.state.compaction import ClaimCollection, Spec, plan
+from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Spec, plan
 from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import ApplyRetention
-
-log = logging.getLogger("aiopersist")
 
 GARBAGE_SHARE = 4  # replaced bytes beside those in use, that are collected before the next rollup is due
 GARBAGE_BYTES_MIN = MIB // 4
@@ -39,10 +32,9 @@ class ShardUpkeep:
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
+        self.registration = SharedRegistration(shard)
         self.rests = Rests(shard.stack.runtime.monotonic)
         self._stack = shard.stack
-        self._registering = asyncio.Lock()
-        self._registration: Registration | None = None
         self._replaced_bytes = 0
 
     # --- steps -----------------------------------------------------------------------------------
@@ -65,7 +57,7 @@ class ShardUpkeep:
         done = 0
         while (spec := await self._next(wanted, much)) is not None:
             with self.rests.trying(spec.first) as attempt:
-                async with self.registered() as registration:
+                async with self.registration.held() as registration:
                     attempt.done = await compact(self.shard, spec, registration, claims_all=claims_all)
             if attempt.done:
                 self._replaced_bytes += spec.blob_bytes
@@ -83,18 +75,23 @@ class ShardUpkeep:
 
         return plan(state, wanted(state, settings), now, suits)
 
+    async def has_work(self) -> bool:
+        """Whether the spine asks for anything that does not rest."""
+        return await self._next(all_inputs, None) is not None
+
     async def collect(self) -> Collected | None:
         """Write a rollup of now, if that lets more go, and collect what nobody needs any more; `None` if
         somebody else is at it, or was."""
         seen = self.shard.state
         with self.rests.trying(COLLECTION) as attempt:
-            async with self.registered() as registration:
+            async with self.registration.held() as registration:
                 claim = ClaimCollection(registration.writer, seen.latest_rollup, seen.collected)
                 if not await commit(self.shard.register, claim, Slot()):
                     return None
                 if (seen.latest_rollup or 0) < seen.dropped_at or has_long_tail(seen, self._stack.settings):
                     await write_rollup(self.shard, registration.writer)
                 collected = await collect(self.shard, registration.writer)
+                await commit(self.shard.register, ReleaseClaim(registration.writer, COLLECTION), Slot())
             attempt.done = True
         self._replaced_bytes = 0
         return collected
@@ -117,7 +114,7 @@ class ShardUpkeep:
         last, since = next(reversed(state.batches)), state.since
         for attempt in range(FORCED_MAX):
             try:
-                async with self.registered() as registration:
+                async with self.registration.held() as registration:
                     await compact_all(self.shard, registration, last, since)
                 return
             except BatchExpired:  # a registration that was lost on the way: with another one it goes on
@@ -126,7 +123,7 @@ class ShardUpkeep:
 
     async def roll_up(self) -> None:
         """Write a rollup of now, unless a newer one is there."""
-        async with self.registered() as registration:
+        async with self.registration.held() as registration:
             await write_rollup(self.shard, registration.writer)
 
     async def force_collection(self) -> Collected:
@@ -135,34 +132,3 @@ class ShardUpkeep:
         if state is not None and not state.finalized:
             await self.roll_up()
         return await collect(self.shard)
-
-    # --- its registration ------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def registered(self) -> AsyncIterator[Registration]:
-        """A registration to work under."""
-        async with self._registering:
-            if self._registration is None or not self._registration.alive:
-                self._registration = await Registration.fresh(self.shard)
-            registration = self._registration
-            registration.hold()
-        try:
-            yield registration
-        except BaseException:
-            if self._registration is registration:
-                self._registration = None
-            self._stack.supervisor.spawn(registration.expire(), "end a registration with its claims")
-            raise
-        finally:
-            registration.release()
-
-    async def release(self) -> None:
-        """End the registration; whatever comes later has another one."""
-        registration, self._registration = self._registration, None
-        if registration is None or not registration.alive:
-            return
-        try:
-            async with asyncio.timeout(RELEASE_DEADLINE_S):
-                await registration.expire()
-        except (Error, TimeoutError) as error:
-            log.warning("a registration is left to its lease: %s", error)

@@ -1,9 +1,10 @@
 """What a client can be asked to do for a shard beside reading and writing it."""
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from datetime import timedelta
 
-from aiopersist.errors import InvalidUsage, UnknownShard, UsageKind
+from aiopersist.errors import InvalidUsage, LeaseExpired, UnknownShard, UsageKind
 from aiopersist.gc.collect import Collected, bury
 from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
 from aiopersist.maintenance.background import Maintenance
@@ -65,11 +66,13 @@ class Upkeep(ABC):
 
     async def force_gc(self, shard: str) -> Collected:
         """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Says what was
-        removed. What readers of this process have let go of is told first."""
+        removed. What the snapshots of this client have let go of is told first; a reader with a hold of its
+        own tells with its next heartbeat."""
         with self._calls.call():
             found = await self._existing(shard)
-            if found.hold.reader:
-                await found.hold.heartbeat()
+            with suppress(LeaseExpired):  # then it holds nothing back
+                if found.hold.reader:
+                    await found.hold.heartbeat()
             return await self._maintenance.of(found).force_collection()
 
     async def finalize(self, shard: str) -> None:

@@ -38,10 +38,11 @@ class Registration:
         self._retired = False
 
     @classmethod
-    async def fresh(cls, shard: Shard) -> "Registration":
-        """A new one; one commit. An id whose registration failed is never used again."""
-        writer, lease_s = f"w{shard.stack.runtime.uuid()}", shard.stack.settings.writer_lease_s
-        slot = Slot()
+    async def fresh(cls, shard: Shard, lease_s: float | None = None) -> "Registration":
+        """A new one, with the lease of writers unless another is given; one commit. An id whose registration
+        failed is never used again."""
+        writer, slot = f"w{shard.stack.runtime.uuid()}", Slot()
+        lease_s = shard.stack.settings.writer_lease_s if lease_s is None else lease_s
         try:
             await commit(shard.register, RegisterWriter(writer, lease_s), slot)
         except BaseException:

@@ -1,6 +1,7 @@
 """Writes updates that come sorted and consolidated as the parts of one run."""
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.buffer import Buffer
@@ -9,7 +10,8 @@ from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.order import row_key
 from aiopersist.data.part import EncodedPart, PartWriter, encode_part
 from aiopersist.data.sizes import goodbytes
-from aiopersist.errors import Corruption
+from aiopersist.data.times import rows_after
+from aiopersist.errors import Corruption, Error
 from aiopersist.frontier import Antichain, Description
 from aiopersist.shard.parts import inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
@@ -20,6 +22,8 @@ from aiopersist.state.model import HollowPart
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+log = logging.getLogger("aiopersist")
 
 
 class SortedParts:
@@ -41,6 +45,8 @@ class SortedParts:
         """Parts are cut at `part_bytes`; less than `inline_max_bytes` goodbytes are one inline part."""
         self.keys: list[str] = []
         self.rows = 0
+        self.loose: int | None = 0
+        """Updates at times beyond since, as far as that is counted: for int times."""
         self._diffs = 0
         self._last: Any = None
         self._shard = shard
@@ -70,6 +76,7 @@ class SortedParts:
         self._last = row_key(table, -1)
         self.rows += table.num_rows
         self._diffs += diff_sum(table)
+        self._count_loose(table)
         self._buffer.add(table)
         while self._buffer.goodbytes >= self._stack.settings.row_group_bytes:
             await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
@@ -79,11 +86,18 @@ class SortedParts:
         What was added, as it came."""
         whole, encoded = await self._stack.compute_few(size, self._encode, table)
         self.rows, self._diffs = whole.num_rows, diff_sum(whole)
+        self._count_loose(whole)
         if encoded is not None:
             self._begin_upload(encoded)
         elif self.rows:
             self._parts.append(inline_part(whole, self._schema_id))
         return Total(table.num_rows, diff_sum(table) % 2**64)
+
+    def _count_loose(self, table: "pa.Table") -> None:
+        since = self._description.since
+        if self.loose is not None:
+            later = rows_after(table, since)
+            self.loose = None if later is None else self.loose + later
 
     def _encode(self, table: "pa.Table") -> "tuple[pa.Table, EncodedPart | None]":
         whole, settings = sort_and_consolidate(table), self._stack.settings
@@ -108,8 +122,10 @@ class SortedParts:
         """Delete what was uploaded: for what surely is not referenced."""
         if self._uploading is not None:
             await asyncio.wait([self._uploading])
-        if self.keys:
+        try:
             await self._stack.blob.delete(self.keys)
+        except Error as error:
+            log.warning("%d parts that nobody needs are left to the sweep: %s", len(self.keys), error)
 
     async def _write(self, table: "pa.Table") -> None:
         settings = self._stack.settings

@@ -6,7 +6,7 @@ from doing one spec twice; it is void once its writer is gone, not after a time.
 for, so an attempt that is bounded in memory, or in runs, helps as far as it got.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -82,17 +82,22 @@ def plan(
 
 
 def plan_passed(state: State, now: float) -> Spec | None:
-    """The oldest batch, and those after it that begin before since, if these have half as many updates as
-    that one: with times advanced to since, insertions meet their retractions. So what since has passed
-    takes half as much again as it must, and an update is written three times more for that. (Levels alone
-    would let three times as much lie there; in LSM trees this is the bound on space amplification.)"""
+    """The batches that begin before since, if that would make much of them less: with times advanced to
+    since, insertions meet their retractions. It is much if half as many updates are *loose*, in batches that
+    since has passed as a whole, as lie there for good. So what since has passed takes half as much again
+    as it must, and an update is written three times more for that. (Levels alone would let three times as
+    much lie there; in LSM trees this is the bound on space amplification.) If since is empty, all that has
+    parts: nobody will ever read it."""
     inputs: dict[int, HollowBatch] = {}
+    loose = 0
     for ordinal, batch in state.batches.items():
-        if state.since <= batch.lower:
+        if state.since <= batch.lower and state.since.elements:
             break
         inputs[ordinal] = batch
-    lengths = [batch.len for batch in inputs.values() if batch.parts]
-    if len(inputs) < 2 or sum(lengths[1:]) < max(sum(lengths[:1]) // 2, PASSED_MIN):
+        if batch.upper <= state.since:
+            loose += batch.len if batch.loose is None else batch.loose
+    length = sum(batch.len for batch in inputs.values())
+    if not length or (state.since.elements and loose < max((length - loose) // 2, PASSED_MIN)):
         return None
     if any(first <= max(inputs) and min(inputs) <= last for first, last in _claimed(state, now)):
         return None
@@ -264,11 +269,17 @@ class Replace:
 
 def largest_inline_run(state: State) -> tuple[int, ...]:
     """The neighbouring batches without blobs that hold the most inline bytes, ends without updates left
-    out."""
+    out; and those that somebody has claimed, if there are others."""
+    claimed = [(c.first, c.last) for c in state.claims.values()]
+    free = {o: b for o, b in state.batches.items() if not any(first <= o <= last for first, last in claimed)}
+    return _largest_inline_run(state, free.keys()) or _largest_inline_run(state, state.batches.keys())
+
+
+def _largest_inline_run(state: State, among: Collection[int]) -> tuple[int, ...]:
     best: tuple[int, tuple[int, ...]] = (0, ())
     run: list[int] = []
     for ordinal, batch in [*state.batches.items(), (-1, None)]:
-        if batch is not None and all(part.inline is not None for part in batch.parts):
+        if batch is not None and ordinal in among and all(part.inline is not None for part in batch.parts):
             if run or batch.parts:
                 run.append(ordinal)
             continue

@@ -90,6 +90,8 @@ class HollowBatch(Record):
     parts: tuple[HollowPart, ...] = ()
     runs: tuple[int, ...] = ()
     """Index of the first part of every run but the first."""
+    loose: int | None = None
+    """Updates at times beyond its since: they may come to less when since has passed them. `None`: all."""
 
     @property
     def description(self) -> Description:

@@ -58,7 +58,8 @@ class DowngradeCritical:
 
 @dataclass(frozen=True, slots=True)
 class SetRetention:
-    """The policy of the shard from now on; `None` for none. It begins where since is."""
+    """The policy of the shard from now on; `None` for none. It begins where since is; one that replaces
+    another goes on from what that has seen."""
 
     times: int | None
     seconds: float | None
@@ -72,9 +73,11 @@ class SetRetention:
         if any(isinstance(time, tuple) for time in state.since.elements) and self.times is not None:
             message = "a number of times is for int times; this shard has product times"
             return Keep(error=InvalidUsage(UsageKind.INVALID_TIME, message, time=self.times))
-        mark = Mark(at=context.now, upper=state.upper)
-        record = Retention(times=self.times, seconds=self.seconds, hold=state.since, marks=(mark,))
-        return commit(state, context, retention={0: record})
+        known = state.retention.get(0)
+        marks = known.marks if known is not None else (Mark(at=context.now, upper=state.upper),)
+        hold = known.hold if known is not None else state.since
+        record = Retention(times=self.times, seconds=self.seconds, hold=hold, marks=marks)
+        return Keep() if record == known else commit(state, context, retention={0: record})
 
 
 @dataclass(frozen=True, slots=True)

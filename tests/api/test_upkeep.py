@@ -1,6 +1,7 @@
 """Goal: a shard stays small by itself, no reader is harmed, and since moves only where somebody moves it."""
 
 import asyncio
+import gc
 import random
 from collections import Counter
 from datetime import timedelta
@@ -128,6 +129,86 @@ async def test_product_times_and_truncated_parts_are_compacted() -> None:
             async with r.snapshot((0, 4)) as s:
                 assert await s.rows() == [("a", 1, 2)]
         assert (await client.fsck("p")).problems == []
+
+
+# --- who does it, and what if something fails ---------------------------------------------------------
+
+
+async def state_of(client: Any, name: str = "t") -> Any:
+    return await client._shard(await client.shard_id(name)).open()
+
+
+async def test_rollups_go_on_beside_an_open_reader(location: Any) -> None:
+    """Goal: a collection that reaches nothing gives its claim back."""
+    async with opened(location, rollup_every=16) as client:
+        async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
+            await grown(w, 1)
+            async with r.snapshot(0):
+                for time in range(1, 120):
+                    await w.compare_and_append([("a", time, time, 1)], time, time + 1)
+                    await asyncio.sleep(0.002)
+
+                async def rolled_up() -> Any:
+                    state = await state_of(client)
+                    return not state.claims and state.seqno - max(state.rollups, default=0) < 40
+
+                await until(rolled_up)
+
+
+async def test_a_round_beside_a_compaction_does_not_end_it(location: Any) -> None:
+    """Goal: whoever lets go of the registration ends it only when the last one has."""
+    async with opened(location, inline_writes_single_max_bytes=0, compaction_idle_s=1000.0) as client:
+        async with client.writer("t", SCHEMA) as w:
+            expected = await grown(w, 20)
+            upkeep = client._maintenance.of(client._shard(await client.shard_id("t")))
+            async with upkeep.registration.held() as registration:
+                for _ in range(3):
+                    await client.maintain()
+                    assert registration.alive
+            async with asyncio.timeout(5):
+                while registration.writer in (await state_of(client)).writers:
+                    await asyncio.sleep(0.01)
+            assert await contents_of(client) == expected
+
+
+async def test_what_fails_does_not_end_what_goes_on_beside_it() -> None:
+    async with opened(ap.Location("mem://", "mem://"), compaction_idle_s=1000.0) as client:
+        async with client.writer("t", SCHEMA) as w:
+            await grown(w, 3)
+            shared = client._maintenance.of(client._shard(await client.shard_id("t"))).registration
+            async with shared.held() as one:
+                with pytest.raises(RuntimeError):
+                    async with shared.held() as two:
+                        assert one.writer == two.writer
+                        raise RuntimeError
+                assert one.alive
+                async with shared.held() as three:
+                    assert three.writer != one.writer
+
+
+async def test_registrations_of_upkeep_do_not_pile_up(location: Any) -> None:
+    """Goal: however often a shard is opened and let go; and a client that is closed leaves none."""
+    async with opened(location, compaction_inputs_min=2) as client:
+        for turn in range(6):
+            async with client.writer("t", SCHEMA) as w:
+                for time in range(turn * 8, turn * 8 + 8):
+                    await w.compare_and_append([("a", time, time, 1)], time, time + 1)
+            gc.collect()
+        assert len((await state_of(client)).writers) <= 2
+    async with opened(location, compaction_idle_s=1000.0) as client:
+        assert not (await state_of(client)).writers
+
+
+async def test_a_policy_that_is_set_again_goes_on(location: Any) -> None:
+    """Goal: an application that says what it wants at every start does not begin to forget anew."""
+    async with opened(location, compaction_idle_s=1000.0) as client, client.writer("t", SCHEMA) as w:
+        await client.retain("t", timedelta(hours=1))
+        await grown(w, 3)
+        before = (await state_of(client)).retention[0]
+        await client.retain("t", timedelta(hours=1))
+        await client.retain("t", timedelta(hours=2))
+        after = (await state_of(client)).retention[0]
+        assert (after.marks, after.hold, after.seconds) == (before.marks, before.hold, 7200.0)
 
 
 # --- retention and critical since --------------------------------------------------------------------

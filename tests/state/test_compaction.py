@@ -64,7 +64,26 @@ def planned(spec: Spec | None) -> tuple[int, int] | None:
     ],
 )
 def test_what_since_has_passed(since: int, rows: list[int], expected: Any) -> None:
-    assert planned(plan_passed(state(since, rows), NOW)) == expected
+    """Goal: the oldest batch was compacted when since had passed it; the others were not."""
+    assert planned(plan_passed(settled(state(since, rows)), NOW)) == expected
+
+
+def settled(found: State) -> State:
+    return found.replace(batches={**found.batches, 0: found.batches[0].replace(loose=0)})
+
+
+def test_a_batch_that_since_has_passed_at_last_is_compacted_once() -> None:
+    """Goal: also if nothing ever comes after it."""
+    assert plan_passed(state(0, [4000]), NOW) is None
+    assert planned(plan_passed(state(1, [4000]), NOW)) == (0, 0)
+    assert plan_passed(settled(state(1, [4000])), NOW) is None
+
+
+def test_what_nobody_will_ever_read_is_given_up() -> None:
+    """Goal: with an empty since everything becomes an empty batch, once."""
+    found = state(0, [3, 1, 2]).replace(since=Antichain())
+    assert planned(plan_passed(found, NOW)) == (0, 2)
+    assert plan_passed(found.replace(batches={0: batch(0, 3, 0)}), NOW) is None
 
 
 @pytest.mark.parametrize(("writer", "free"), [("alive", False), ("gone", True), ("overdue", True)])

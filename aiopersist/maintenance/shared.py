@@ -1,0 +1,85 @@
+"""One registration for all who work on a shard for this client: it begins when somebody needs one, and ends
+when nobody has for a while. If one of them fails, or is cut off, nobody begins under it any more, and it
+ends, with the claims taken under it, when the others are done. Its lease is short, so that others take
+over soon after this process died."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiopersist.errors import Error
+from aiopersist.resource import RELEASE_DEADLINE_S
+from aiopersist.shard.registration import Registration
+from aiopersist.shard.shard import Shard
+
+log = logging.getLogger("aiopersist")
+
+LEASE_S = 60.0  # while somebody works under it, heartbeats keep it
+LINGER_S = 30.0  # less than the lease: an hour's appends register once, not at every compaction
+
+
+class SharedRegistration:
+    """See the header."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._beginning = asyncio.Lock()
+        self._current: Registration | None = None
+        self._was_used = False
+        self._lingering: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[Registration]:
+        """A registration to work under."""
+        async with self._beginning:
+            if self._current is None or not self._current.alive:
+                lease_s = min(LEASE_S, self._shard.stack.settings.writer_lease_s)
+                self._current = await Registration.fresh(self._shard, lease_s)
+            registration = self._current
+            registration.on_unused = lambda: self._unused(registration)
+            registration.hold()
+        self._was_used = True
+        try:
+            yield registration
+        except BaseException:
+            self._retire(registration)
+            raise
+        finally:
+            registration.release()
+
+    async def release(self) -> None:
+        """End it as soon as nobody works under it: now, or when the last one is done."""
+        registration = self._current
+        if registration is None:
+            return
+        self._retire(registration)
+        if not registration.in_use:
+            await self._end(registration)
+
+    def _retire(self, registration: Registration) -> None:
+        if self._current is registration:
+            self._current = None
+
+    def _unused(self, registration: Registration) -> None:
+        supervisor = self._shard.stack.supervisor
+        if self._current is not registration:
+            supervisor.spawn(self._end(registration), "end a registration with its claims")
+        elif self._lingering is None or self._lingering.done():
+            self._lingering = supervisor.background(self._linger(), "end a registration that nobody needs")
+
+    async def _linger(self) -> None:
+        while self._current is not None:
+            self._was_used = False
+            await self._shard.stack.runtime.sleep(LINGER_S)
+            if self._current is not None and not self._was_used and not self._current.in_use:
+                await self.release()
+
+    async def _end(self, registration: Registration) -> None:
+        if not registration.alive:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_DEADLINE_S):
+                await registration.expire()
+        except (Error, TimeoutError) as error:
+            log.warning("a registration is left to its lease: %s", error)
