@@ -84,13 +84,18 @@ class Maintenance:
         await run_bounded(LOOKS_AT_ONCE, [tended.upkeep.registration.release for tended in every])
 
     async def _look_at_idle_shards(self) -> None:
-        clock = self._stack.runtime.monotonic
-        while True:
-            every = list(self._tended.values())
-            pause_s = min([PAUSE_MAX_S, *(tended.due_at - clock() for tended in every)])
-            await self._stack.runtime.sleep(max(pause_s, PAUSE_MIN_S))
-            due = [tended for tended in self._tended.values() if tended.due_at <= clock()]
-            await run_bounded(LOOKS_AT_ONCE, [tended.look for tended in due])
+        while True:  # no shard is named here while it sleeps, which would keep it alive
+            await self._stack.runtime.sleep(self._pause_s())
+            await run_bounded(LOOKS_AT_ONCE, [tended.look for tended in self._due()])
+
+    def _pause_s(self) -> float:
+        now = self._stack.runtime.monotonic()
+        soonest = min((tended.due_at - now for tended in self._tended.values()), default=PAUSE_MAX_S)
+        return max(min(soonest, PAUSE_MAX_S), PAUSE_MIN_S)
+
+    def _due(self) -> list["Tended"]:
+        now = self._stack.runtime.monotonic()
+        return [tended for tended in self._tended.values() if tended.due_at <= now]
 
 
 class Tended:

@@ -188,13 +188,16 @@ async def test_what_fails_does_not_end_what_goes_on_beside_it() -> None:
 
 async def test_registrations_of_upkeep_do_not_pile_up(location: Any) -> None:
     """Goal: however often a shard is opened and let go; and a client that is closed leaves none."""
-    async with opened(location, compaction_inputs_min=2) as client:
-        for turn in range(6):
+    async with opened(location, compaction_inputs_min=2, watch_timeout_s=0.1) as client:
+        for turn in range(5):
             async with client.writer("t", SCHEMA) as w:
-                for time in range(turn * 8, turn * 8 + 8):
+                for time in range(turn * 20, turn * 20 + 20):
                     await w.compare_and_append([("a", time, time, 1)], time, time + 1)
+                await asyncio.sleep(0.1)
+            del w
+            await asyncio.sleep(0.1)
             gc.collect()
-        assert len((await state_of(client)).writers) <= 2
+        assert len((await state_of(client)).writers) == 1
     async with opened(location, compaction_idle_s=1000.0) as client:
         assert not (await state_of(client)).writers
 
