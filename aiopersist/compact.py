@@ -241,7 +241,7 @@ async def _whole(fetch: Fetch, work: Work, output: SortedParts) -> Total:
     groups += [inline] if (inline := [named for named in parts if named[1].key is None]) else []
     jobs = [partial(fetch.table, group, selection, "") for group in groups]
     tables = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
-    return await output.add_all(concat(tables, fetch.schema), sum(part.size for _, part in parts))
+    return await output.add_all(concat(tables, fetch.schema))
 
 
 async def _slab_by_slab(fetch: Fetch, work: Work, output: SortedParts) -> Total:

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from aiopersist.data.assemble import concat
@@ -36,6 +37,7 @@ from aiopersist.errors import Corruption, Error, LeaseExpired
 from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
+from aiopersist.state.compaction import goodbytes_at_most
 from aiopersist.state.model import HollowBatch, HollowPart
 from aiopersist.storage.blob import Blob
 
@@ -190,7 +192,8 @@ class Fetch:
             if data is None:
                 raise await self._missing(part, reader)
             try:
-                return await self.stack.compute_few(len(data), decode, data)
+                size = goodbytes_at_most(part) if offset is None else inf
+                return await self.stack.compute_few(size, decode, data)
             except Corruption as error:
                 if last:
                     error.shard_id = self.shard.id

@@ -81,10 +81,12 @@ class SortedParts:
         while self._buffer.goodbytes >= self._stack.settings.row_group_bytes:
             await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
 
-    async def add_all(self, table: "pa.Table", size: int) -> Total:
-        """All updates at once, in any order; `size` bytes of them as they were encoded. They become one part.
-        What was added, as it came."""
-        whole, encoded = await self._stack.compute_few(size, self._encode, table)
+    async def add_all(self, table: "pa.Table") -> Total:
+        """All updates at once, in any order. They become one part. What was added, as it came."""
+        whole = await self._stack.compute_few(table.nbytes, sort_and_consolidate, table)
+        size, encoded = goodbytes(whole), None
+        if whole.num_rows and size >= self._inline_max_bytes:
+            encoded = await self._stack.compute_few(size, self._encode, whole)
         self.rows, self._diffs = whole.num_rows, diff_sum(whole)
         self._count_loose(whole)
         if encoded is not None:
@@ -99,12 +101,9 @@ class SortedParts:
             later = rows_after(table, since)
             self.loose = None if later is None else self.loose + later
 
-    def _encode(self, table: "pa.Table") -> "tuple[pa.Table, EncodedPart | None]":
-        whole, settings = sort_and_consolidate(table), self._stack.settings
-        if not whole.num_rows or goodbytes(whole) < self._inline_max_bytes:
-            return whole, None
-        size, stats = settings.row_group_bytes, stats_spec(settings)
-        return whole, encode_part(whole, self._schema, self._description, row_group_bytes=size, stats=stats)
+    def _encode(self, whole: "pa.Table") -> EncodedPart:
+        size, stats = self._stack.settings.row_group_bytes, stats_spec(self._stack.settings)
+        return encode_part(whole, self._schema, self._description, row_group_bytes=size, stats=stats)
 
     async def finish(self) -> tuple[HollowPart, ...]:
         """The parts, all uploaded; none if nothing came."""

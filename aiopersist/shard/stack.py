@@ -55,6 +55,6 @@ class Stack:
         finally:
             thread.shutdown(wait=False)
 
-    async def compute_few(self, size: int, work: Callable[..., T], *args: Any) -> T:
-        """`work(*args)`, about so many encoded bytes: on a worker thread unless they are few."""
+    async def compute_few(self, size: float, work: Callable[..., T], *args: Any) -> T:
+        """`work(*args)`, about so many bytes of updates: on a worker thread unless they are few."""
         return work(*args) if size <= ON_THE_LOOP_BYTES else await self.compute(work, *args)
