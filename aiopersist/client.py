@@ -154,6 +154,7 @@ class Client(Upkeep, Resource):
         async def open_writer() -> WriteHandle[K, V]:
             _checked(schema)
             await self._stack.compute(warm_up)
+            self._maintenance.expect_writes()
             found = self._shard(await catalog.resolve_or_create(self._stack, shard))
             return await WriteHandle.open(found, schema, self._scope)
 

@@ -41,6 +41,11 @@ def warm_up() -> None:
     pa.scalar(0)
 
 
+def import_polars() -> None:
+    """Import what sorts many updates, before somebody waits for it."""
+    import_module("polars")
+
+
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -58,4 +63,16 @@ else:
     pq = _Module("pyarrow.parquet")
     pl = _Module("polars")
 
-__all__ = ["arrow_is_imported", "ds", "fs", "import_arrow", "ipc", "pa", "pc", "pl", "pq", "warm_up"]
+__all__ = [
+    "arrow_is_imported",
+    "ds",
+    "fs",
+    "import_arrow",
+    "import_polars",
+    "ipc",
+    "pa",
+    "pc",
+    "pl",
+    "pq",
+    "warm_up",
+]

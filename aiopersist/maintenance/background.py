@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from aiopersist.data.lazy import import_polars
 from aiopersist.errors import Error, ShardFinalized
 from aiopersist.gc.collect import can_collect
 from aiopersist.maintenance.due import all_inputs, due, has_long_tail, inputs_wanted
@@ -54,6 +55,7 @@ class Maintenance:
         self._retained: dict[str, Tended] = {}  # whose policy was set here: tended without any handle
         self._gates = Gates.of(stack.settings)
         self._looking: asyncio.Task[None] | None = None
+        self._is_loading = False
 
     def tend(self, shard: Shard) -> None:
         """Be ready for the upkeep of `shard`, which keeps it alive, and do in the background what its commits
@@ -62,6 +64,12 @@ class Maintenance:
         shard.register.on_commit = tended.owed if self._background else tended.ignored
         if self._background and self._looking is None:
             self._looking = self._stack.supervisor.background(self._look_at_idle_shards(), "look at shards")
+
+    def expect_writes(self) -> None:
+        """There will be something to compact: load what that needs, once, on a thread."""
+        if self._background and not self._is_loading:
+            self._is_loading = True
+            self._stack.supervisor.background(self._stack.compute(import_polars), "import polars")
 
     def of(self, shard: Shard) -> ShardUpkeep:
         """Its upkeep, to be asked for."""
