@@ -77,9 +77,10 @@ async def collect(shard: Shard, writer: str | None = None) -> Collected:
     return Collected(parts, versions, len(old))
 
 
-async def bury(shard: Shard) -> Collected:
+async def bury(shard: Shard) -> Collected | None:
     """Delete the data of a finalized shard, in the same order; its tombstone, the newest version, stays.
-    Repeated, it finishes what a crash left; rollups that a crash left are for the sweep."""
+    Repeated, it finishes what a crash left; rollups that a crash left are for the sweep. `None` if somebody
+    else is at it."""
     stack, key = shard.stack, consensus_key(shard.id)
     head = await stack.consensus.head(key)
     if head is None or not decode_diff(head.data).changes.finalized:
@@ -89,7 +90,7 @@ async def bury(shard: Shard) -> Collected:
     try:
         trail = await trail_of(stack, shard.id, None, earliest, head.seqno - 1)
     except Truncated:
-        return Collected()  # somebody else does it
+        return None
     parts, rollups = trail.parts, {rollup.key for rollup in trail.rollups.values()}
     if earliest in trail.rollups:
         base = await read_rollup(stack, trail.rollups[earliest].key, trail.rollups[earliest].checksum)

@@ -68,6 +68,7 @@ class Rounds:
     def __init__(self, stack: Stack, upkeep_of: Callable[[ShardId], ShardUpkeep]) -> None:
         self._stack = stack
         self._upkeep_of = upkeep_of
+        self._ended: set[ShardId] = set()  # of these a tombstone is left, for ever
         self._rested: dict[ShardId, int] = {}  # the version at which nothing was left to do
         self._resting: dict[ShardId, ShardUpkeep] = {}  # they know what failed there, and how often
 
@@ -75,12 +76,11 @@ class Rounds:
         """Look at every shard, and do what is due."""
         keys = await self._stack.consensus.list_keys(SHARD_PREFIX)
         shards = [ShardId.parse(key.removeprefix(SHARD_PREFIX)) for key in keys]
-        gone = self._rested.keys() - {*shards}
-        for shard in gone:
+        for shard in self._rested.keys() - {*shards}:
             del self._rested[shard]
-        rounds = await run_bounded(
-            self._stack.settings.compactions_max, [partial(self._try, shard) for shard in shards]
-        )
+        left = [shard for shard in shards if shard not in self._ended]
+        jobs = [partial(self._try, shard) for shard in left]
+        rounds = await run_bounded(self._stack.settings.compactions_max, jobs)
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
 
     async def _try(self, shard: ShardId) -> MaintenanceRound:
@@ -102,8 +102,10 @@ class Rounds:
             return MaintenanceRound(shards=1)
         if decode_diff(head.data).changes.finalized:
             buried = await bury(self._upkeep_of(shard).shard)
-            self._rested[shard] = head.seqno
-            return MaintenanceRound(shards=1, looked_at=1, parts=buried.parts, versions=buried.versions)
+            if buried is None:
+                return MaintenanceRound(looked_at=1)
+            self._ended.add(shard)
+            return MaintenanceRound(looked_at=1, parts=buried.parts, versions=buried.versions)
         upkeep = self._upkeep_of(shard)
         state = await upkeep.shard.open()
         if state.retention:
