@@ -1,8 +1,9 @@
 """Compaction: neighbouring batches become one, sorted and consolidated, with times advanced to since.
 
 1. *Claim* what the spec names, unless it is small and inline, which costs less than a claim.
-2. Read: each run slab by slab, merged (`shard/runs.py`); all inline parts are one run. If there are more
-   runs than the memory allows, only some of them, or fewer batches: the next attempt goes on from there.
+2. Read. What is little, all at once. What is much, each run slab by slab, merged (`shard/runs.py`) on a
+   thread of its own; all inline parts are one run. If there are more runs than the memory allows, only
+   some of them, or fewer batches: the next attempt goes on from there.
 3. Write parts (`shard/sorted_parts.py`).
 4. *Apply*: the state replaces the inputs, if they are still what was read. If not, what was written is
    deleted; if it is not known whether it was applied, it is left to the sweep.
@@ -160,10 +161,10 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
     or with `claims_all`; requests for every part that is read or written. Whatever it raises, the claim
     is given back; if that fails, too, it ends with the registration. `Corruption` if a blob is lost."""
     work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
-    slot, writer = Slot(), registration.writer
+    writer = registration.writer
     small = not claims_all and all(part.key is None for run in work.read for _, part in run)
     claim = TakeClaim(writer, work.spec.inputs)
-    if not small and not await commit(shard.register, claim, slot):
+    if not small and not await commit(shard.register, claim, Slot()):
         return False
     try:
         applied = await _compact_or_find_out(shard, work, writer)
@@ -195,18 +196,13 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     empty = HollowBatch(lower=first.lower, upper=last.upper, since=since)
     if not since.elements:  # nobody will ever read it
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
-    few = sum(goodbytes_at_most(part) for run in work.read for _, part in run) <= whole_bytes(
-        shard.stack.settings
-    )
-    with nullcontext(shard.stack) if few else shard.stack.on_one_thread() as stack:
+    goodbytes = sum(goodbytes_at_most(part) for run in work.read for _, part in run)
+    is_little = goodbytes <= whole_bytes(shard.stack.settings)
+    with nullcontext(shard.stack) if is_little else shard.stack.on_one_thread() as stack:
         output = _output(shard, stack, work, writer, first.lower)
-        slab_bytes = Budget.of(stack.settings).slab_bytes(len(work.read))
-        schema = shard.schema(shard.state.schema_id)
-        fetch = Fetch(
-            shard, schema, cached=False, range_bytes=RANGE_BYTES, slab_bytes=slab_bytes, stack=stack
-        )
+        merge = _whole if is_little else _slab_by_slab
         try:
-            read = await (_whole if few else _slab_by_slab)(fetch, work, output)
+            read = await merge(_input(shard, stack, work), work, output)
             parts = await output.finish()
         except BaseException:
             stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
@@ -215,6 +211,18 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     loose = None if work.kept else output.loose
     batch = empty.replace(parts=(*parts, *work.kept), runs=runs if parts else runs[1:], loose=loose)
     return await _apply(shard, Replace(writer, inputs, batch, read, output.wrote), output)
+
+
+def _input(shard: Shard, stack: Stack, work: Work) -> Fetch:
+    """Where they come from."""
+    return Fetch(
+        shard,
+        shard.schema(shard.state.schema_id),
+        cached=False,
+        range_bytes=RANGE_BYTES,
+        slab_bytes=Budget.of(stack.settings).slab_bytes(len(work.read)),
+        stack=stack,
+    )
 
 
 def _output(shard: Shard, stack: Stack, work: Work, writer: str, lower: Antichain) -> SortedParts:
