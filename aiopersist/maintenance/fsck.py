@@ -3,10 +3,10 @@
 - The newest state holds what every state must hold, and follows from its versions and rollups.
 - Every rollup and every blob that it names is there, with the checksums and sizes that it names.
 - Every part is sorted and consolidated within itself and along its run; its rows are as many as the state
-  says, its least key not below `key_lower`; its times lie in the bounds of its batch, where the
-  description promises that: after an advance by compaction they may reach or pass the upper.
+  says; its times lie in the bounds of its batch, where the description promises that: after an advance by
+  compaction they may reach or pass the upper.
 
-Nothing is changed. In memory is one row group at a time.
+Nothing is changed but that a reader holds what is looked at. In memory is one row group at a time.
 """
 
 from collections.abc import AsyncIterator
@@ -91,7 +91,7 @@ async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
     stack = shard.stack
     first = await stack.consensus.scan(consensus_key(shard.id), 0, 1)
     earliest = first[0].seqno if first else state.seqno
-    if earliest and earliest not in state.rollups and not state.finalized:
+    if earliest and earliest not in state.rollups and earliest not in (await shard.open()).rollups:
         yield f"the earliest version {earliest} has no rollup"
     for seqno, rollup in state.rollups.items():
         if seqno < earliest:  # a collection that was cut off: their names go with the next one

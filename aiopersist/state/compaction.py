@@ -150,11 +150,13 @@ class TakeClaim:
         first, last = next(iter(self.inputs)), next(reversed(self.inputs))
         if any(a <= last and first <= b for a, b in _claimed(state, context.now)):
             return Keep(result=False)
-        return (
-            _claim(state, context, self.writer, first, last)
-            if _are(self.inputs, state)
-            else Keep(result=False)
-        )
+        if not _are(self.inputs, state):
+            return Keep(result=False)
+        return _claim(state, context, self.writer, first, last)
+
+    def happened(self, state: State) -> bool:
+        """Nobody else gives it back."""
+        return _is_claimed_by(state, next(iter(self.inputs)), self.writer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,10 @@ class ClaimCollection:
         if taken or (state.latest_rollup, state.collected) != (self.latest_rollup, self.collected):
             return Keep(result=False)
         return _claim(state, context, self.writer, COLLECTION, COLLECTION)
+
+    def happened(self, state: State) -> bool:
+        """Nobody else gives it back."""
+        return _is_claimed_by(state, COLLECTION, self.writer)
 
 
 def _claim(state: State, context: Context, writer: str, first: int, last: int) -> Commit:
