@@ -325,7 +325,9 @@ class Game:
 
     async def begin(self, rng: random.Random, handle: Any, hold: Any, told: Told) -> ap.Listen:
         upper = await handle.fetch_recent_upper()
-        time = rng.choice(self.within(hold.since, self.after(rng, upper)) or [upper.elements[0]])
+        time = rng.choice(
+            self.within(hold.since, self.after(rng, upper)) or [upper.join(hold.since).elements[0]]
+        )
         way = rng.choice(["listen", "subscribe", "listen at", "subscribe at"])
         if told.faithful or self.product:
             way = rng.choice(["listen at", "subscribe at"])
