@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+import aiopersist as ap
 from aiopersist.frontier import Antichain
-from aiopersist.state.compaction import Spec, plan, plan_passed
+from aiopersist.state.command import Commit, Context, Keep
+from aiopersist.state.compaction import Replace, Spec, Total, plan, plan_passed
 from aiopersist.state.model import COLLECTION, Claim, HollowBatch, HollowPart, State, Writer
 from aiopersist.state.names import Trail
 from aiopersist.state.spine import Spine
@@ -151,3 +153,20 @@ def test_a_trail_tells_what_was_dropped() -> None:
     assert trail.dropped == {"a", "b", f"{SHARD}/w/0-0"}
     assert trail.parts - trail.dropped == {"c", "d", "e"}
     assert trail.rollups[2].key == "r"
+
+
+@pytest.mark.parametrize(("writer", "accepted"), [("alive", True), ("gone", False)])
+def test_a_result_of_a_writer_that_is_gone_is_refused(writer: str, accepted: bool) -> None:
+    """Goal: its blobs may have been swept; though what it read is still there."""
+    found = state(0, [1, 1])
+    merged = batch(0, 2, 1)
+    command = Replace(writer, dict(found.batches), merged, Total(2, 2), Total(1, 2))
+    outcome = command(found, Context(now=NOW))
+    assert isinstance(outcome, Commit) is accepted
+    assert accepted or (isinstance(outcome, Keep) and isinstance(outcome.error, ap.BatchExpired))
+
+
+def test_a_result_that_lost_a_diff_is_refused() -> None:
+    found = state(0, [1, 1])
+    command = Replace("alive", dict(found.batches), batch(0, 2, 1), Total(2, 2), Total(1, 1))
+    assert command(found, Context(now=NOW)) == Keep(result=False)
