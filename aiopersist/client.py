@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import check_evolution
-from aiopersist.data.lazy import arrow_is_imported, import_arrow, warm_up
+from aiopersist.data.lazy import arrow_is_imported, import_arrow, is_warm, warm_up
 from aiopersist.errors import (
     IncompatibleSchema,
     Indeterminate,
@@ -153,7 +153,8 @@ class Client(Upkeep, Resource):
 
         async def open_writer() -> WriteHandle[K, V]:
             _checked(schema)
-            await self._stack.compute(warm_up)
+            if not is_warm():
+                await self._stack.compute(warm_up)
             self._maintenance.expect_writes()
             found = self._shard(await catalog.resolve_or_create(self._stack, shard))
             return await WriteHandle.open(found, schema, self._scope)

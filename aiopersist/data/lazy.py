@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 
@@ -35,10 +36,19 @@ def import_arrow() -> None:
         import_module(name)
 
 
+_warm = Event()
+
+
+def is_warm() -> bool:
+    """Whether a value was converted on purpose; see `warm_up`."""
+    return _warm.is_set()
+
+
 def warm_up() -> None:
     """Convert a value: at the first one pyarrow imports pandas, if that is installed, which takes a second.
     It takes it on a thread then; whoever converts values meanwhile does not wait for it."""
     pa.scalar(0)
+    _warm.set()
 
 
 def import_polars() -> None:
@@ -70,6 +80,7 @@ __all__ = [
     "import_arrow",
     "import_polars",
     "ipc",
+    "is_warm",
     "pa",
     "pc",
     "pl",

@@ -65,9 +65,11 @@ async def collect(shard: Shard, writer: str | None = None) -> Collected:
     first = await stack.consensus.scan(key, 0, 1)
     parts = versions = 0
     if first and first[0].seqno < r:
-        garbage = await _dropped(shard, state, first[0].seqno, r)
-        if garbage is None:
+        try:
+            trail = await trail_from(stack, state, first[0].seqno, r)
+        except Truncated:
             return Collected()
+        garbage = sorted(trail.dropped)
         await stack.blob.delete(garbage)
         parts, versions = len(garbage), await stack.consensus.truncate(key, r)
     old = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno < r}
@@ -88,7 +90,7 @@ async def bury(shard: Shard) -> Collected | None:
     first = await stack.consensus.scan(key, 0, 1)
     earliest = first[0].seqno if first else head.seqno
     try:
-        trail = await trail_of(stack, shard.id, None, earliest, head.seqno - 1)
+        trail = await _trail_of(stack, shard.id, None, earliest, head.seqno - 1)
     except Truncated:
         return None
     parts, rollups = trail.parts, {rollup.key for rollup in trail.rollups.values()}
@@ -103,24 +105,21 @@ async def bury(shard: Shard) -> Collected | None:
     return Collected(len(parts), versions, len(rollups))
 
 
-async def trail_of(stack: Stack, shard: str, base: State | None, first: int, last: int) -> Trail:
+async def trail_from(stack: Stack, state: State, earliest: int, last: int) -> Trail:
+    """What the live versions from the earliest to `last` have named, the rollup that `state` names for the
+    earliest included. `Truncated` if any of that is not there: somebody else collects."""
+    base: State | None = None
+    if earliest > 0:
+        rollup = state.rollups.get(earliest)
+        base = await read_rollup(stack, rollup.key, rollup.checksum) if rollup is not None else None
+        if base is None:
+            raise Truncated(f"the rollup of version {earliest}")
+    return await _trail_of(stack, state.shard, base, earliest, last)
+
+
+async def _trail_of(stack: Stack, shard: str, base: State | None, first: int, last: int) -> Trail:
     """What the versions from `first`, whose state is `base`, to `last` have named. `Truncated`."""
     trail = Trail(base.batches if base is not None else None)
     async for versions in versions_between(stack, shard, first, last):
         await stack.compute(trail.add, [version.data for version in versions])
     return trail
-
-
-async def _dropped(shard: Shard, state: State, earliest: int, r: int) -> list[str] | None:
-    """The keys of the parts that were dropped between the two versions; `None` if that cannot be told,
-    since somebody else collects, too."""
-    base: State | None = None
-    if earliest > 0:
-        rollup = state.rollups.get(earliest)
-        base = await read_rollup(shard.stack, rollup.key, rollup.checksum) if rollup is not None else None
-        if base is None:
-            return None
-    try:
-        return sorted((await trail_of(shard.stack, shard.id, base, earliest, r)).dropped)
-    except Truncated:
-        return None

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from aiopersist.errors import Corruption
-from aiopersist.gc.collect import trail_of
-from aiopersist.shard.log import SHARD_PREFIX, Truncated, consensus_key, load, read_rollup
+from aiopersist.gc.collect import trail_from
+from aiopersist.shard.log import SHARD_PREFIX, Truncated, consensus_key, load
 from aiopersist.shard.stack import Stack
 from aiopersist.state.keys import writer_of
-from aiopersist.state.model import State
 from aiopersist.state.names import part_keys
 
 
@@ -113,24 +112,13 @@ async def _named(stack: Stack, shard: str) -> _Named | None:
         current = part_keys(head.batches.values())
         rollups = {rollup.key for rollup in head.rollups.values()}
         try:
-            older = await _older(stack, shard, earliest, head)
+            trail = await trail_from(stack, head, earliest, head.seqno)
         except Truncated as error:
             if before == (earliest, head.seqno):  # nobody did it meanwhile
                 text = f"its earliest version has no rollup, or its versions are not contiguous: {error}"
                 raise Corruption(text, shard_id=shard) from error
             before = earliest, head.seqno
             continue
+        older = trail.parts | {rollup.key for rollup in trail.rollups.values()}
         named = frozenset(current | rollups | older)
         return _Named(frozenset(head.writers), named, frozenset(current | rollups), frozenset(current))
-
-
-async def _older(stack: Stack, shard: str, earliest: int, head: State) -> set[str]:
-    """What live versions from the earliest to the head name. `Truncated`."""
-    base: State | None = None
-    if earliest > 0:
-        rollup = head.rollups.get(earliest)
-        base = await read_rollup(stack, rollup.key, rollup.checksum) if rollup is not None else None
-        if base is None:
-            raise Truncated(f"the rollup of version {earliest}")
-    trail = await trail_of(stack, shard, base, earliest, head.seqno)
-    return trail.parts | {rollup.key for rollup in trail.rollups.values()}

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from aiopersist.data.lazy import import_polars
 from aiopersist.errors import Error, ShardFinalized
 from aiopersist.gc.collect import can_collect
-from aiopersist.maintenance.due import all_inputs, due, has_long_tail, inputs_wanted
+from aiopersist.maintenance.due import all_inputs, due, inputs_wanted
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
@@ -113,13 +113,13 @@ class Tended:
         self.shard = shard
         self.upkeep = ShardUpkeep(shard)
         self._gates = gates
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._seen: object = None  # what tells whether anything was written since the last look
         self._ended = False
         self.due_at = self.next_look()
 
     @property
-    def running(self) -> list[asyncio.Task[None]]:
+    def running(self) -> list[asyncio.Task[Any]]:
         return [task for task in self._tasks.values() if not task.done()]
 
     def owed(self, state: State) -> None:
@@ -166,7 +166,7 @@ class Tended:
             return
         if await self.upkeep.has_work():
             self._compact(all_inputs, claims_all=True)
-        elif can_collect(state) or has_long_tail(state, self.shard.stack.settings):
+        elif self.upkeep.owes_collection:
             self._begin_collecting()
 
     def next_look(self) -> float:
@@ -176,7 +176,7 @@ class Tended:
         looks = (max(seconds / MARKS_PER_KEEP, PAUSE_MIN_S) for seconds in kept)
         return stack.runtime.monotonic() + min([stack.settings.compaction_idle_s, *looks])
 
-    def _begin(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _begin(self, what: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         task = self._tasks.get(what)
         if not self._ended and (task is None or task.done()):
             supervisor = self.shard.stack.supervisor
@@ -200,7 +200,4 @@ class Tended:
 
     def _begin_collecting(self) -> None:
         if COLLECTION not in self.upkeep.rests:
-            self._begin("collect", self._collect)
-
-    async def _collect(self) -> None:
-        await self.upkeep.collect()
+            self._begin("collect", self.upkeep.collect)

@@ -11,8 +11,7 @@ from functools import partial, reduce
 from pydantic import BaseModel, ConfigDict
 
 from aiopersist.errors import Error, ShardFinalized
-from aiopersist.gc.collect import Collected, bury, can_collect
-from aiopersist.maintenance.due import has_long_tail
+from aiopersist.gc.collect import bury, can_collect
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
 from aiopersist.shard.catalog import ShardId
@@ -20,7 +19,6 @@ from aiopersist.shard.log import SHARD_PREFIX, consensus_key
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
 from aiopersist.state.diff import decode_diff
-from aiopersist.state.model import COLLECTION
 
 log = logging.getLogger("aiopersist")
 
@@ -111,11 +109,7 @@ class Rounds:
         if state.retention:
             await upkeep.move_since(exact=False)
         compactions = await upkeep.compact(claims_all=True)
-        state = upkeep.shard.state
-        collected: Collected | None = None
-        due = can_collect(state) or has_long_tail(state, self._stack.settings)
-        if due and COLLECTION not in upkeep.rests:
-            collected = await upkeep.collect()
+        collected = await upkeep.collect() if upkeep.owes_collection else None
         await upkeep.registration.release()
         await self._remember(shard, upkeep)
         return MaintenanceRound(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from aiopersist.compact import compact, compact_all, whole_bytes
 from aiopersist.errors import BatchExpired
-from aiopersist.gc.collect import Collected, collect
+from aiopersist.gc.collect import Collected, can_collect, collect
 from aiopersist.maintenance.due import all_inputs, has_long_tail
 from aiopersist.maintenance.rest import Rests
 from aiopersist.maintenance.shared import SharedRegistration
@@ -79,6 +79,13 @@ class ShardUpkeep:
         """Whether the spine asks for anything that does not rest."""
         return await self._next(all_inputs, None) is not None
 
+    @property
+    def owes_collection(self) -> bool:
+        """Whether a shard at rest is to be collected, and that does not rest."""
+        state = self.shard.state
+        owed = can_collect(state) or has_long_tail(state, self._stack.settings)
+        return owed and COLLECTION not in self.rests
+
     async def collect(self) -> Collected | None:
         """Write a rollup of now, if that lets more go, and collect what nobody needs any more; `None` if
         somebody else is at it, or was."""
@@ -91,6 +98,7 @@ class ShardUpkeep:
                 if (seen.latest_rollup or 0) < seen.dropped_at or has_long_tail(seen, self._stack.settings):
                     await write_rollup(self.shard, registration.writer)
                 collected = await collect(self.shard, registration.writer)
+                # a collection that reached nothing has not ended its claim; for the others this is no commit
                 await commit(self.shard.register, ReleaseClaim(registration.writer, COLLECTION), Slot())
             attempt.done = True
         self._replaced_bytes = 0

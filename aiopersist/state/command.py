@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from aiopersist.errors import Error, ShardFinalized, UnknownShard
+from aiopersist.errors import BatchExpired, Error, ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, LeasedReader, Retention, State, Writer
@@ -65,6 +65,13 @@ def live(state: State | None) -> State:
     if state.finalized:
         raise ShardFinalized(f"shard {state.shard} is finalized", shard_id=state.shard)
     return state
+
+
+def refusal_if_gone(state: State, writer: str) -> Keep | None:
+    """The refusal of what `writer` wants to be named, if it is no longer registered."""
+    if writer in state.writers:
+        return None
+    return Keep(error=BatchExpired(f"writer {writer} is no longer registered"))
 
 
 def renewed(state: State, writer: str, context: Context) -> Writer:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
-from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
+from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
 from aiopersist.state.model import COLLECTION, Claim, HollowBatch, HollowPart, State
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
@@ -99,7 +98,7 @@ def plan_passed(state: State, now: float) -> Spec | None:
     length = sum(batch.len for batch in inputs.values())
     if not length or (state.since.elements and loose < max((length - loose) // 2, PASSED_MIN)):
         return None
-    if any(first <= max(inputs) and min(inputs) <= last for first, last in _claimed(state, now)):
+    if _overlaps(_claimed(state, now), min(inputs), max(inputs)):
         return None
     return Spec(inputs, state.since)
 
@@ -126,7 +125,7 @@ def _specs(state: State, now: float) -> Iterator[Spec]:
             inputs[ordinal] = batch
             if ordinal == spine.last:
                 break
-        if not any(first <= spine.last and spine.first <= last for first, last in claimed):
+        if not _overlaps(claimed, spine.first, spine.last):
             yield Spec(inputs, state.since)
 
 
@@ -134,6 +133,11 @@ def _claimed(state: State, now: float) -> list[tuple[int, int]]:
     """What is claimed by writers that are registered, and not overdue."""
     lives = {writer for writer, record in state.writers.items() if record.heartbeat + record.lease_s >= now}
     return [(c.first, c.last) for c in state.claims.values() if c.writer in lives]
+
+
+def _overlaps(ranges: list[tuple[int, int]], first: int, last: int) -> bool:
+    """Whether any of them has an ordinal from `first` to `last`."""
+    return any(a <= last and first <= b for a, b in ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +149,10 @@ class TakeClaim:
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if self.writer not in state.writers:
-            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        if (refusal := refusal_if_gone(state, self.writer)) is not None:
+            return refusal
         first, last = next(iter(self.inputs)), next(reversed(self.inputs))
-        if any(a <= last and first <= b for a, b in _claimed(state, context.now)):
+        if _overlaps(_claimed(state, context.now), first, last):
             return Keep(result=False)
         if not _are(self.inputs, state):
             return Keep(result=False)
@@ -170,8 +174,8 @@ class ClaimCollection:
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if self.writer not in state.writers:
-            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        if (refusal := refusal_if_gone(state, self.writer)) is not None:
+            return refusal
         taken = (COLLECTION, COLLECTION) in _claimed(state, context.now)
         if taken or (state.latest_rollup, state.collected) != (self.latest_rollup, self.collected):
             return Keep(result=False)
@@ -237,8 +241,8 @@ class Replace:
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if self.writer not in state.writers:
-            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        if (refusal := refusal_if_gone(state, self.writer)) is not None:
+            return refusal
         if not self._fits(state):
             return Keep(result=False)
         first, *rest = self.inputs
@@ -277,8 +281,8 @@ def largest_inline_run(state: State) -> tuple[int, ...]:
     """The neighbouring batches without blobs that hold the most inline bytes, ends without updates left
     out; and those that somebody has claimed, if there are others."""
     claimed = [(c.first, c.last) for c in state.claims.values()]
-    free = {o: b for o, b in state.batches.items() if not any(first <= o <= last for first, last in claimed)}
-    return _largest_inline_run(state, free.keys()) or _largest_inline_run(state, state.batches.keys())
+    free = [ordinal for ordinal in state.batches if not _overlaps(claimed, ordinal, ordinal)]
+    return _largest_inline_run(state, free) or _largest_inline_run(state, state.batches)
 
 
 def _largest_inline_run(state: State, among: Collection[int]) -> tuple[int, ...]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiopersist.errors import BatchExpired, SchemaMismatch
+from aiopersist.errors import SchemaMismatch
 from aiopersist.frontier import Antichain
-from aiopersist.state.command import Commit, Context, Keep, commit, live, renewed
+from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
 from aiopersist.state.diff import MAPS, Changes
 from aiopersist.state.model import COLLECTION, Rollup, State
 
@@ -86,8 +86,8 @@ class AddRollup:
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if self.writer not in state.writers:
-            return Keep(error=BatchExpired(f"writer {self.writer} is no longer registered"))
+        if (refusal := refusal_if_gone(state, self.writer)) is not None:
+            return refusal
         if _has_rollup_since(state, self.seqno):
             return Keep(result=False)
         oldest = context.now - self.txn_retention_s
