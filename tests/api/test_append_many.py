@@ -5,7 +5,7 @@ import asyncio
 import itertools
 import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
+from tests.cancelling import cancelled_after
 
 SCHEMA = ap.Schema(key=str, val=int)
 MANY = "compare_and_set_many"
@@ -90,19 +91,6 @@ def rows(key: str, at: int = 0) -> list[tuple[str, int, int, int]]:
 def one_each(writers: Sequence[Writer], key: str = "k", at: int = 0) -> list[ap.Append]:
     """The same row for each."""
     return [ap.Append(w, rows(key, at), at, at + 1) for w in writers]
-
-
-async def cancelled_after(work: Awaitable[Any], steps: int) -> bool:
-    """Cancel `work` after that many turns of the loop; whether it was cancelled."""
-    task = asyncio.ensure_future(work)
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    if task.cancelled():
-        return True
-    task.result()
-    return False
 
 
 # --- all or none -----------------------------------------------------------------------------------

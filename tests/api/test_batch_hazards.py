@@ -24,6 +24,7 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
 from aiopersist.write import session
+from tests.cancelling import cancelled_after
 
 SCHEMA = ap.Schema(key=str, val=int)
 ROWS = [("a", 1, 0, 1)]
@@ -174,19 +175,6 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-
-
-async def cancelled_after(work: Awaitable[Any], steps: int) -> bool:
-    """Cancel `work` after that many turns of the loop; whether it was cancelled."""
-    task = asyncio.ensure_future(work)
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    if task.cancelled():
-        return True
-    task.result()
-    return False
 
 
 async def eventually(r: Rig, parts: set[str]) -> None:

@@ -20,6 +20,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from tests.cancelling import cancelled_after
 
 SCHEMA = ap.Schema(key=str, val=int)
 CAS = "compare_and_set"
@@ -95,19 +96,6 @@ async def rig(**limits: Any) -> AsyncIterator[Rig]:
             blob_faults.heal()
             for batch in r.kept:
                 batch._is_elsewhere()
-
-
-async def cancelled_after(work: Awaitable[Any], steps: int) -> bool:
-    """Cancel `work` after that many turns of the loop; whether it was cancelled."""
-    task = asyncio.ensure_future(work)
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    if task.cancelled():
-        return True
-    task.result()
-    return False
 
 
 async def refused(work: Awaitable[Any]) -> ap.UsageKind:
