@@ -708,7 +708,7 @@ class Stress:
         self, w: Writer, batches: list[ap.Batch], rows: list[Row], call: Awaitable[Any]
     ) -> bool | None:
         """Whether it was committed, and is in the model then; `None` if it may be tried again."""
-        steps = self.chance.choice([10**4, 10**4, self.chance.randrange(1, 120)])
+        steps = self.chance.choice([10**4, self.chance.randrange(1, 80)])
         try:
             cancelled = await cancelled_after(call, steps)
         except ap.UpperMismatch:
@@ -773,6 +773,6 @@ async def test_a_random_life(seed: int) -> None:
             batch._is_elsewhere()
             await stress.free(batch)
         await asyncio.sleep(0.02)
-        assert stress.done["cancelled"] > 3
+        assert stress.done["cancelled"] > 0  # how many depends on the pace of the machine
         assert await r.history() == sorted(stress.model)
         assert await r.blobs() == await r.named()
