@@ -32,28 +32,21 @@ The store's clock comes with its answers, and between them advances by a local o
 """
 
 from collections.abc import Sequence
-from urllib.parse import urlencode
 
-from aiopersist.errors import InvalidLocation
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.storage.address import Address
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
+from aiopersist.storage.postgres_address import PostgresAddress
 from aiopersist.storage.postgres_group import GroupCommit
 from aiopersist.storage.postgres_hints import Hints
 from aiopersist.storage.postgres_pool import Connection, Pool
-from aiopersist.storage.postgres_sql import CLOCK, SCHEMA_BYTES_MAX, statements
+from aiopersist.storage.postgres_sql import CLOCK, statements, tables
 from aiopersist.storage.watchers import Watchers
 
 # Two flights of group commits, six that may wait for locks or first versions; the rest for reads and hints.
 _POOL_SIZE = 12
 _SEQNO_MAX = 2**63 - 1
-_OWN_OPTIONS = {"schema"}
-_DRIVER_OPTIONS = {  # handed on as they are
-    "host", "port", "user", "password", "passfile", "dbname", "database", "sslmode", "sslrootcert", "sslcert",
-    "sslkey", "sslpassword", "sslcrl", "sslnegotiation", "target_session_attrs", "krbsrvname", "gsslib",
-    "service", "servicefile",
-}  # fmt: skip
+DEFAULT_SCHEMA = "aiopersist"
 
 
 class PostgresConsensus(Consensus):
@@ -63,15 +56,13 @@ class PostgresConsensus(Consensus):
     A compare-and-set is one round trip, shared by those of other keys that wait at the same moment."""
 
     def __init__(self, url: str, *, runtime: Runtime = SYSTEM) -> None:
-        address = Address.parse(url, _OWN_OPTIONS | _DRIVER_OPTIONS)
-        schema = address.options.get("schema", "aiopersist")
-        if not 0 < len(schema.encode()) <= SCHEMA_BYTES_MAX or "\0" in schema:
-            raise InvalidLocation("postgres: option 'schema' is not the name of a schema")
-        self._shown = repr(address)
+        address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
+        schema = address.schema
+        self._shown = address.shown
         self._runtime = runtime
         self._sql = statements(schema)
         self._watchers = Watchers()
-        self._pool = Pool(_driver_arguments(url, address), schema, _POOL_SIZE)
+        self._pool = Pool(address.arguments, _POOL_SIZE, tables(schema).ensure)
         self._hints = Hints(self._pool, schema, self._watchers, runtime)
         self._group = GroupCommit(self._pool, self._sql, self._hints.moved, self._set_clock)
         self._clock: tuple[float, float] | None = None  # the store's, and the local one at its arrival
@@ -170,15 +161,3 @@ class PostgresConsensus(Consensus):
 
     def _set_clock(self, seconds: float) -> None:
         self._clock = (seconds, self._runtime.monotonic())
-
-
-def _driver_arguments(url: str, address: Address) -> dict[str, str]:
-    """The URL without what is ours. The password goes beside it, so that no text of the driver shows it."""
-    options = {name: value for name, value in address.options.items() if name in _DRIVER_OPTIONS}
-    authority = url.partition("://")[2].partition("?")[0]
-    userinfo, at, rest = authority.partition("/")[0].rpartition("@")
-    database = authority.partition("/")[1:]
-    password = options.pop("password", "") or address.password
-    dsn = f"postgresql://{userinfo.partition(':')[0]}{at}{rest}{''.join(database)}"
-    arguments = {"dsn": dsn + ("?" + urlencode(options) if options else "")}
-    return arguments | ({"password": password} if password else {})

@@ -12,13 +12,13 @@ fresh ones before it gives up: a server that closed idle connections is no failu
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
 from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
-from aiopersist.storage import postgres_sql as sql
 from aiopersist.storage.keys import closed
 
 if TYPE_CHECKING:
@@ -52,15 +52,22 @@ class Refused(StorageUnavailable):
 
 
 class Pool:
-    """At most `size` connections to one schema, opened when needed; the first one creates the tables."""
+    """At most `size` connections, opened when needed; the first one prepares the place. `session` are
+    settings of each, beside those that all of ours have."""
 
-    def __init__(self, arguments: dict[str, Any], schema: str, size: int) -> None:
-        self._arguments = arguments
-        self._schema = schema
+    def __init__(
+        self,
+        arguments: dict[str, str],
+        size: int,
+        prepare: Callable[[Connection], Awaitable[None]] | None = None,
+        session: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._arguments: dict[str, Any] = dict(arguments)
+        self._session = {**SESSION, **session}
+        self._prepare = prepare
         self._gate = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._tables_are_there = False
         self.closed = False
 
     async def read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
@@ -104,12 +111,12 @@ class Pool:
         """A new connection, which is the caller's to close."""
         try:
             connection: Connection = await asyncpg.connect(
-                **self._arguments, timeout=CONNECT_TIMEOUT_S, server_settings=SESSION
+                **self._arguments, timeout=CONNECT_TIMEOUT_S, server_settings=self._session
             )
         except Exception as error:
             raise self._of_connecting(error) from None  # its text may hold the URL
         try:
-            await self._create_tables(connection)
+            await self._prepare_once(connection)
         except BaseException as error:
             connection.terminate()
             if isinstance(error, Exception):
@@ -149,22 +156,11 @@ class Pool:
                 return connection
         return await self.connect()
 
-    async def _create_tables(self, connection: Connection) -> None:
-        if self._tables_are_there:
-            return
-        async with asyncio.timeout(STATEMENT_TIMEOUT_S):
-            if not await connection.fetchval(sql.HAS_TABLES, self._schema):
-                async with connection.transaction():
-                    await self._create_as_first(connection)
-        self._tables_are_there = True
-
-    async def _create_as_first(self, connection: Connection) -> None:
-        await connection.execute(sql.LOCK)
-        if await connection.fetchval(sql.HAS_TABLES, self._schema):
-            return
-        if not await connection.fetchval(sql.HAS_SCHEMA, self._schema):
-            await connection.execute(sql.create_schema(self._schema))
-        await connection.execute(sql.create_tables(self._schema))
+    async def _prepare_once(self, connection: Connection) -> None:
+        if self._prepare is not None:
+            async with asyncio.timeout(STATEMENT_TIMEOUT_S):
+                await self._prepare(connection)
+            self._prepare = None
 
     def _drop_idle(self) -> None:
         idle, self._idle = self._idle, []

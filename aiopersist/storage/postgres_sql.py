@@ -14,17 +14,9 @@ time on compressing them.
 import hashlib
 from dataclasses import dataclass
 
+from aiopersist.storage.postgres_tables import Tables, quoted
+
 CLOCK = "extract(epoch FROM clock_timestamp())::float8"
-SCHEMA_BYTES_MAX = 63  # what Postgres keeps of a name
-
-
-def quoted(name: str) -> str:
-    """`name` as an identifier."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-LOCK = "SELECT pg_advisory_xact_lock(7164775410254338405)"
-"""First users take turns: IF NOT EXISTS alone is not safe for them. The number is ours, no more."""
 
 
 def listeners_lock(schema: str) -> int:
@@ -35,15 +27,10 @@ def listeners_lock(schema: str) -> int:
 LISTENS = "SELECT pg_advisory_lock_shared({})"
 
 
-def create_schema(schema: str) -> str:
-    """Not with IF NOT EXISTS, which asks for a privilege even where there is nothing to do."""
-    return f"CREATE SCHEMA {quoted(schema)}"
-
-
-def create_tables(schema: str) -> str:
-    """What creates the tables."""
+def tables(schema: str) -> Tables:
+    """The tables in `schema`."""
     s = quoted(schema)
-    return f"""
+    ddl = f"""
         CREATE TABLE {s}.heads (
             key text COLLATE "C" PRIMARY KEY,
             seqno bigint NOT NULL
@@ -56,11 +43,7 @@ def create_tables(schema: str) -> str:
         ) WITH (toast_tuple_target = 8160);
         ALTER TABLE {s}.log ALTER COLUMN data SET STORAGE EXTERNAL
     """
-
-
-# Read from the tables of the catalog: to_regclass() may answer from a cache that a lock does not refresh.
-HAS_TABLES = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = 'log')"
-HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)"
+    return Tables(schema, "log", ddl)
 
 
 @dataclass(frozen=True)

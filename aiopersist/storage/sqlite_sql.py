@@ -1,4 +1,4 @@
-"""The statements of `sqlite`, each a function of a connection, and what its errors mean.
+"""The statements of `sqlite`, each a function of a connection.
 
 | table     | row                                                                        |
 |-----------|----------------------------------------------------------------------------|
@@ -9,9 +9,9 @@
 import sqlite3
 from collections.abc import Sequence
 
-from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
-from aiopersist.storage import folders
+from aiopersist.errors import InvalidLocation
 from aiopersist.storage.consensus import Entry, Versioned
+from aiopersist.storage.sqlite_file import prepare_file
 
 SEQNO_MAX = 2**63 - 1
 _FORMAT = 1  # the file's user_version
@@ -26,65 +26,9 @@ _SCHEMA = f"""
 """
 
 
-class Transaction:
-    """What a write is given: the connection, and a list of the keys that moved."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-        self.moved: list[str] = []
-
-
-def mapped(error: Exception, path: str, *, at_commit: bool = False) -> Exception:
-    """The error of this library for one of SQLite or the file system."""
-    if isinstance(error, Error | ValueError):
-        return error
-    if isinstance(error, OSError):
-        return _because(folders.mapped(error, path), error)
-    text = f"{path}: {error}"
-    code = primary(error)
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _because(Corruption(text), error)
-    if code in _WAITING_DOES_NOT_HELP:
-        return _because(StorageUnavailable(text, retry=False), error)
-    return _because(Indeterminate(text) if at_commit else StorageUnavailable(text), error)
-
-
-_WAITING_DOES_NOT_HELP = (
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_AUTH,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_TOOBIG,
-)
-
-
-def _because(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-def primary(error: Exception) -> int:
-    """The code without its extension."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
 def prepare(connection: sqlite3.Connection) -> None:
     """Bring the file into WAL mode and create the tables, once, whoever comes first."""
-    if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-        connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    if _format(connection) == 0:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if _format(connection) == 0:
-                for statement in _SCHEMA.split(";"):
-                    connection.execute(statement)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+    prepare_file(connection, has_tables=lambda: _format(connection) != 0, ddl=_SCHEMA)
     if _format(connection) > _FORMAT:
         raise InvalidLocation("sqlite: the file was written by a newer version of aiopersist")
 
@@ -107,15 +51,13 @@ def _head_seqno(connection: sqlite3.Connection, key: str) -> int | None:
     return seqno
 
 
-def compare_and_set(transaction: Transaction, entries: Sequence[Entry]) -> bool:
-    connection = transaction.connection
+def compare_and_set(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
     if any(_head_seqno(connection, entry.key) != entry.expected for entry in entries):
         return False
     connection.executemany(
         "INSERT INTO versions (key, seqno, data) VALUES (?, ?, ?)",
         [(key, 0 if expected is None else expected + 1, data) for key, expected, data in entries],
     )
-    transaction.moved.extend(entry.key for entry in entries)
     return True
 
 

@@ -182,14 +182,14 @@ async def test_closing_sqlite_under_cancellation_ends_both_threads(
     await store.compare_and_set("k", None, b"1")
     await store.head("k")
     held = threading.Event()
-    release = store._close_reading
-    monkeypatch.setattr(store, "_close_reading", lambda: (held.wait(5), release()))
+    release = store._file._close_reading
+    monkeypatch.setattr(store._file, "_close_reading", lambda: (held.wait(5), release()))
     closing = asyncio.ensure_future(store.aclose())
     await asyncio.sleep(0.05)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert store._writer._closed
+    assert store._file._writer._closed
     held.set()
 
 

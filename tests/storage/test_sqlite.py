@@ -114,7 +114,7 @@ async def test_a_group_is_one_transaction(tmp_path: Path) -> None:
     consensus = SqliteConsensus(tmp_path / "state.db")
     await asyncio.gather(*(consensus.compare_and_set(f"k{i}", None, b"0") for i in range(64)))
     statements: list[str] = []
-    await consensus._writer.run(
+    await consensus._file._writer.run(
         lambda transaction: transaction.connection.set_trace_callback(statements.append)
     )
     await asyncio.gather(*(consensus.compare_and_set(f"k{i}", 0, b"1") for i in range(64)))
@@ -140,7 +140,7 @@ async def test_another_writer_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_busy_for_long_is_determinate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiopersist.storage.sqlite._BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("aiopersist.storage.sqlite_file._BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "state.db"
     consensus = SqliteConsensus(path)
     await consensus.compare_and_set("k", None, b"0")
@@ -158,7 +158,7 @@ async def test_an_error_at_commit_is_of_unknown_outcome(tmp_path: Path) -> None:
     """The only way to make COMMIT itself fail: a connection whose COMMIT does."""
     consensus = SqliteConsensus(tmp_path / "state.db")
     await consensus.compare_and_set("k", None, b"0")
-    real = consensus._write_connection
+    real = consensus._file._write_connection
     assert real is not None
 
     class Failing:
@@ -176,7 +176,7 @@ async def test_an_error_at_commit_is_of_unknown_outcome(tmp_path: Path) -> None:
                 raise error
             return real.execute(statement, *arguments)
 
-    consensus._write_connection = Failing()  # type: ignore[assignment]
+    consensus._file._write_connection = Failing()  # type: ignore[assignment]
     results = await asyncio.gather(
         *(consensus.compare_and_set(key, expected, b"1") for key, expected in (("k", 0), ("l", None))),
         return_exceptions=True,
@@ -257,7 +257,7 @@ async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 async def test_use_after_a_fork_is_an_error(tmp_path: Path) -> None:
     consensus = SqliteConsensus(tmp_path / "state.db")
-    consensus._writer._pid -= 1  # as in a child
+    consensus._file._writer._pid -= 1  # as in a child
     with pytest.raises(InvalidUsage, match="fork"):
         await consensus.compare_and_set("k", None, b"")
     await consensus.aclose()

@@ -1,0 +1,46 @@
+"""What the URL of a Postgres says: where it is, and which schema is meant."""
+
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import urlencode
+
+from aiopersist.errors import InvalidLocation
+from aiopersist.storage.address import Address
+
+SCHEMA_BYTES_MAX = 63  # what Postgres keeps of a name
+_OWN_OPTIONS = {"schema"}
+_DRIVER_OPTIONS = {  # handed on as they are
+    "host", "port", "user", "password", "passfile", "dbname", "database", "sslmode", "sslrootcert", "sslcert",
+    "sslkey", "sslpassword", "sslcrl", "sslnegotiation", "target_session_attrs", "krbsrvname", "gsslib",
+    "service", "servicefile",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class PostgresAddress:
+    """`arguments` are those of the driver, `shown` is the URL for people."""
+
+    arguments: dict[str, str]
+    schema: str
+    shown: str
+
+    @classmethod
+    def parse(cls, url: str, *, schema: str) -> Self:
+        """Take `url` apart; `schema` is meant where it names none. Options are ours or those of libpq."""
+        address = Address.parse(url, _OWN_OPTIONS | _DRIVER_OPTIONS)
+        name = address.options.get("schema", schema)
+        if not 0 < len(name.encode()) <= SCHEMA_BYTES_MAX or "\0" in name:
+            raise InvalidLocation("postgres: option 'schema' is not the name of a schema")
+        return cls(_driver_arguments(url, address), name, repr(address))
+
+
+def _driver_arguments(url: str, address: Address) -> dict[str, str]:
+    """The URL without what is ours. The password goes beside it, so that no text of the driver shows it."""
+    options = {name: value for name, value in address.options.items() if name in _DRIVER_OPTIONS}
+    authority = url.partition("://")[2].partition("?")[0]
+    userinfo, at, rest = authority.partition("/")[0].rpartition("@")
+    database = authority.partition("/")[1:]
+    password = options.pop("password", "") or address.password
+    dsn = f"postgresql://{userinfo.partition(':')[0]}{at}{rest}{''.join(database)}"
+    arguments = {"dsn": dsn + ("?" + urlencode(options) if options else "")}
+    return arguments | ({"password": password} if password else {})
