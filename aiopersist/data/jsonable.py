@@ -1,4 +1,5 @@
-"""Values of Arrow types as JSON and back, exactly: for bounds and keys that are kept in the state.
+"""Values of Arrow types as JSON and back, exactly: single ones for bounds and keys that are kept in a
+shard's state, whole columns for what a `Stash` keeps in a database.
 
 Bytes are base64, points in time and durations the integers that Arrow stores, decimals and the
 floats that JSON lacks are text.
@@ -6,12 +7,17 @@ floats that JSON lacks are text.
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from decimal import Decimal
+from itertools import accumulate
 from math import isfinite
 from typing import Any
 
-from aiopersist.data.lazy import pa
+import pydantic_core
+
+from aiopersist.data.lazy import pa, pc
 
 
 def to_json(scalar: pa.Scalar) -> Any:
@@ -47,7 +53,7 @@ def from_json(value: Any, t: pa.DataType) -> Any:
     if pa.types.is_decimal(t):
         return Decimal(value)
     if pa.types.is_temporal(t):
-        return pa.scalar(value, pa.int32() if t.bit_width == 32 else pa.int64()).cast(t).as_py()
+        return pa.scalar(value, _number(t)).cast(t).as_py()
     if pa.types.is_string(t) or pa.types.is_large_string(t) or not _is_bytes(t):
         return value
     return b64decode(value, validate=True)
@@ -56,3 +62,102 @@ def from_json(value: Any, t: pa.DataType) -> Any:
 def _is_bytes(t: pa.DataType) -> bool:
     is_ = pa.types
     return bool(is_.is_binary(t) or is_.is_large_binary(t) or is_.is_fixed_size_binary(t))
+
+
+# --- columns ---------------------------------------------------------------------------------------
+
+# Between the elements of a list that are to be told apart again: JSON escapes it wherever else it stands.
+_SEPARATOR = "\n"
+_LEAVES = json.JSONEncoder(ensure_ascii=False, separators=(_SEPARATOR, ":"), allow_nan=False).encode
+
+
+def column_texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
+    """Each value as JSON, in the forms of `to_json`: equal values have equal texts, others do not, whatever
+    the machine and the version. A leaf is written in one go, not value by value."""
+    t = column.type
+    if pa.types.is_struct(t):
+        return _struct_texts(column)
+    if pa.types.is_list(t):
+        return _list_texts(column)
+    values = _plain_values(column)
+    return _LEAVES(values)[1:-1].split(_SEPARATOR) if values else []
+
+
+def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array:
+    """The column again. `ValueError`, `TypeError` or `KeyError` for what `column_texts` does not give."""
+    return _column(pydantic_core.from_json(f"[{','.join(texts)}]"), t)
+
+
+def _struct_texts(column: Any) -> list[str]:
+    t = column.type
+    children = [column_texts(pc.struct_field(column, [i])) for i in range(t.num_fields)]
+    names = (_LEAVES(field.name).replace("%", "%%") for field in t)
+    row = "{" + ",".join(f"{name}:%s" for name in names) + "}"
+    texts = [row % values for values in zip(*children, strict=True)]
+    return _with_nulls(texts, column)
+
+
+def _list_texts(column: Any) -> list[str]:
+    if isinstance(column, pa.ChunkedArray):
+        return [text for chunk in column.chunks for text in _list_texts(chunk)]
+    elements = column_texts(column.flatten())  # without those of absent lists
+    ends = list(accumulate(pc.fill_null(pc.list_value_length(column), 0).to_pylist()))
+    texts = [f"[{','.join(elements[begin:end])}]" for begin, end in zip([0, *ends], ends, strict=False)]
+    return _with_nulls(texts, column)
+
+
+def _with_nulls(texts: list[str], column: Any) -> list[str]:
+    if not column.null_count:
+        return texts
+    return [
+        text if valid else "null" for text, valid in zip(texts, column.is_valid().to_pylist(), strict=True)
+    ]
+
+
+def _plain_values(column: Any) -> list[Any]:
+    """The values of a column without parts, as JSON has them."""
+    t = column.type
+    if pa.types.is_temporal(t):
+        column = column.cast(_number(t))
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_decimal(t):
+        return [None if value is None else str(value) for value in values]
+    if _is_bytes(t):
+        return [None if value is None else b64encode(value).decode() for value in values]
+    if pa.types.is_floating(t) and not all(value is None or isfinite(value) for value in values):
+        return [value if value is None or isfinite(value) else str(value) for value in values]
+    return values
+
+
+def _column(values: list[Any], t: pa.DataType) -> pa.Array:
+    if pa.types.is_struct(t):
+        present = [{} if value is None else value for value in values]
+        children = [_column([value.get(field.name) for value in present], field.type) for field in t]
+        return pa.StructArray.from_arrays(children, fields=list(t), mask=_absent(values))
+    if pa.types.is_list(t):
+        elements = _column(
+            [element for value in values if value is not None for element in value], t.value_type
+        )
+        ends = accumulate(0 if value is None else len(value) for value in values)
+        return pa.ListArray.from_arrays(
+            pa.array([0, *ends], pa.int32()), elements, type=t, mask=_absent(values)
+        )
+    if pa.types.is_temporal(t):
+        return pa.array(values, _number(t)).cast(t)
+    if pa.types.is_decimal(t):
+        values = [None if value is None else Decimal(value) for value in values]
+    elif _is_bytes(t):
+        values = [None if value is None else b64decode(value, validate=True) for value in values]
+    elif pa.types.is_floating(t):
+        values = [None if value is None else float(value) for value in values]
+    return pa.array(values, t)
+
+
+def _absent(values: list[Any]) -> pa.Array | None:
+    absent = [value is None for value in values]
+    return pa.array(absent, pa.bool_()) if any(absent) else None
+
+
+def _number(t: pa.DataType) -> pa.DataType:
+    """The integers that stand for points in time and durations of the type."""
+    return pa.int32() if t.bit_width == 32 else pa.int64()
