@@ -3,6 +3,7 @@
 `ap.open` gives a client; `client.writer` and `client.reader` give handles on a shard.
 """
 
+from aiopersist import stash
 from aiopersist.client import Client, open  # noqa: A004  # `ap.open`
 from aiopersist.data.codec import Codec, Schema
 from aiopersist.data.stats import ColumnStats
@@ -127,4 +128,5 @@ __all__ = [
     "open_consensus",
     "register_blob_scheme",
     "register_consensus_scheme",
+    "stash",
 ]

@@ -37,6 +37,8 @@ from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
+from aiopersist.stash.open import DEFAULT_NAME, Mode, opened, place_beside
+from aiopersist.stash.stash import Stash
 from aiopersist.state.lifecycle import EvolveSchema, Finalize
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
@@ -48,7 +50,8 @@ from aiopersist.write.handle import WriteHandle
 
 K = TypeVar("K")
 V = TypeVar("V")
-H = TypeVar("H", bound="WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle")
+Handle = WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle | Stash
+H = TypeVar("H", bound=Handle)
 
 CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a few statements
 
@@ -88,6 +91,7 @@ def open(  # noqa: A001  # `ap.open`
 
     async def connect() -> Client:
         client = Client(blob_store, consensus_store, chosen, runtime, mine, maintenance)
+        client._consensus_url = found.consensus if isinstance(found.consensus, str) else None
         try:
             await client.ping()
             if not arrow_is_imported():
@@ -117,6 +121,9 @@ class Client(Upkeep, Resource):
         self._openings: set[asyncio.Future[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._mine = mine
+        self._consensus = consensus
+        self._consensus_url: str | None = None
+        """What it was opened by, unless it was given."""
         wrapped_blob, wrapped_consensus, self._metrics = stack(blob, consensus, settings, runtime)
         self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor())
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
@@ -124,7 +131,7 @@ class Client(Upkeep, Resource):
         self._maintenance = Maintenance(self._stack, background=maintenance)
         self._rounds = Rounds(self._stack, lambda shard: self._maintenance.of(self._shard(shard)))
         self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
-        self._handles: set[WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle] = set()
+        self._handles: set[Handle] = set()
 
     @property
     def metrics(self) -> Metrics:
@@ -235,6 +242,28 @@ class Client(Upkeep, Resource):
             return await SinceHandle.open(found, reader, opaque, self._scope)
 
         return Opening(lambda: self._opened(open_since))
+
+    def stash(
+        self,
+        name: str = DEFAULT_NAME,
+        *,
+        exclusive: bool = True,
+        readonly: bool = False,
+        savepoint: bool = False,
+    ) -> Opening[Stash]:
+        """The stash of that name in the consensus database of this location; modes and errors are those of
+        `aiopersist.stash.open`. `Unsupported` if the consensus store was given as an instance."""
+        mode = Mode(exclusive, readonly, savepoint)
+        mode.check()
+        stack = self._stack
+        place = place_beside(
+            self._consensus_url, self._consensus, name, runtime=stack.runtime, settings=stack.settings
+        )
+
+        async def open_stash() -> Stash:
+            return await opened(place, mode, stack.settings, stack.runtime, self._scope)
+
+        return Opening(lambda: self._opened(open_stash))
 
     # --- shards ----------------------------------------------------------------------------------
 

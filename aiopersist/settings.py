@@ -97,6 +97,10 @@ class Settings(BaseModel):
     )
     """Columns whose statistics stay beyond the budget."""
 
+    # Stash
+    stash_idle_in_transaction_s: PositiveFloat = 10.0
+    """After this long the server ends a transaction whose client is gone: bounds a take-over's wait."""
+
     # Reading
     fetch_max_outstanding_parts: PositiveInt = 8
     """Parts fetched at once per snapshot: hides the latency of an object store."""

@@ -25,11 +25,11 @@ ORDER = (
     ("runtime",),
     ("resource",),
     ("data", "storage", "state"),
-    ("shard",),
+    ("shard", "stash"),
     ("write", "read", "rollup", "compact", "gc"),
     ("maintenance",),
     ("client",),
-    ("stash", "indexed", "inspect"),
+    ("indexed", "inspect"),
     ("spark", "cli", "web"),
 )
 LAYERS = {name: layer for layer, names in enumerate(ORDER) for name in names}

@@ -10,14 +10,17 @@ starves nobody.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.keys import check_blob_key, check_consensus_key, check_entries, closed
 from aiopersist.storage.watchers import Watchers
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -40,6 +43,8 @@ class _Place:
     blobs: dict[str, bytes] = field(default_factory=dict)
     logs: dict[str, _Log] = field(default_factory=dict)
     watchers: Watchers = field(default_factory=Watchers)
+    tenants: dict[str, Any] = field(default_factory=dict)
+    """What else lives as long as the place."""
 
 
 _places: dict[str, _Place] = {}
@@ -176,6 +181,12 @@ class MemoryConsensus(Consensus):
         await asyncio.sleep(0)  # noqa: TID251  # no time passes
         self._check([])
         return self._runtime.wall()
+
+    def tenant(self, name: str, make: Callable[[], T]) -> T:
+        """What else lives in this place under `name`; made by the first who asks."""
+        with self._place.lock:
+            found: T = self._place.tenants.setdefault(name, make())
+            return found
 
     async def aclose(self) -> None:
         self._closed = True

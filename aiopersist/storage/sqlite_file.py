@@ -37,6 +37,10 @@ _BUSY_DELAY_MIN_S = 0.0002  # about a commit
 _BUSY_DELAY_MAX_S = 0.01
 
 
+class NoFile(StorageUnavailable):
+    """There is no file, and it was not to be made."""
+
+
 class Transaction:
     """One round of jobs that are written together. A subclass may gather what they did."""
 
@@ -192,7 +196,7 @@ class SqliteFile(Generic[X]):
         if self._create:
             make_folder(os.path.dirname(self.path))
         elif not os.path.exists(self.path):
-            raise FileNotFoundError(self.path)
+            raise NoFile(f"{self.path}: there is no such file", retry=False)
         connection = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None)
         try:
             self._patiently(lambda: self._prepare(connection))

@@ -105,13 +105,13 @@ def _sqlite(url: str, runtime: Runtime) -> Consensus:
 
 
 def _s3(url: str, runtime: Runtime) -> Blob:
-    with _extra("s3"):
+    with extra("s3"):
         from aiopersist.storage.s3 import S3Blob
     return S3Blob.from_url(url)
 
 
 def _postgres(url: str, runtime: Runtime) -> Consensus:
-    with _extra("postgres"):
+    with extra("postgres"):
         from aiopersist.storage.postgres import PostgresConsensus
     return PostgresConsensus(url, runtime=runtime)
 
@@ -137,7 +137,8 @@ def _factory(
 
 
 @contextmanager
-def _extra(name: str) -> Iterator[None]:
+def extra(name: str) -> Iterator[None]:
+    """Around an import that needs the extra of that name: says what to install where it is missing."""
     try:
         yield
     except ImportError as error:

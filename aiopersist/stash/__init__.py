@@ -1,0 +1,41 @@
+"""Small metadata in transactions: named collections of `(key, val, time, diff)`, read whole.
+
+    async with ap.stash.open("sqlite:///app.db") as stash:
+        settings = TypedCollection("settings", str, str)
+        await settings.upsert_key(stash, "theme", "dark")
+
+`client.stash()` opens the one in a location's own consensus database.
+
+| module       | what it has                                                                |
+|--------------|----------------------------------------------------------------------------|
+| `model`      | the values: frontiers, rows of text, changes, verdicts                     |
+| `rules`      | what each call may do to a collection, pure                                |
+| `rows`       | entries to rows of text and back                                           |
+| `store`      | the contract of a backend; `memory`, `sqlite`, `postgres` keep it          |
+| `session`    | the one loop that writes, and finds out what came of it                    |
+| `stash`      | the calls                                                                  |
+| `typed`, `table`, `migrate` | on top of them                                              |
+| `open`       | places and modes                                                           |
+"""
+
+from aiopersist.stash.collection import AppendBatch, StashCollection
+from aiopersist.stash.errors import NothingSealed, StaleLower, StashError
+from aiopersist.stash.open import open  # noqa: A004  # `ap.stash.open`
+from aiopersist.stash.stash import MemoryStash, PostgresStash, SqliteStash, Stash
+from aiopersist.stash.table import TableTransaction
+from aiopersist.stash.typed import TypedCollection
+
+__all__ = [
+    "AppendBatch",
+    "MemoryStash",
+    "NothingSealed",
+    "PostgresStash",
+    "SqliteStash",
+    "StaleLower",
+    "Stash",
+    "StashCollection",
+    "StashError",
+    "TableTransaction",
+    "TypedCollection",
+    "open",
+]

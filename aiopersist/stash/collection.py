@@ -1,0 +1,83 @@
+"""A collection as its users hold it: a small value with an id, a name and codecs; and a batch for it."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aiopersist.data.codec import Schema
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.frontier import Antichain, Time
+
+if TYPE_CHECKING:
+    from aiopersist.stash.stash import Stash
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+NAME_BYTES_MAX = 512  # an index entry of Postgres holds some more
+
+
+class StashCollection(Generic[K, V]):
+    """A collection of `(key, val, time, diff)`; works with every opener of its place."""
+
+    __slots__ = ("id", "name", "schema")
+
+    def __init__(self, id: int, name: str, schema: Schema[K, V, int]) -> None:
+        self.id = id
+        self.name = name
+        self.schema = schema
+
+    def __repr__(self) -> str:
+        key, val = (self.schema.arrow_schema.field(name).type for name in ("key", "val"))
+        return f"<StashCollection {self.id} {self.name!r}: {key} -> {val}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StashCollection) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.name))
+
+    @property
+    def _identity(self) -> tuple[Hashable, ...]:
+        return self.id, self.name, self.schema
+
+    async def make_batch(self, stash: "Stash") -> "AppendBatch":
+        """An empty batch at the current upper, which seals that time and compacts to it; `StashError` if
+        upper is empty or the greatest time. One request."""
+        return await stash.make_batch(self)
+
+    def append_to_batch(self, batch: "AppendBatch", key: K, val: V, diff: int) -> None:
+        """Add an update at `batch.timestamp`; it is checked when the batch is appended."""
+        batch.entries.append(((key, val), batch.timestamp, diff))
+
+
+@dataclass
+class AppendBatch:
+    """What is to be added to a collection whose upper is `lower`, and the frontiers it gets."""
+
+    collection_id: int
+    lower: Antichain | Time
+    upper: Antichain | Time
+    compact: Antichain | Time
+    timestamp: int
+    entries: list[Any] = field(default_factory=list)
+    """`((key, val), time, diff)`, as `iter` gives them."""
+
+
+def check_name(name: object) -> str:
+    """`name` if a collection may have it; else `InvalidUsage` of kind `INVALID_NAME`."""
+    if isinstance(name, str) and "\0" not in name:
+        try:
+            if 0 < len(name.encode()) <= NAME_BYTES_MAX:
+                return name
+        except UnicodeEncodeError:
+            pass
+    what = f"{name!r:.80} is not a name: text of up to {NAME_BYTES_MAX} bytes in UTF-8, without NUL"
+    raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)
+
+
+def check_absence(name: str, schema: Schema[Any, Any, Any]) -> None:
+    """`InvalidUsage` where `None` is a val: calls that say "absent" with it would be ambiguous."""
+    if schema.val.nullable:
+        what = f"collection {name!r}: its vals admit None, which stands for an absent one here"
+        raise InvalidUsage(UsageKind.INVALID_TYPE, what)

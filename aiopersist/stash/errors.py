@@ -1,0 +1,42 @@
+"""What a stash refuses. Whatever the caller can do about it is in the type; all else is in the text, which
+names the collection and writes frontiers as `{3}`, `{}`."""
+
+from aiopersist.errors import Error
+from aiopersist.frontier import Antichain
+
+
+class StashError(Error):
+    """A stash refused: nothing was changed."""
+
+    @property
+    def is_unrecoverable(self) -> bool:
+        """Whether this opener can do nothing any more, since another one took the stash over: stop."""
+        return False
+
+
+class Fenced(StashError):
+    """Another opener took the stash over."""
+
+    @property
+    def is_unrecoverable(self) -> bool:
+        return True
+
+
+class NothingSealed(StashError):
+    """No time of the collection is complete yet: seal it first."""
+
+    def __init__(self, collection: str, since: Antichain, upper: Antichain) -> None:
+        super().__init__(f"collection {collection!r}: nothing is sealed: since is {since}, upper is {upper}")
+        self.collection = collection
+        self.since = since
+        self.upper = upper
+
+
+class StaleLower(StashError):
+    """Somebody else's append came first: read again, and make the batch again."""
+
+    def __init__(self, collection: str, lower: Antichain, upper: Antichain) -> None:
+        super().__init__(f"collection {collection!r}: lower is {lower}, but upper is {upper}")
+        self.collection = collection
+        self.lower = lower
+        self.upper = upper

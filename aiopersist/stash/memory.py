@@ -1,0 +1,223 @@
+"""A stash in memory: the specification one can read, and a backend that passes the same suite. Also what a
+migration works on, and a `savepoint`: a copy whose changes are gathered (`Draft`).
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from aiopersist.data.consolidate import DIFF_MAX, DIFF_MIN
+from aiopersist.stash.model import (
+    Change,
+    Fence,
+    Frontiers,
+    Loaded,
+    Move,
+    Opener,
+    Rows,
+    Select,
+    Sending,
+    Stored,
+    Verdict,
+    judge,
+)
+from aiopersist.stash.store import Store
+
+
+@dataclass
+class Tables:
+    """What the stores of one stash share."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    fence: Fence | None = None
+    version: int = 0
+    openers: dict[str, str] = field(default_factory=dict)
+    collections: dict[int, Stored] = field(default_factory=dict)
+    """With all their rows."""
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> "Tables":
+        """A copy of a whole stash."""
+        return cls(
+            fence=loaded.fence,
+            version=loaded.version,
+            collections={stored.id: stored for stored in loaded.collections},
+        )
+
+    def select(self, select: Select) -> list[Stored]:
+        found = (
+            [stored for cid, stored in self.collections.items() if select.ids is None or cid in select.ids]
+            if select.name is None
+            else [stored for stored in self.collections.values() if stored.name == select.name]
+        )
+        return [replace(stored, rows=_selected(stored.rows, select)) for stored in found]
+
+    def holds(self, change: Change) -> bool:
+        """Whether all that the change expects is so."""
+        names = {stored.name for stored in self.collections.values()}
+        return (
+            all(
+                (stored := self.collections.get(cid)) is not None and stored.revision == revision
+                for cid, revision in change.expected.items()
+            )
+            and not any(made.id in self.collections or made.name in names for made in change.created)
+            and (
+                change.version is None
+                or (self.version == change.version[0] and len(self.collections) == len(change.expected))
+            )
+        )
+
+    def apply(self, change: Change) -> None:
+        for cid, move in change.moves.items():
+            self.collections[cid] = moved(self.collections[cid], move)
+        for made in change.created:
+            self.collections[made.id] = replace(made, loose=len(made.rows))
+        if change.version is not None:
+            self.version = change.version[1]
+
+
+def moved(stored: Stored, move: Move) -> Stored:
+    """The collection after the move."""
+    return replace(
+        stored,
+        frontiers=move.frontiers,
+        revision=stored.revision + 1,
+        loose=stored.loose + len(move.rows),
+        rows=stored.rows + move.rows,
+    )
+
+
+class MemoryStore(Store):
+    """A stash in `tables`. Each call is a short step under their lock and never awaits inside it: it has
+    happened entirely or not begun."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
+        await _others()
+        with self._tables.lock:
+            fence = self._tables.fence or Fence(0, "")
+            if nonce is not None:
+                fence = Fence(fence.epoch + 1, nonce)
+            self._tables.fence = fence
+            self._tables.openers[opener_id] = token
+            return fence
+
+    async def enroll(self, opener_id: str, token: str) -> None:
+        await _others()
+        with self._tables.lock:
+            self._tables.openers[opener_id] = token
+
+    async def load(self, select: Select) -> Loaded | None:
+        await _others()
+        tables = self._tables
+        with tables.lock:
+            if tables.fence is None:
+                return None
+            return Loaded(tables.fence, tables.version, tuple(tables.select(select)))
+
+    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+        await _others()
+        tables = self._tables
+        with tables.lock:
+            assert tables.fence is not None  # there is an opener
+            token = tables.openers.get(opener.id)
+            verdict = judge(opener, tables.fence, sending, token, tables.holds(change))
+            if verdict is Verdict.APPLIED and token != sending.token:
+                tables.openers[opener.id] = sending.token
+                tables.apply(change)
+            return verdict
+
+    async def token(self, opener_id: str) -> str | None:
+        await _others()
+        with self._tables.lock:
+            return self._tables.openers.get(opener_id)
+
+    async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
+        await _others()
+        tables = self._tables
+        with tables.lock:
+            if tables.fence != opener.fence:
+                return None
+            stored = tables.collections[collection_id]
+            rows = consolidated(stored.rows, stored.frontiers)
+            tables.collections[collection_id] = replace(stored, rows=rows, loose=0, settled=len(rows))
+            return len(rows)
+
+    async def forget(self, opener_id: str) -> None:
+        await _others()
+        with self._tables.lock:
+            self._tables.openers.pop(opener_id, None)
+
+    async def aclose(self) -> None:
+        await _others()
+
+
+class DraftStore(MemoryStore):
+    """A stash in memory that begins as a copy and gathers what is done to it. It is nobody else's, so it
+    needs no tokens."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        super().__init__(Tables.of(loaded))
+        self._before = {stored.id: stored.revision for stored in loaded.collections}
+        self._touched: dict[int, Rows] = {}
+
+    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+        with self._tables.lock:
+            if not self._tables.holds(change):
+                return Verdict.CONFLICT
+            self._tables.apply(change)
+            for cid, move in change.moves.items():
+                self._touched[cid] = self._touched.get(cid, Rows()) + move.rows
+            for made in change.created:
+                self._touched[made.id] = made.rows
+            return Verdict.APPLIED
+
+    def gathered(self, version: tuple[int, int]) -> Change:
+        """All of it as one change of what it began with."""
+        now = self._tables.collections
+        old = {cid: rows for cid, rows in self._touched.items() if cid in self._before}
+        return Change(
+            expected=self._before,
+            moves={cid: Move(now[cid].frontiers, rows) for cid, rows in old.items()},
+            created=tuple(
+                Stored(cid, now[cid].name, now[cid].codecs, now[cid].frontiers, rows=rows)
+                for cid, rows in self._touched.items()
+                if cid not in self._before
+            ),
+            version=version,
+        )
+
+
+def consolidated(rows: Rows, frontiers: Frontiers) -> Rows:
+    """At most one row per (key, val, time), unless the sum needs more; times forwarded to since."""
+    since = frontiers.since.time
+    if since is None:
+        return Rows()
+    assert isinstance(since, int)  # times of a stash are ints
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for key, val, time, diff in rows:
+        groups.setdefault((key, val, max(time, since)), []).append(diff)
+    return Rows.of(_sums(groups.items()))
+
+
+def _sums(groups: Iterable[tuple[tuple[str, str, int], list[int]]]) -> Iterable[tuple[str, str, int, int]]:
+    for group, diffs in groups:
+        total = sum(diffs)
+        left = [total] if DIFF_MIN <= total <= DIFF_MAX else diffs
+        yield from ((*group, diff) for diff in left if diff)
+
+
+def _selected(rows: Rows, select: Select) -> Rows:
+    if not select.rows:
+        return Rows()
+    if select.key is None:
+        return rows
+    return rows.where([key == select.key for key in rows.keys])
+
+
+async def _others() -> None:
+    """Let other tasks run, as a store that does I/O does."""
+    await asyncio.sleep(0)  # noqa: TID251  # no time passes

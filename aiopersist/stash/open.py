@@ -1,0 +1,206 @@
+"""Opening a stash: by URL, or in a location's own consensus database; to own it, to share it, or to read.
+
+| mode              | makes the stash | takes it over | can be fenced | changes              |
+|-------------------|-----------------|---------------|---------------|----------------------|
+| `exclusive=True`  | yes             | yes           | yes           | durable              |
+| `exclusive=False` | yes             | no            | yes           | durable              |
+| `readonly=True`   | no              | no            | no            | refused              |
+| `savepoint=True`  | no              | no            | no            | in memory, then lost |
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import anyio.to_thread
+
+from aiopersist.data.lazy import import_arrow, warm_up
+from aiopersist.errors import (
+    Indeterminate,
+    InvalidLocation,
+    InvalidUsage,
+    StorageUnavailable,
+    Unsupported,
+    UsageKind,
+)
+from aiopersist.resource import Opening, Scope, Supervisor
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.settings import Settings
+from aiopersist.stash.errors import StashError
+from aiopersist.stash.memory import DraftStore, MemoryStore, Tables
+from aiopersist.stash.model import Opener, Select
+from aiopersist.stash.session import Session
+from aiopersist.stash.stash import MemoryStash, PostgresStash, SqliteStash, Stash
+from aiopersist.stash.store import Store
+from aiopersist.storage.address import Address, scheme_of
+from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.layers import Retry
+from aiopersist.storage.memory import MemoryConsensus
+from aiopersist.storage.urls import extra
+
+DEFAULT_NAME = "stash"
+
+
+class Mode(NamedTuple):
+    """What an opener may do."""
+
+    exclusive: bool = True
+    readonly: bool = False
+    savepoint: bool = False
+
+    def check(self) -> None:
+        if self.readonly and self.savepoint:
+            raise InvalidUsage(
+                UsageKind.INVALID_MODE, "a stash is opened readonly or as a savepoint, not both"
+            )
+
+    @property
+    def writes(self) -> bool:
+        return not (self.readonly or self.savepoint)
+
+
+class Place(NamedTuple):
+    """Where a stash is: what it is there, and how to reach it. `store(create)` does no I/O."""
+
+    kind: type[Stash]
+    store: Callable[[bool], Store]
+
+
+def open(  # noqa: A001  # `ap.stash.open`
+    url: str,
+    settings: Settings | None = None,
+    *,
+    exclusive: bool = True,
+    readonly: bool = False,
+    savepoint: bool = False,
+    runtime: Runtime = SYSTEM,
+) -> Opening[Stash]:
+    """The stash at `mem://name`, `sqlite:///path` or `postgres://...?schema=stash`.
+
+    By default it is taken over: every earlier opener's next call fails as unrecoverable. With
+    `exclusive=False` several processes share it. `readonly=True` makes nothing and changes nothing,
+    `savepoint=True` keeps changes in memory and drops them at the end.
+
+    `InvalidLocation` at once for a URL that cannot be used, `StorageUnavailable` after
+    `settings.open_timeout_s`, `StashError` if there is nothing to read."""
+    chosen = settings or Settings()
+    mode = Mode(exclusive, readonly, savepoint)
+    mode.check()
+    place = _place(url, runtime, chosen)
+    return Opening(lambda: opened(place, mode, chosen, runtime))
+
+
+def place_beside(
+    url: str | None, consensus: Consensus, name: str, *, runtime: Runtime, settings: Settings
+) -> Place:
+    """Where the stash `name` of a location lies: in the database of its consensus store, which was opened by
+    `url`; `Unsupported` if that is not one of ours."""
+    _check_name(name)
+    scheme = None if url is None else scheme_of(url)
+    if isinstance(consensus, MemoryConsensus) and scheme == "mem":
+        return _in_memory(consensus, name)
+    if url is not None and scheme == "sqlite":
+        return _sqlite(Address.parse(url).file_path, name, runtime)
+    if url is not None and scheme in ("postgres", "postgresql"):
+        from aiopersist.stash.postgres import beside
+
+        return Place(PostgresStash, lambda _: beside(url, name, settings))
+    raise Unsupported("a stash lies in a consensus database that was opened by its URL")
+
+
+async def opened(
+    place: Place, mode: Mode, settings: Settings, runtime: Runtime, parent: Scope | None = None
+) -> Stash:
+    """The stash, opened. One request; three if the tables are to be made."""
+    store = place.store(mode.writes)
+    supervisor = Supervisor()
+    try:
+        await anyio.to_thread.run_sync(_import)
+        session = await _session(store, mode, settings, runtime, supervisor)
+        scope = Scope("the stash", parent)
+    except BaseException:
+        await supervisor.aclose()
+        await store.aclose()
+        raise
+
+    async def release() -> None:
+        await session.aclose()
+        await supervisor.aclose()
+        await store.aclose()
+
+    return place.kind(session, scope, release)
+
+
+async def _session(
+    store: Store, mode: Mode, settings: Settings, runtime: Runtime, supervisor: Supervisor
+) -> Session:
+    deadline = settings.open_timeout_s
+    retry = Retry(deadline, runtime)
+    try:
+        async with asyncio.timeout(deadline * 1.5):  # a server that accepts and never answers
+            if mode.writes:
+                return await _writing(store, mode, settings, runtime, supervisor, retry)
+            select = Select() if mode.savepoint else Select(ids=(), rows=False)
+            found = await retry.repeat("stash.load", lambda: store.load(select))
+    except TimeoutError as error:
+        raise StorageUnavailable(f"the stash did not answer within {deadline} s") from error
+    except Indeterminate as error:
+        raise StorageUnavailable(f"the stash cannot be opened: {error}") from error
+    if found is None:
+        raise StashError("there is no stash here")
+    session = Session(store, None, "", settings=settings, runtime=runtime, supervisor=supervisor)
+    return session.draft(DraftStore(found), found) if mode.savepoint else session
+
+
+async def _writing(
+    store: Store, mode: Mode, settings: Settings, runtime: Runtime, supervisor: Supervisor, retry: Retry
+) -> Session:
+    opener_id, token = str(runtime.uuid()), runtime.token()
+    nonce = runtime.token() if mode.exclusive else None
+    fence = await retry.repeat("stash.take", lambda: store.take(opener_id, token, nonce))
+    opener = Opener(opener_id, fence)
+    return Session(store, opener, token, settings=settings, runtime=runtime, supervisor=supervisor)
+
+
+def _import() -> None:
+    import_arrow()
+    warm_up()
+
+
+def _place(url: str, runtime: Runtime, settings: Settings) -> Place:
+    scheme = scheme_of(url) if isinstance(url, str) else None
+    if scheme == "mem":
+        return _in_memory(MemoryConsensus(_memory_name(url)), DEFAULT_NAME)
+    if scheme == "sqlite":
+        return _sqlite(Address.parse(url).file_path, DEFAULT_NAME, runtime)
+    if scheme in ("postgres", "postgresql"):
+        with extra("postgres"):
+            from aiopersist.stash.postgres import at
+        store = at(url, settings)
+        return Place(PostgresStash, lambda _: store)
+    known = "mem://name, sqlite:///path or postgres://..."
+    raise InvalidLocation(f"{scheme or 'no scheme'}: a stash is named by a URL such as {known}")
+
+
+def _in_memory(consensus: MemoryConsensus, name: str) -> Place:
+    tables = consensus.tenant(f"stash {name}", Tables)
+    return Place(MemoryStash, lambda _: MemoryStore(tables))
+
+
+def _sqlite(path: str, name: str, runtime: Runtime) -> Place:
+    from aiopersist.stash.sqlite import SqliteStore
+
+    return Place(SqliteStash, lambda create: SqliteStore(path, name, runtime, create=create))
+
+
+def _memory_name(url: str) -> str:
+    address = Address.parse(url)
+    if address.user or address.password:
+        raise InvalidLocation("mem: a name has no user")
+    return (address.host + address.path).rstrip("/")
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name or "\0" in name or not name.isprintable():
+        what = f"{name!r:.80} is not the name of a stash: printable text"
+        raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)

@@ -1,0 +1,257 @@
+"""A stash in a schema of a Postgres database, for any number of processes.
+
+READ COMMITTED with locks. A change locks the fence (shared), its opener's row, and the uppers of its
+collections in the order of their ids; so changes cannot block each other for ever, and those of other
+collections do not wait. A change of a few thousand rows is one statement, thus one round trip and a
+transaction of its own; one of more rows, or one that makes collections or moves the version, is a
+transaction of several, which `idle_in_transaction_session_timeout` ends if its client is gone.
+
+Reads are one statement, thus one snapshot. Consolidation has a connection of its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import asyncpg
+
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.frontier import Antichain
+from aiopersist.settings import Settings
+from aiopersist.stash import postgres_sql as sql
+from aiopersist.stash.errors import StashError
+from aiopersist.stash.model import (
+    FORMAT,
+    Change,
+    Codecs,
+    Fence,
+    Frontiers,
+    Loaded,
+    Opener,
+    Rows,
+    Select,
+    Sending,
+    Stored,
+    Verdict,
+    judge,
+)
+from aiopersist.stash.store import Store
+from aiopersist.storage.postgres import DEFAULT_SCHEMA
+from aiopersist.storage.postgres_address import SCHEMA_BYTES_MAX, PostgresAddress
+from aiopersist.storage.postgres_pool import Connection, Pool
+
+DEFAULT_STASH_SCHEMA = "stash"
+POOL_SIZE = 4  # one writes, the others read
+ROWS_AT_ONCE = 4096  # of a statement: more would only keep the driver from letting others run
+BYTES_AT_ONCE = 4 * 1024 * 1024
+
+Chunk = tuple[list[Any], ...]
+"""Columns of `data`."""
+
+
+def at(url: str, settings: Settings) -> "PostgresStore":
+    """The stash of that URL. No I/O."""
+    return PostgresStore(PostgresAddress.parse(url, schema=DEFAULT_STASH_SCHEMA), settings)
+
+
+def beside(url: str, name: str, settings: Settings) -> "PostgresStore":
+    """The stash `name` beside the consensus store of that URL. No I/O."""
+    address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
+    schema = f"{address.schema}_{name}"
+    if len(schema.encode()) > SCHEMA_BYTES_MAX:
+        what = f"{name!r:.80} is too long: the schema {schema!r:.160} would have more than 63 bytes"
+        raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)
+    return PostgresStore(PostgresAddress(address.arguments, schema, address.shown), settings)
+
+
+class PostgresStore(Store):
+    """The stash in the schema of `address`."""
+
+    def __init__(self, address: PostgresAddress, settings: Settings) -> None:
+        session = {
+            "idle_in_transaction_session_timeout": f"{int(settings.stash_idle_in_transaction_s * 1000)}"
+        }
+        self._shown = address.shown
+        self._schema = address.schema
+        self._tables = sql.tables(address.schema)
+        self._sql = sql.statements(address.schema)
+        self._pool = Pool(address.arguments, POOL_SIZE, session=session)
+        self._background = Pool(address.arguments, 1, session=session)
+
+    def __repr__(self) -> str:
+        return f"<PostgresStore {self._shown} {self._schema}>"
+
+    async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
+        async def work(connection: Connection) -> Fence:
+            await self._tables.ensure(connection)
+            if nonce is None:
+                row = await connection.fetchrow(self._sql.join, opener_id, token)
+            else:
+                row = await connection.fetchrow(self._sql.take, opener_id, token, nonce)
+            return _fence(row)
+
+        return await self._pool.write(work)
+
+    async def enroll(self, opener_id: str, token: str) -> None:
+        await self._pool.write(lambda connection: connection.execute(self._sql.enroll, opener_id, token))
+
+    async def load(self, select: Select) -> Loaded | None:
+        statement, arguments = sql.load(self._schema, select)
+
+        async def work(connection: Connection) -> list[asyncpg.Record] | None:
+            try:
+                return await connection.fetch(statement, *arguments)
+            except asyncpg.UndefinedTableError:
+                return None
+
+        rows = await self._pool.read(work)
+        if not rows:
+            return None
+        found = tuple(_stored(row, select) for row in rows if row["collection_id"] is not None)
+        return Loaded(_fence(rows[0]), rows[0]["version"], found)
+
+    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+        chunks = list(_chunks(change))
+        several = len(chunks) > 1 or change.created or change.version is not None
+
+        async def work(connection: Connection) -> Verdict:
+            if not several:
+                return await self._commit(connection, opener, change, sending, chunks)
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                verdict = await self._prepare(connection, opener, change, chunks)
+                if verdict is Verdict.APPLIED:
+                    verdict = await self._commit(connection, opener, change, sending, chunks[-1:])
+            except asyncpg.UniqueViolationError:  # somebody made that collection meanwhile
+                verdict = Verdict.CONFLICT
+            await (transaction.commit() if verdict is Verdict.APPLIED else transaction.rollback())
+            return verdict
+
+        return await self._pool.write(work)
+
+    async def token(self, opener_id: str) -> str | None:
+        token: str | None = await self._pool.write(
+            lambda connection: connection.fetchval(self._sql.token, opener_id)
+        )
+        return token
+
+    async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
+        async def work(connection: Connection) -> int | None:
+            lock = sql.consolidation_lock(self._schema, collection_id)
+            async with connection.transaction():
+                if _fence(await connection.fetchrow(self._sql.fence_shared)) != opener.fence:
+                    return None
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", lock)
+                loose = await connection.fetchval(self._sql.loose, collection_id)
+                await connection.execute(self._sql.delete_all, collection_id)
+                await connection.execute(self._sql.sums, collection_id)
+                left: int = await connection.fetchval(self._sql.settled, collection_id, loose)
+                return left
+
+        return await self._background.write(work)
+
+    async def forget(self, opener_id: str) -> None:
+        await self._pool.write(lambda connection: connection.execute(self._sql.forget, opener_id))
+
+    async def aclose(self) -> None:
+        try:
+            await self._background.aclose()
+        finally:
+            await self._pool.aclose()
+
+    async def _prepare(
+        self, connection: Connection, opener: Opener, change: Change, chunks: list[Chunk]
+    ) -> Verdict:
+        """All but the last rows, in a transaction; the fence is locked first, by whoever makes anything."""
+        lock = self._sql.fence_shared if change.version is None else self._sql.lock
+        if _fence(await connection.fetchrow(lock)) != opener.fence:
+            return Verdict.FENCED
+        if change.version is not None:
+            arguments = (*change.version, len(change.expected))
+            if await connection.fetchval(self._sql.migrate, *arguments) is None:
+                return Verdict.CONFLICT
+        for made in change.created:
+            since, upper = (frontier.time for frontier in made.frontiers)
+            row = (made.id, made.name, *made.codecs, since, upper, len(made.rows))
+            await connection.execute(self._sql.create, *row)
+        for chunk in chunks[:-1]:
+            await connection.execute(self._sql.insert, *chunk)
+        return Verdict.APPLIED
+
+    async def _commit(
+        self, connection: Connection, opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]
+    ) -> Verdict:
+        row = await connection.fetchrow(
+            self._sql.commit,
+            opener.id,
+            *sending,
+            *opener.fence,
+            *_columns(change.expected),
+            *_moves(change),
+            *(chunks[0] if chunks else ([], [], [], [], [])),
+        )
+        assert row is not None  # the statement gives one row
+        return judge(opener, _fence(row), sending, row["token"], row["ok"])
+
+
+def _fence(row: asyncpg.Record | None) -> Fence:
+    if row is None:
+        raise StashError("the stash is gone")
+    if row.get("format", FORMAT) > FORMAT:
+        raise StashError("the stash was written by a newer version of aiopersist")
+    return Fence(row["epoch"], row["nonce"])
+
+
+def _stored(row: asyncpg.Record, select: Select) -> Stored:
+    rows = Rows()
+    if select.rows and row["keys"] is not None:
+        rows = Rows(row["keys"], row["vals"], row["times"], row["diffs"])
+    return Stored(
+        row["collection_id"],
+        row["name"],
+        Codecs(row["key_codec"], row["val_codec"]),
+        Frontiers(_frontier(row["since"]), _frontier(row["upper"])),
+        row["revision"],
+        row["loose"],
+        row["settled"],
+        rows,
+    )
+
+
+def _frontier(time: int | None) -> Antichain:
+    return Antichain() if time is None else Antichain(time)
+
+
+def _columns(expected: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    return list(expected.keys()), list(expected.values())
+
+
+def _moves(change: Change) -> tuple[list[int], list[Any], list[Any], list[int]]:
+    """Ids, uppers, sinces, and the numbers of rows added."""
+    moves = change.moves.values()
+    return (
+        list(change.moves.keys()),
+        [move.frontiers.upper.time for move in moves],
+        [move.frontiers.since.time for move in moves],
+        [len(move.rows) for move in moves],
+    )
+
+
+def _chunks(change: Change) -> Iterator[Chunk]:
+    """The rows in pieces for one statement each."""
+    columns: Chunk = ([], [], [], [], [])
+    for cid, rows in change.rows:
+        for column, values in zip(columns, ([cid] * len(rows), *rows.columns), strict=True):
+            column.extend(values)
+    begin = size = 0
+    for at, (key, val) in enumerate(zip(columns[1], columns[2], strict=True)):
+        if at > begin and (at - begin >= ROWS_AT_ONCE or size + len(key) + len(val) > BYTES_AT_ONCE):
+            yield _slice(columns, begin, at)
+            begin, size = at, 0
+        size += len(key) + len(val)
+    if begin < len(columns[0]):
+        yield _slice(columns, begin, len(columns[0]))
+
+
+def _slice(columns: Chunk, begin: int, end: int) -> Chunk:
+    return tuple(column[begin:end] for column in columns)

@@ -1,0 +1,225 @@
+"""The statements of `postgres`.
+
+| table       | row                                                                        |
+|-------------|----------------------------------------------------------------------------|
+| fence       | the only one: who took the stash over last, and its format and version      |
+| openers     | the last token of each opener                                              |
+| collections | name and codecs                                                            |
+| uppers      | upper (null: empty) and revision, and what consolidation is to know        |
+| sinces      | since (null: empty)                                                        |
+| data        | an update                                                                  |
+
+Keys and vals are canonical JSON, compared by bytes. The index of `data` holds the beginning of a key only,
+since an index entry is bounded and a key is not.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from aiopersist.stash.model import FORMAT, Select
+from aiopersist.stash.store import OPENER_RETENTION_S
+from aiopersist.storage.postgres_tables import Tables, quoted
+
+KEY_PREFIX = 200  # characters, of up to four bytes; an index entry holds 2,700 bytes
+
+
+def tables(schema: str) -> Tables:
+    """The tables in `schema`."""
+    s = quoted(schema)
+    ddl = f"""
+        CREATE TABLE {s}.fence (
+            epoch bigint NOT NULL, nonce text NOT NULL, format int NOT NULL, version bigint NOT NULL
+        );
+        CREATE UNIQUE INDEX fence_one ON {s}.fence ((true));
+        CREATE TABLE {s}.openers (
+            opener text COLLATE "C" PRIMARY KEY, token text NOT NULL, seen timestamptz NOT NULL
+        );
+        CREATE TABLE {s}.collections (
+            collection_id bigint PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE,
+            key_codec text NOT NULL, val_codec text NOT NULL
+        );
+        CREATE TABLE {s}.uppers (
+            collection_id bigint PRIMARY KEY, upper bigint, revision bigint NOT NULL,
+            loose bigint NOT NULL, settled bigint NOT NULL
+        ) WITH (fillfactor = 50);
+        CREATE TABLE {s}.sinces (collection_id bigint PRIMARY KEY, since bigint) WITH (fillfactor = 50);
+        CREATE TABLE {s}.data (
+            collection_id bigint NOT NULL, key text COLLATE "C" NOT NULL, val text COLLATE "C" NOT NULL,
+            time bigint NOT NULL, diff bigint NOT NULL
+        );
+        CREATE INDEX data_key ON {s}.data (collection_id, "left"(key, {KEY_PREFIX}));
+        INSERT INTO {s}.fence VALUES (0, '', {FORMAT}, 0)
+    """
+    return Tables(schema, "data", ddl)
+
+
+@dataclass(frozen=True)
+class Statements:
+    """Every statement on the tables of one schema."""
+
+    take: str
+    join: str
+    enroll: str
+    forget: str
+    token: str
+    commit: str
+    insert: str
+    create: str
+    migrate: str
+    fence_shared: str
+    sums: str
+    loose: str
+    delete_all: str
+    settled: str
+    lock: str
+
+
+def statements(schema: str) -> Statements:
+    """The statements for `schema`."""
+    texts = {
+        name: text.format(**_names(schema), retention=OPENER_RETENTION_S) for name, text in _TEXTS.items()
+    }
+    return Statements(**texts)
+
+
+def _names(schema: str) -> dict[str, str]:
+    tables = ("fence", "openers", "collections", "uppers", "sinces", "data")
+    return {name: f"{quoted(schema)}.{name}" for name in tables}
+
+
+_ENROLL = """
+    INSERT INTO {openers} VALUES ($1, $2, clock_timestamp())
+    ON CONFLICT (opener) DO UPDATE SET token = excluded.token, seen = excluded.seen"""
+_SWEEP = """
+    swept AS (
+        DELETE FROM {openers} WHERE opener <> $1 AND seen < now() - make_interval(secs => {retention})
+    )"""
+_TEXTS = {
+    "take": f"""
+        WITH {_SWEEP}, enrolled AS ({_ENROLL})
+        UPDATE {{fence}} SET epoch = epoch + 1, nonce = $3 RETURNING epoch, nonce, format""",
+    "join": f"""
+        WITH {_SWEEP}, enrolled AS ({_ENROLL}) SELECT epoch, nonce, format FROM {{fence}}""",
+    "enroll": _ENROLL,
+    "forget": "DELETE FROM {openers} WHERE opener = $1",
+    "token": "SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE",
+    # All the locks, the decision, and what follows from it, in one statement. Locks wait, and then see the
+    # newest row; the rows of the snapshot may be older, but those that the change expects are not, since
+    # nobody can have heard of a revision before it was committed.
+    "commit": """
+        WITH guard AS (SELECT epoch, nonce FROM {fence} FOR SHARE),
+        mine AS (SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE),
+        expected AS (SELECT * FROM unnest($6::bigint[], $7::bigint[]) AS e (collection_id, revision)),
+        locked AS (
+            SELECT u.collection_id, u.revision FROM {uppers} u
+            WHERE u.collection_id = ANY ($6::bigint[]) ORDER BY u.collection_id FOR UPDATE
+        ),
+        verdict AS (
+            SELECT (SELECT count(*) FROM guard WHERE epoch = $4 AND nonce = $5) = 1
+                AND coalesce((SELECT token FROM mine) = $2, false)
+                AND (SELECT count(*) FROM locked JOIN expected USING (collection_id, revision))
+                    = cardinality($6::bigint[]) AS ok
+        ),
+        signed AS (
+            UPDATE {openers} SET token = $3, seen = clock_timestamp()
+            WHERE opener = $1 AND (SELECT ok FROM verdict)
+        ),
+        sealed AS (
+            UPDATE {uppers} u SET upper = m.upper, revision = u.revision + 1, loose = u.loose + m.loose
+            FROM unnest($8::bigint[], $9::bigint[], $11::bigint[]) AS m (collection_id, upper, loose)
+            WHERE u.collection_id = m.collection_id AND (SELECT ok FROM verdict)
+        ),
+        compacted AS (
+            UPDATE {sinces} s SET since = m.since
+            FROM unnest($8::bigint[], $10::bigint[]) AS m (collection_id, since)
+            WHERE s.collection_id = m.collection_id AND s.since IS DISTINCT FROM m.since
+                AND (SELECT ok FROM verdict)
+        ),
+        added AS (
+            INSERT INTO {data} (collection_id, key, val, time, diff)
+            SELECT * FROM unnest($12::bigint[], $13::text[], $14::text[], $15::bigint[], $16::bigint[])
+            WHERE (SELECT ok FROM verdict)
+        )
+        SELECT (SELECT epoch FROM guard) AS epoch, (SELECT nonce FROM guard) AS nonce,
+            (SELECT token FROM mine) AS token, (SELECT ok FROM verdict) AS ok""",
+    "insert": """
+        INSERT INTO {data} (collection_id, key, val, time, diff)
+        SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bigint[])""",
+    "create": """
+        WITH made AS (
+            INSERT INTO {collections} VALUES ($1, $2, $3, $4) RETURNING collection_id
+        ), sealed AS (
+            INSERT INTO {uppers} SELECT collection_id, $6, 0, $7, 0 FROM made
+        )
+        INSERT INTO {sinces} SELECT collection_id, $5 FROM made""",
+    # After `lock`, so that it sees what that waited for. No row if the version or the collections are others.
+    "migrate": """
+        UPDATE {fence} SET version = $2
+        WHERE version = $1 AND (SELECT count(*) FROM {collections}) = $3 RETURNING version""",
+    "fence_shared": "SELECT epoch, nonce FROM {fence} FOR SHARE",
+    # What is summed is what this statement deletes, so two of them cannot count a row twice.
+    "sums": """
+        WITH held AS (SELECT since FROM {sinces} WHERE collection_id = $1),
+        several AS (
+            SELECT key, val, greatest(time, since) AS at FROM {data}, held WHERE collection_id = $1
+            GROUP BY key, val, at HAVING (count(*) > 1 OR min(diff) = 0)
+                AND sum(diff) BETWEEN -9223372036854775808 AND 9223372036854775807
+        ),
+        gone AS (
+            DELETE FROM {data} d USING several s, held
+            WHERE d.collection_id = $1 AND d.key = s.key AND d.val = s.val AND greatest(d.time, since) = s.at
+            RETURNING d.key, d.val, s.at, d.diff
+        )
+        INSERT INTO {data} (collection_id, key, val, time, diff)
+        SELECT $1, key, val, at, sum(diff)::bigint FROM gone GROUP BY key, val, at HAVING sum(diff) <> 0""",
+    "loose": "SELECT loose FROM {uppers} WHERE collection_id = $1",
+    "delete_all": """
+        DELETE FROM {data} WHERE collection_id = $1
+            AND EXISTS (SELECT FROM {sinces} WHERE collection_id = $1 AND since IS NULL)""",
+    "settled": """
+        UPDATE {uppers} SET loose = greatest(loose - $2, 0),
+            settled = (SELECT count(*) FROM {data} WHERE collection_id = $1)
+        WHERE collection_id = $1 RETURNING settled""",
+    "lock": "SELECT epoch, nonce FROM {fence} FOR UPDATE",
+}
+
+_LOAD = """
+    SELECT epoch, nonce, format, version, c.*{columns} FROM {fence} LEFT JOIN (
+        SELECT collection_id, name, key_codec, val_codec, since, upper, revision, loose, settled
+        FROM {collections} JOIN {uppers} USING (collection_id) JOIN {sinces} USING (collection_id)
+    ) c ON {which}{rows} ORDER BY c.collection_id"""
+_ROWS = """
+    LEFT JOIN LATERAL (
+        SELECT array_agg(key) AS keys, array_agg(val) AS vals, array_agg(time) AS times,
+            array_agg(diff) AS diffs
+        FROM {data} WHERE collection_id = c.collection_id{of_key}
+    ) d ON true"""
+_OF_KEY = """ AND "left"(key, {prefix}) = "left"(${position}::text, {prefix}) AND key = ${position}"""
+
+
+def load(schema: str, select: Select) -> tuple[str, list[Any]]:
+    """The statement that reads what is selected, and its arguments: a row per collection, or one without."""
+    arguments: list[Any] = []
+    which = "true"
+    if select.name is not None:
+        arguments.append(select.name)
+        which = "c.name = $1"
+    elif select.ids is not None:
+        arguments.append(list(select.ids))
+        which = "c.collection_id = ANY ($1::bigint[])"
+    rows = ""
+    if select.rows:
+        of_key = ""
+        if select.key is not None:
+            arguments.append(select.key)
+            of_key = _OF_KEY.format(prefix=KEY_PREFIX, position=len(arguments))
+        rows = _ROWS.format(**_names(schema), of_key=of_key)
+    columns = ", keys, vals, times, diffs" if select.rows else ""
+    return _LOAD.format(**_names(schema), columns=columns, which=which, rows=rows), arguments
+
+
+def consolidation_lock(schema: str, collection_id: int) -> int:
+    """The number of the advisory lock that whoever consolidates the collection holds."""
+    digest = hashlib.sha256(f"{schema} {collection_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

@@ -1,0 +1,133 @@
+"""Entries as they are given and told, and the rows of text in which they are stored.
+
+    entries -> columns of the schema (checked, in bulk) -> texts                   `encode`
+    texts -> columns -> times forwarded to since, sorted, summed -> entries        `decode`
+
+Keys and vals are canonical JSON: equal ones have equal texts, so a database can find and sum them.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.consolidate import contents, sum_columns
+from aiopersist.data.convert import to_table
+from aiopersist.data.jsonable import column_from_texts, column_texts
+from aiopersist.data.lazy import ipc, pa, pc
+from aiopersist.data.types import Refusal, short
+from aiopersist.errors import CodecMismatch, Corruption, InvalidUpdate
+from aiopersist.stash.model import Codecs, Rows
+
+FEW = 200  # rows that are converted faster than a thread is reached
+
+
+def encode(entries: Iterable[Any], schema: Schema[Any, Any, Any], name: str) -> Rows:
+    """The entries `((key, val), time, diff)` as rows; `InvalidUpdate` names the one at fault."""
+    try:
+        table = to_table(_flat(entries), schema)
+    except InvalidUpdate as error:
+        reason = str(error).removeprefix(f"row {error.row}: ")
+        raise InvalidUpdate(f"collection {name!r}: {reason}", row=error.row) from error
+    keys, vals = (column_texts(table.column(column)) for column in ("key", "val"))
+    return Rows(keys, vals, table.column("time").to_pylist(), table.column("diff").to_pylist())
+
+
+def encode_key(key: Any, schema: Schema[Any, Any, Any], name: str) -> str:
+    """The text of one key; `InvalidUpdate` for what is none."""
+    try:
+        return column_texts(schema.key.encode([key]))[0]
+    except Refusal as error:
+        raise InvalidUpdate(f"collection {name!r}: key: {error.reason}") from error
+
+
+def decode(rows: Rows, schema: Schema[Any, Any, Any], since: int) -> list[Any]:
+    """The rows as entries `((key, val), time, diff)`, times forwarded to `since`, in the order of (key, val,
+    time), summed. `DiffOverflow` for a sum beyond 64 bits."""
+    table = _table(rows, schema)
+    times = pc.max_element_wise(table.column("time"), pa.scalar(since, pa.int64()))
+    table = sum_columns(table.set_column(2, table.schema.field("time"), times), schema)
+    keys, vals, diffs = _values(table, schema)
+    return list(zip(zip(keys, vals, strict=True), table.column("time").to_pylist(), diffs, strict=True))
+
+
+def decode_at(rows: Rows, schema: Schema[Any, Any, Any], time: int) -> list[Any]:
+    """The contents at `time`, as `(key, val, diff)` in order."""
+    table = contents(_table(_until(rows, time), schema), schema)
+    return list(zip(*_values(table, schema), strict=True))
+
+
+def codecs(schema: Schema[Any, Any, Any]) -> Codecs:
+    """The identities of key and val: readable, and exact (`arrow`, an IPC schema message in base64)."""
+    return Codecs(*(_identity(name, schema) for name in ("key", "val")))
+
+
+def check_codecs(name: str, stored: Codecs, schema: Schema[Any, Any, Any]) -> None:
+    """`CodecMismatch` unless the collection is stored with the codecs of `schema`."""
+    asked = codecs(schema)
+    if stored != asked and any(map(_differ, stored, asked)):
+        told, wanted = (" -> ".join(json.loads(text)["type"] for text in pair) for pair in (stored, asked))
+        raise CodecMismatch(f"{wanted} (collection {name!r})", told)
+
+
+def _flat(entries: Any) -> list[Any]:
+    """The entries as rows `(key, val, time, diff)`."""
+    if isinstance(entries, str | bytes | dict) or not isinstance(entries, Iterable):
+        raise InvalidUpdate(f"{short(entries)} is no iterable of ((key, val), time, diff)")
+    given = entries if isinstance(entries, list) else list(entries)
+    try:
+        return [(key, val, time, diff) for (key, val), time, diff in given]
+    except (TypeError, ValueError):
+        for row, entry in enumerate(given):
+            if not _is_entry(entry):
+                raise InvalidUpdate(f"{short(entry)} is no ((key, val), time, diff)", row=row) from None
+        raise
+
+
+def _is_entry(entry: Any) -> bool:
+    try:
+        (_, _), _, _ = entry
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _table(rows: Rows, schema: Schema[Any, Any, Any]) -> pa.Table:
+    columns = schema.arrow_schema
+    try:
+        keys, vals = (
+            column_from_texts(texts, columns.field(name).type)
+            for name, texts in (("key", rows.keys), ("val", rows.vals))
+        )
+    except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
+        raise Corruption(f"a stash holds what is no value of its codec: {error}") from error
+    numbers = [pa.array(column, pa.int64()) for column in (rows.times, rows.diffs)]
+    return pa.table([keys, vals, *numbers], columns)
+
+
+def _until(rows: Rows, time: int) -> Rows:
+    return rows if not rows or max(rows.times) <= time else rows.where([at <= time for at in rows.times])
+
+
+def _values(table: pa.Table, schema: Schema[Any, Any, Any]) -> tuple[list[Any], list[Any], list[int]]:
+    keys, vals = schema.key.decode(table.column("key")), schema.val.decode(table.column("val"))
+    return keys, vals, table.column("diff").to_pylist()
+
+
+def _identity(name: str, schema: Schema[Any, Any, Any]) -> str:
+    field = schema.arrow_schema.field(name)
+    own = {path: codec for path, codec in schema.own.items() if path == name or path.startswith(f"{name}.")}
+    arrow = b64encode(pa.schema([field]).serialize().to_pybytes()).decode()
+    return json.dumps({"type": schema.to_record()[name], "own": own, "arrow": arrow})
+
+
+def _differ(stored: str, asked: str) -> bool:
+    if stored == asked:
+        return False
+    told, wanted = json.loads(stored), json.loads(asked)
+    fields = (ipc.read_schema(pa.py_buffer(b64decode(record["arrow"]))) for record in (told, wanted))
+    one, other = fields
+    return bool(told["own"] != wanted["own"] or not one.equals(other))

@@ -1,0 +1,79 @@
+"""What each call may do to a collection: pure, and the only place that decides it.
+
+Each function is given the collection's name and frontiers as they are, and returns the frontiers that it
+gets, or raises `StashError`.
+"""
+
+from collections.abc import Sequence
+
+from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.stash.errors import NothingSealed, StaleLower, StashError
+from aiopersist.stash.model import Frontiers
+
+
+def sealed(name: str, now: Frontiers, upper: Antichain) -> Frontiers:
+    """Upper may stay, it may not go back."""
+    if not now.upper <= upper:
+        raise StashError(
+            f"collection {name!r}: cannot seal at {upper}: since is {now.since}, upper is {now.upper}"
+        )
+    return Frontiers(now.since, upper)
+
+
+def compacted(name: str, now: Frontiers, since: Antichain) -> Frontiers:
+    """Since may stay, it may not go back or beyond upper."""
+    if not now.since <= since <= now.upper:
+        raise StashError(
+            f"collection {name!r}: cannot compact to {since}: since is {now.since}, upper is {now.upper}"
+        )
+    return Frontiers(since, now.upper)
+
+
+def updated(name: str, now: Frontiers, times: Sequence[int]) -> Frontiers:
+    """Every time is at or beyond upper: what is sealed does not change."""
+    if times and not now.upper.less_equal(least := min(times)):
+        raise StashError(
+            f"collection {name!r}: time {least} is not beyond upper: "
+            f"since is {now.since}, upper is {now.upper}"
+        )
+    return now
+
+
+def appended(
+    name: str, now: Frontiers, lower: Antichain, upper: Antichain, compact: Antichain, times: Sequence[int]
+) -> Frontiers:
+    """An update, a seal and a compaction, of a collection whose upper is still `lower`."""
+    if lower != now.upper:
+        raise StaleLower(name, lower, now.upper)
+    return compacted(name, sealed(name, updated(name, now, times), upper), compact)
+
+
+def last_sealed(name: str, now: Frontiers) -> int:
+    """The greatest time that is complete."""
+    if now.upper <= now.since:
+        raise NothingSealed(name, now.since, now.upper)
+    upper = now.upper.time
+    assert upper is None or isinstance(upper, int)  # times of a stash are ints
+    return TIME_MAX if upper is None else upper - 1
+
+
+def readable_since(name: str, now: Frontiers) -> int:
+    """The time to which earlier ones are forwarded; refused once nothing is held any more."""
+    since = now.since.time
+    if since is None:
+        raise StashError(
+            f"collection {name!r}: nothing can be read any more: since is {now.since}, upper is {now.upper}"
+        )
+    assert isinstance(since, int)  # times of a stash are ints
+    return since
+
+
+def next_time(name: str, now: Frontiers) -> int:
+    """The time of a batch at the current upper."""
+    upper = now.upper.time
+    if upper is None or upper == TIME_MAX:
+        raise StashError(
+            f"collection {name!r}: no time is left for a batch: since is {now.since}, upper is {now.upper}"
+        )
+    assert isinstance(upper, int)  # times of a stash are ints
+    return upper

@@ -1,0 +1,272 @@
+"""What a stash does with its store: reads that know whether they were fenced, and the one loop that writes.
+
+1. One change at a time. What an earlier one left in doubt, or under way (its caller was cancelled), comes
+   first.
+2. Plan: a pure function of the collections as they were last seen gives the change, or refuses. A refusal
+   counts only if it follows from a fresh look; a plan made of what is old is found out by the revisions.
+3. Commit, in one transaction with the fence and with this opener's token: it expects the last token and
+   leaves a fresh one. So of two sendings of one change at most one happens, also a late one.
+4. An answer that was lost: the opener's row says whether it is our token. Reading it waits for a transaction
+   that is in progress. If it is the last token still, the same change is sent again; should the first one
+   be on its way yet, the second to come finds its own token there: applied.
+
+A commit runs in a task of the supervisor. A caller that is cancelled stops waiting; the change may happen.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
+from aiopersist.resource import RELEASE_DEADLINE_S, Supervisor
+from aiopersist.runtime import Runtime
+from aiopersist.settings import Settings
+from aiopersist.stash.errors import Fenced, StashError
+from aiopersist.stash.memory import DraftStore, moved
+from aiopersist.stash.model import Change, Loaded, Opener, Rows, Select, Sending, Stored, Verdict
+from aiopersist.stash.store import Store
+from aiopersist.storage.layers import Retry
+
+Plan = Callable[[Mapping[int, Stored]], Change | None]
+"""From collections as they are (without rows) to a change; `None` for nothing to do."""
+
+CONSOLIDATE_ROWS_MIN = 256  # rows added since: fewer are summed by every reader faster than by a transaction
+
+
+class Session:
+    """One opener of one store. `opener` is `None` for one that only reads."""
+
+    def __init__(
+        self,
+        store: Store,
+        opener: Opener | None,
+        token: str,
+        *,
+        settings: Settings,
+        runtime: Runtime,
+        supervisor: Supervisor,
+    ) -> None:
+        self.store = store
+        self.opener = opener
+        self.runtime = runtime
+        self.supervisor = supervisor
+        self._token = token
+        self._doubtful: set[str] = set()
+        """Tokens of changes whose outcome could not be found out: one of them may have happened, or may
+        still, if it comes before the next change."""
+        self._retry = Retry(settings.retry_timeout_s, runtime)
+        self._settings = settings
+        self._since: float | None = None
+        """When answers to a change began to be lost."""
+        self._delays = runtime.delays()
+        self._turn = asyncio.Lock()
+        self._under_way: asyncio.Task[Verdict] | None = None
+        self._seen: dict[int, Stored] = {}
+        """Collections as they were last seen, without rows; only a hint."""
+        self._consolidating: set[int] = set()
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def load(self, select: Select) -> Loaded:
+        """What is there, at one moment; `Fenced` if somebody had taken over by then. One request."""
+        loaded = await self._retry.repeat("stash.load", lambda: self.store.load(select))
+        if loaded is None:
+            raise StashError("the stash is gone")
+        if self.opener is not None and loaded.fence != self.opener.fence:
+            raise fenced(self.opener, loaded.fence.epoch)
+        for stored in loaded.collections:
+            self._see(stored)
+        return loaded
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def change(self, ids: Sequence[int], plan: Plan) -> None:
+        """Make the change that `plan` makes of the collections of these ids. One request, if they are as
+        they were last seen."""
+        opener = self.writing()
+        async with self._turn:
+            await self._quiet()
+            seen = {cid: self._seen[cid] for cid in ids if cid in self._seen}
+            fresh = len(seen) < len(set(ids))
+            while True:
+                if fresh:
+                    found = await self.load(Select(tuple(ids), rows=False))
+                    seen = {stored.id: stored for stored in found.collections}
+                try:
+                    change = plan(seen)
+                except StashError:
+                    if fresh:
+                        raise
+                    fresh = True
+                    continue
+                if change is None or await self._apply(opener, change):
+                    return
+                fresh = True
+
+    async def attempt(self, change: Change) -> bool:
+        """Make the change; whether it was made, or else something that it depends on has moved."""
+        opener = self.writing()
+        async with self._turn:
+            await self._quiet()
+            return await self._apply(opener, change)
+
+    async def consolidate(self, cid: int) -> None:
+        """Sum what can be summed. One transaction."""
+        opener = self.writing()
+        left = await self._retry.repeat("stash.consolidate", lambda: self.store.consolidate(opener, cid))
+        if left is None:
+            raise fenced(opener)
+        if (seen := self._seen.get(cid)) is not None:
+            self._seen[cid] = replace(seen, loose=0, settled=left)
+
+    def writing(self) -> Opener:
+        """Who writes; `StashError` for who may not."""
+        if self.opener is None:
+            raise StashError("the stash was opened read-only")
+        return self.opener
+
+    def draft(self, store: DraftStore, found: Loaded) -> "Session":
+        """A session on a copy, whose changes nobody else sees."""
+        return Session(
+            store,
+            Opener("", found.fence),
+            "",
+            settings=self._settings,
+            runtime=self.runtime,
+            supervisor=self.supervisor,
+        )
+
+    async def aclose(self) -> None:
+        """Let a change that is under way end, then strike the opener off, unless a change of its is in
+        doubt."""
+        try:
+            async with asyncio.timeout(RELEASE_DEADLINE_S):
+                await self._quiet()
+                if self.opener is not None and not self._doubtful:
+                    await self.store.forget(self.opener.id)
+        except (StorageUnavailable, Indeterminate, TimeoutError):  # a later opener does it
+            pass
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _quiet(self) -> None:
+        """Wait for a change whose caller went away."""
+        if self._under_way is not None:
+            await asyncio.wait([self._under_way])
+
+    async def _apply(self, opener: Opener, change: Change) -> bool:
+        task = self.supervisor.spawn(self._commit(opener, change), "change a stash")
+        self._under_way = task
+        task.add_done_callback(self._done)
+        verdict = await asyncio.shield(task)
+        if verdict is Verdict.FENCED:
+            raise fenced(opener)
+        return verdict is Verdict.APPLIED
+
+    def _done(self, task: asyncio.Task[Verdict]) -> None:
+        if self._under_way is task:
+            self._under_way = None
+
+    async def _commit(self, opener: Opener, change: Change) -> Verdict:
+        """Send the change until it is known what came of it."""
+        token = self.runtime.token()
+        sent = False  # whether a sending may have happened, or may still
+        try:
+            while True:
+                try:
+                    verdict = await self._send(opener, change, token)
+                except Indeterminate as error:
+                    sent = True
+                    await self._pause(error)
+                    verdict = Verdict.FORGOTTEN
+                if verdict is Verdict.FORGOTTEN and await self._landed(opener, token, sent):
+                    verdict = Verdict.APPLIED
+                if verdict is not Verdict.FORGOTTEN:
+                    break
+        except BaseException as error:
+            if isinstance(error, StorageUnavailable) and not sent:
+                raise
+            self._doubtful.add(token)
+            self._seen.clear()
+            if isinstance(error, StorageUnavailable):
+                raise Indeterminate(f"a change of the stash may have happened: {error}") from error
+            raise
+        self._since = None
+        if verdict is Verdict.APPLIED:
+            self._token = token
+            self._doubtful.clear()  # they expected another token than this one
+            self._applied(change)
+        return verdict
+
+    async def _send(self, opener: Opener, change: Change, token: str) -> Verdict:
+        sending = Sending(self._token, token)
+        return await self._retry.repeat(
+            "stash.commit", lambda: self.store.commit(opener, change, sending), idempotent=False
+        )
+
+    async def _landed(self, opener: Opener, token: str, sent: bool) -> bool:
+        """Whether the opener's row says that the sending with `token` happened; if not, it can be sent
+        again. `Indeterminate` where the row cannot say it."""
+        current = await self._retry.repeat("stash.token", lambda: self.store.token(opener.id))
+        if current == token:
+            return True
+        if current == self._token:
+            return False
+        if current in self._doubtful:  # that one happened after all
+            self._token = current
+            return False
+        if current is not None:
+            raise Corruption("the stash is not the one this opener wrote to: was it restored from a backup?")
+        fresh = self.runtime.token()
+        await self._retry.repeat("stash.enroll", lambda: self.store.enroll(opener.id, fresh))
+        self._token = fresh
+        if sent:
+            raise Indeterminate(
+                "the opener's row was gone: whether a change of the stash happened is unknown"
+            )
+        return False
+
+    async def _pause(self, error: Indeterminate) -> None:
+        """Before a change is sent again: longer each time, and not for ever if there is a limit."""
+        now = self.runtime.monotonic()
+        if self._since is None:
+            self._since, self._delays = now, self.runtime.delays()
+        if self._settings.retry_timeout_s is not None and now - self._since > self._settings.retry_timeout_s:
+            self._since = None
+            raise error
+        await self.runtime.sleep(next(self._delays))
+
+    def _see(self, stored: Stored) -> None:
+        seen = self._seen.get(stored.id)
+        if seen is None or seen.revision <= stored.revision:
+            self._seen[stored.id] = replace(stored, rows=Rows())
+
+    def _applied(self, change: Change) -> None:
+        for cid, move in change.moves.items():
+            seen = self._seen.get(cid)
+            if seen is not None and seen.revision == change.expected[cid]:
+                stored = moved(seen, move)
+                self._see(stored)
+                self._consolidate_later(stored)
+        for made in change.created:
+            self._see(made)
+
+    def _consolidate_later(self, stored: Stored) -> None:
+        if stored.loose < max(CONSOLIDATE_ROWS_MIN, stored.settled) or stored.id in self._consolidating:
+            return
+        self._consolidating.add(stored.id)
+        self.supervisor.background(self._consolidate_quietly(stored.id), f"consolidate {stored.name}")
+
+    async def _consolidate_quietly(self, cid: int) -> None:
+        try:
+            await self.consolidate(cid)
+        except Fenced:  # the next owner does it
+            pass
+        finally:
+            self._consolidating.discard(cid)
+
+
+def fenced(opener: Opener, epoch: int | None = None) -> Fenced:
+    """The error of an opener that came too late."""
+    now = "" if epoch is None else f": its epoch is {epoch}"
+    return Fenced(f"the stash was taken over by another opener{now}, ours was {opener.fence.epoch}")

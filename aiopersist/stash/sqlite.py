@@ -1,0 +1,97 @@
+"""A stash in one SQLite file, which may hold several, and a consensus store beside them.
+
+Every transaction is BEGIN IMMEDIATE, so it sees all before it and none beside it: the fence needs no lock of
+its own. What lies in the tables: see `sqlite_sql`.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from typing import TypeVar
+
+from aiopersist.runtime import Runtime
+from aiopersist.stash import sqlite_sql as sql
+from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Sending, Verdict, judge
+from aiopersist.stash.store import OPENER_RETENTION_S, Store
+from aiopersist.storage.sqlite_file import NoFile, SqliteFile, Transaction
+
+T = TypeVar("T")
+
+
+class SqliteStore(Store):
+    """The stash `name` in the file at `path`; neither is made unless `create`."""
+
+    def __init__(self, path: str | os.PathLike[str], name: str, runtime: Runtime, *, create: bool) -> None:
+        self._path = path
+        self._name = name
+        self._runtime = runtime
+        self._create = create
+        prepare = sql.prepare if create else sql.prepare_reading
+        self._file = SqliteFile(path, runtime, prepare, Transaction, create=create)
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore {self._file.path} {self._name}>"
+
+    async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
+        now = self._runtime.wall()
+
+        def work(c: sqlite3.Connection) -> Fence:
+            fence = sql.take(c, self._name, nonce)
+            sql.sweep_openers(c, self._name, now - OPENER_RETENTION_S)
+            sql.set_token(c, self._name, opener_id, token, now)
+            return fence
+
+        return await self._write(work)
+
+    async def enroll(self, opener_id: str, token: str) -> None:
+        now = self._runtime.wall()
+        await self._write(lambda c: sql.set_token(c, self._name, opener_id, token, now))
+
+    async def load(self, select: Select) -> Loaded | None:
+        def work(c: sqlite3.Connection) -> Loaded | None:
+            if not self._create and not sql.has_tables(c):
+                return None
+            c.execute("BEGIN")
+            try:
+                return sql.load(c, self._name, select)
+            finally:
+                c.execute("COMMIT")
+
+        try:
+            return await self._file.read(work)
+        except NoFile:
+            return None
+
+    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+        now = self._runtime.wall()
+
+        def work(c: sqlite3.Connection) -> Verdict:
+            token = sql.token(c, self._name, opener.id)
+            expected = sql.holds(c, self._name, change)
+            verdict = judge(opener, sql.fence(c, self._name), sending, token, expected)
+            if verdict is Verdict.APPLIED and token != sending.token:
+                sql.apply(c, self._name, change)
+                sql.set_token(c, self._name, opener.id, sending.token, now)
+            return verdict
+
+        return await self._write(work)
+
+    async def token(self, opener_id: str) -> str | None:
+        return await self._write(lambda c: sql.token(c, self._name, opener_id))
+
+    async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
+        def work(c: sqlite3.Connection) -> int | None:
+            if sql.fence(c, self._name) != opener.fence:
+                return None
+            return sql.consolidate(c, self._name, collection_id)
+
+        return await self._write(work)
+
+    async def forget(self, opener_id: str) -> None:
+        await self._write(lambda c: sql.forget(c, self._name, opener_id))
+
+    async def aclose(self) -> None:
+        await self._file.aclose()
+
+    async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._file.write(lambda transaction: work(transaction.connection))

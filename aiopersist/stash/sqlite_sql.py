@@ -1,0 +1,242 @@
+"""The statements of `sqlite`, each a function of a connection that is in a transaction.
+
+| table             | row                                                                  |
+|-------------------|----------------------------------------------------------------------|
+| stash_fence       | one per stash: who took it over last, and its format and version      |
+| stash_openers     | the last token of each opener                                         |
+| stash_collections | name and codecs                                                       |
+| stash_uppers      | upper (null: empty) and revision, and what consolidation is to know   |
+| stash_sinces      | since (null: empty)                                                   |
+| stash_data        | an update                                                             |
+"""
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from aiopersist.frontier import Antichain
+from aiopersist.stash.errors import StashError
+from aiopersist.stash.model import FORMAT, Change, Codecs, Fence, Frontiers, Loaded, Rows, Select, Stored
+from aiopersist.storage.sqlite_file import prepare_file
+
+_SCHEMA = """
+    CREATE TABLE stash_fence (
+        stash TEXT PRIMARY KEY, epoch INTEGER NOT NULL, nonce TEXT NOT NULL,
+        format INTEGER NOT NULL, version INTEGER NOT NULL
+    );
+    CREATE TABLE stash_openers (
+        stash TEXT NOT NULL, opener TEXT NOT NULL, token TEXT NOT NULL, seen REAL NOT NULL,
+        PRIMARY KEY (stash, opener)
+    );
+    CREATE TABLE stash_collections (
+        stash TEXT NOT NULL, collection_id INTEGER NOT NULL, name TEXT NOT NULL,
+        key_codec TEXT NOT NULL, val_codec TEXT NOT NULL,
+        PRIMARY KEY (stash, collection_id), UNIQUE (stash, name)
+    );
+    CREATE TABLE stash_uppers (
+        stash TEXT NOT NULL, collection_id INTEGER NOT NULL, upper INTEGER, revision INTEGER NOT NULL,
+        loose INTEGER NOT NULL, settled INTEGER NOT NULL, PRIMARY KEY (stash, collection_id)
+    );
+    CREATE TABLE stash_sinces (
+        stash TEXT NOT NULL, collection_id INTEGER NOT NULL, since INTEGER,
+        PRIMARY KEY (stash, collection_id)
+    );
+    CREATE TABLE stash_data (
+        stash TEXT NOT NULL, collection_id INTEGER NOT NULL,
+        key TEXT NOT NULL, val TEXT NOT NULL, time INTEGER NOT NULL, diff INTEGER NOT NULL
+    );
+    CREATE INDEX stash_data_key ON stash_data (stash, collection_id, key)
+"""
+
+_DIFF_LIMIT = 2**63
+
+
+def has_tables(connection: sqlite3.Connection) -> bool:
+    found = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'stash_data'"
+    return bool(connection.execute(found).fetchone()[0])
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Bring the file into WAL mode and create the tables, once, whoever comes first."""
+    prepare_file(connection, has_tables=lambda: has_tables(connection), ddl=_SCHEMA)
+
+
+def prepare_reading(connection: sqlite3.Connection) -> None:
+    """Change nothing."""
+
+
+def take(connection: sqlite3.Connection, stash: str, nonce: str | None) -> Fence:
+    """The fence, made if it is not there; with a nonce the next one."""
+    connection.execute("INSERT OR IGNORE INTO stash_fence VALUES (?, 0, '', ?, 0)", (stash, FORMAT))
+    now = fence(connection, stash)
+    if nonce is None:
+        return now
+    connection.execute("UPDATE stash_fence SET epoch = epoch + 1, nonce = ? WHERE stash = ?", (nonce, stash))
+    return fence(connection, stash)
+
+
+def fence(connection: sqlite3.Connection, stash: str) -> Fence:
+    found = _fence(connection, stash)
+    if found is None:
+        raise StashError("the stash is gone")
+    return found[0]
+
+
+def token(connection: sqlite3.Connection, stash: str, opener: str) -> str | None:
+    row = connection.execute(
+        "SELECT token FROM stash_openers WHERE stash = ? AND opener = ?", (stash, opener)
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def set_token(connection: sqlite3.Connection, stash: str, opener: str, token: str, now: float) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO stash_openers VALUES (?, ?, ?, ?)", (stash, opener, token, now)
+    )
+
+
+def sweep_openers(connection: sqlite3.Connection, stash: str, before: float) -> None:
+    connection.execute("DELETE FROM stash_openers WHERE stash = ? AND seen < ?", (stash, before))
+
+
+def forget(connection: sqlite3.Connection, stash: str, opener: str) -> None:
+    connection.execute("DELETE FROM stash_openers WHERE stash = ? AND opener = ?", (stash, opener))
+
+
+def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded | None:
+    found = _fence(connection, stash)
+    if found is None:
+        return None
+    collections = []
+    for stored in _heads(connection, stash, select):
+        rows = _rows(connection, stash, stored.id, select.key) if select.rows else Rows()
+        collections.append(replace(stored, rows=rows))
+    return Loaded(*found, tuple(collections))
+
+
+def holds(connection: sqlite3.Connection, stash: str, change: Change) -> bool:
+    """Whether all that the change expects is so."""
+    some = tuple(change.expected) if not change.created and change.version is None else None
+    there = {stored.id: stored for stored in _heads(connection, stash, Select(some))}
+    if any(cid not in there or there[cid].revision != revision for cid, revision in change.expected.items()):
+        return False
+    names = {stored.name for stored in there.values()}
+    if any(made.id in there or made.name in names for made in change.created):
+        return False
+    if change.version is None:
+        return True
+    found = _fence(connection, stash)
+    return found is not None and found[1] == change.version[0] and len(there) == len(change.expected)
+
+
+def apply(connection: sqlite3.Connection, stash: str, change: Change) -> None:
+    for cid, move in change.moves.items():
+        connection.execute(
+            "UPDATE stash_uppers SET upper = ?, revision = revision + 1, loose = loose + ? "
+            "WHERE stash = ? AND collection_id = ?",
+            (move.frontiers.upper.time, len(move.rows), stash, cid),
+        )
+        connection.execute(
+            "UPDATE stash_sinces SET since = ? WHERE stash = ? AND collection_id = ?",
+            (move.frontiers.since.time, stash, cid),
+        )
+    for made in change.created:
+        frontiers = made.frontiers
+        connection.execute(
+            "INSERT INTO stash_collections VALUES (?, ?, ?, ?, ?)", (stash, made.id, made.name, *made.codecs)
+        )
+        connection.execute(
+            "INSERT INTO stash_uppers VALUES (?, ?, ?, 0, ?, 0)",
+            (stash, made.id, frontiers.upper.time, len(made.rows)),
+        )
+        connection.execute(
+            "INSERT INTO stash_sinces VALUES (?, ?, ?)", (stash, made.id, frontiers.since.time)
+        )
+    for cid, rows in change.rows:
+        _insert(connection, stash, cid, rows)
+    if change.version is not None:
+        connection.execute("UPDATE stash_fence SET version = ? WHERE stash = ?", (change.version[1], stash))
+
+
+def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
+    """The rows that are left."""
+    (stored,) = _heads(connection, stash, Select((cid,)))
+    since = stored.frontiers.since.time
+    here = (stash, cid)
+    if since is None:
+        connection.execute("DELETE FROM stash_data WHERE stash = ? AND collection_id = ?", here)
+    else:
+        _sum(connection, here, since)
+    counted = "SELECT count(*) FROM stash_data WHERE stash = ? AND collection_id = ?"
+    left: int = connection.execute(counted, here).fetchone()[0]
+    connection.execute(
+        "UPDATE stash_uppers SET loose = 0, settled = ? WHERE stash = ? AND collection_id = ?", (left, *here)
+    )
+    return left
+
+
+def _sum(connection: sqlite3.Connection, here: tuple[str, int], since: Any) -> None:
+    """The sum of 64-bit diffs may need more, which SQLite refuses: it is taken in halves of 32 bits."""
+    groups = connection.execute(
+        "SELECT key, val, max(time, ?) AS at, sum(diff >> 32), sum(diff & 4294967295) FROM stash_data "
+        "WHERE stash = ? AND collection_id = ? GROUP BY key, val, at HAVING count(*) > 1 OR min(diff) = 0",
+        (since, *here),
+    ).fetchall()
+    sums = [(key, val, at, (high << 32) + low) for key, val, at, high, low in groups]
+    fitting = [row for row in sums if -_DIFF_LIMIT <= row[3] < _DIFF_LIMIT]
+    connection.executemany(
+        "DELETE FROM stash_data WHERE stash = ? AND collection_id = ? AND key = ? AND val = ? "
+        "AND max(time, ?) = ?",
+        ((*here, key, val, since, at) for key, val, at, _ in fitting),
+    )
+    _insert(connection, *here, (row for row in fitting if row[3]))
+
+
+def _fence(connection: sqlite3.Connection, stash: str) -> tuple[Fence, int] | None:
+    """The fence and the version."""
+    row = connection.execute(
+        "SELECT epoch, nonce, version, format FROM stash_fence WHERE stash = ?", (stash,)
+    ).fetchone()
+    if row is None:
+        return None
+    if row[3] > FORMAT:
+        raise StashError("the stash was written by a newer version of aiopersist")
+    return Fence(row[0], row[1]), row[2]
+
+
+def _heads(connection: sqlite3.Connection, stash: str, select: Select) -> list[Stored]:
+    statement = (
+        "SELECT collection_id, name, key_codec, val_codec, since, upper, revision, loose, settled "
+        "FROM stash_collections JOIN stash_uppers USING (stash, collection_id) "
+        "JOIN stash_sinces USING (stash, collection_id) WHERE stash = ?"
+    )
+    if select.name is not None:
+        found = connection.execute(f"{statement} AND name = ?", (stash, select.name))
+    elif select.ids is not None:
+        marks = ", ".join("?" * len(select.ids))
+        found = connection.execute(f"{statement} AND collection_id IN ({marks})", (stash, *select.ids))
+    else:
+        found = connection.execute(statement, (stash,))
+    return [
+        Stored(cid, name, Codecs(key, val), Frontiers(_frontier(since), _frontier(upper)), *counts)
+        for cid, name, key, val, since, upper, *counts in found
+    ]
+
+
+def _rows(connection: sqlite3.Connection, stash: str, cid: int, key: str | None) -> Rows:
+    statement = "SELECT key, val, time, diff FROM stash_data WHERE stash = ? AND collection_id = ?"
+    arguments = (stash, cid) if key is None else (stash, cid, key)
+    found = connection.execute(statement + ("" if key is None else " AND key = ?"), arguments).fetchall()
+    return Rows.of(found)
+
+
+def _insert(
+    connection: sqlite3.Connection, stash: str, cid: int, rows: Iterable[tuple[str, str, int, int]]
+) -> None:
+    statement = "INSERT INTO stash_data VALUES (?, ?, ?, ?, ?, ?)"
+    connection.executemany(statement, ((stash, cid, *row) for row in rows))
+
+
+def _frontier(time: int | None) -> Antichain:
+    return Antichain() if time is None else Antichain(time)

@@ -1,0 +1,367 @@
+"""The calls of a stash. Each is one transaction: plan with `rules`, commit through the `session`."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio.to_thread
+
+from aiopersist.data.codec import Schema
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.frontier import Antichain, Time
+from aiopersist.frontier import frontier as as_frontier
+from aiopersist.resource import Resource, Scope
+from aiopersist.stash import rules
+from aiopersist.stash.collection import AppendBatch, StashCollection, check_absence, check_name
+from aiopersist.stash.errors import StashError
+from aiopersist.stash.migrate import Step, migrate
+from aiopersist.stash.model import Change, Frontiers, Move, Rows, Select, Stored
+from aiopersist.stash.rows import FEW, check_codecs, codecs, decode, decode_at, encode, encode_key
+from aiopersist.stash.session import Session
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+Entry = tuple[tuple[K, V], int, int]
+"""`((key, val), time, diff)`"""
+
+_closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is cancelled
+
+
+class Stash(Resource):
+    """Named collections, read whole and written in transactions. Serves many tasks at once; its own
+    changes take turns.
+
+    Every call is one transaction and, as a rule, one request. A change is durable when its call returns;
+    one that was cancelled may happen. `StashError` for what is refused, which then changed nothing, and
+    with `is_unrecoverable` once another opener has taken over.
+    """
+
+    def __init__(
+        self, session: Session, scope: Scope, release: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._session = session
+        self._scope = scope
+        self._release = release
+        self._closing: asyncio.Task[None] | None = None
+        self._collections: dict[int, StashCollection[Any, Any]] = {}
+
+    async def aclose(self) -> None:
+        """End it. Idempotent; a change that is under way is finished first, also when the caller is
+        cancelled."""
+        if self._closing is None:
+            self._scope.close()
+            self._closing = asyncio.create_task(self._release(), name="close a stash")
+            _closing.add(self._closing)
+            self._closing.add_done_callback(_closing.discard)
+        await asyncio.shield(self._closing)
+
+    async def confirm_leadership(self) -> None:
+        """Raise an unrecoverable `StashError` if another opener has taken over; nothing for an opener that
+        cannot be fenced."""
+        with self._scope.call():
+            await self._session.load(Select(ids=(), rows=False))
+
+    async def migrate(self, steps: Sequence[Step]) -> int:
+        """Bring the stash from its version, 0 when it is fresh, to `len(steps)`, which is returned. Step `i`,
+        an `async def step(tx)`, makes version `i` version `i + 1`; `tx` has all calls of a stash. The step
+        and the version are one transaction: a step that fails leaves both as they were. A step that others
+        came in the way of runs again, so it should have no effects but those on `tx`."""
+        with self._scope.call():
+            return await migrate(self._session, steps, Transaction)
+
+    # --- collections -----------------------------------------------------------------------------
+
+    async def collection(self, name: str, key: type[K] | Any, val: type[V] | Any) -> StashCollection[K, V]:
+        """The collection of that name; created empty, with `since = upper = {0}`, if it is not there.
+        `CodecMismatch` if it is stored with other types, `TypeError` for types that cannot be stored."""
+        return await self._collection(check_name(name), Schema(key=key, val=val))
+
+    async def _collection(self, name: str, schema: Schema[K, V, Any]) -> StashCollection[K, V]:
+        """One request at the first time: collections do not change and do not go."""
+        with self._scope.call():
+            for known in self._collections.values():
+                if known.name == name and known.schema == schema:
+                    return StashCollection(known.id, name, schema)
+            while True:
+                found = await self._session.load(Select(name=name, rows=False))
+                if found.collections:
+                    (stored,) = found.collections
+                    check_codecs(name, stored.codecs, schema)
+                    made = StashCollection(stored.id, name, schema)
+                    self._collections[stored.id] = made
+                    return made
+                await self._create(name, schema)
+
+    async def since(self, c: StashCollection[K, V]) -> Antichain:
+        """Times before it are forwarded to it."""
+        return (await self._head(c)).frontiers.since
+
+    async def upper(self, c: StashCollection[K, V]) -> Antichain:
+        """Times before it are complete."""
+        return (await self._head(c)).frontiers.upper
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def iter(self, c: StashCollection[K, V]) -> list[Entry[K, V]]:
+        """All entries `((key, val), time, diff)`, consolidated, in the order of (key, val, time); their times
+        are at or beyond since, and may be beyond upper. `StashError` if since is empty."""
+        with self._scope.call():
+            stored = await self._load(c)
+            since = rules.readable_since(c.name, stored.frontiers)
+            return await _compute(len(stored.rows), partial(decode, stored.rows, c.schema, since))
+
+    async def iter_key(self, c: StashCollection[K, V], key: K) -> list[tuple[V, int, int]]:
+        """The entries of a key: `(val, time, diff)`, in the order of (val, time)."""
+        with self._scope.call():
+            stored = await self._load(c, encode_key(key, c.schema, c.name))
+            since = rules.readable_since(c.name, stored.frontiers)
+            entries = await _compute(len(stored.rows), partial(decode, stored.rows, c.schema, since))
+            return [(val, time, diff) for (_, val), time, diff in entries]
+
+    async def peek_timestamp(self, c: StashCollection[K, V]) -> int:
+        """The last sealed time; `NothingSealed` if there is none that can be read."""
+        return rules.last_sealed(c.name, (await self._head(c)).frontiers)
+
+    async def peek(self, c: StashCollection[K, V]) -> list[tuple[K, V, int]]:
+        """The contents at the last sealed time: `(key, val, diff)` in order, consolidated."""
+        return (await self._peek(c))[1]
+
+    async def peek_one(self, c: StashCollection[K, V]) -> dict[K, V]:
+        """The same as a dict, in key order; `StashError` if a key is there twice or a diff is not 1."""
+        return one_per_key(c, await self.peek(c))
+
+    async def peek_key_one(self, c: StashCollection[K, V], key: K) -> V | None:
+        """The val of a key at the last sealed time; `None` if there is none, `StashError` if there are
+        several or its diff is not 1."""
+        check_absence(c.name, c.schema)
+        return one_of_key(c.name, key, (await self._peek(c, encode_key(key, c.schema, c.name)))[1])
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def update(self, c: StashCollection[K, V], data: tuple[K, V], time: int, diff: int) -> None:
+        """Add one entry at a time at or beyond upper."""
+        await self.update_many(c, [(data, time, diff)])
+
+    async def update_many(self, c: StashCollection[K, V], entries: Iterable[Entry[K, V]]) -> None:
+        """Add entries as `iter` gives them, all or none; every time must be at or beyond upper."""
+        with self._scope.call():
+            self._session.writing()
+            rows = await self._encoded(entries, c)
+            if rows:
+                await self._moves([c], lambda now, _: Move(rules.updated(c.name, now, rows.times), rows))
+
+    async def seal(self, c: StashCollection[K, V], upper: Antichain | Time) -> None:
+        """Advance upper; it may stay, it may not go back."""
+        await self.seal_batch([(c, upper)])
+
+    async def compact(self, c: StashCollection[K, V], since: Antichain | Time) -> None:
+        """Advance since, at most to upper: earlier times are forwarded to it from now on."""
+        await self.compact_batch([(c, since)])
+
+    async def consolidate(self, c: StashCollection[K, V]) -> None:
+        """Sum what is equal in the tables, and delete what sums to zero; everything, once since is empty.
+        Readers see no difference."""
+        await self.consolidate_batch([c])
+
+    async def seal_batch(self, seals: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]]) -> None:
+        """Seal several in order. When one fails, it and later ones are not sealed."""
+        await self._advance(seals, rules.sealed)
+
+    async def compact_batch(
+        self, compactions: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]]
+    ) -> None:
+        """Compact several in order. When one fails, it and later ones are not compacted."""
+        await self._advance(compactions, rules.compacted)
+
+    async def consolidate_batch(self, collections: Iterable[StashCollection[Any, Any]]) -> None:
+        """Consolidate several in order."""
+        with self._scope.call():
+            self._session.writing()
+            for c in collections:
+                await self._known(c)
+                await self._session.consolidate(c.id)
+
+    async def append(self, batches: Iterable[AppendBatch]) -> None:
+        """Append to several collections: all of it happens or nothing. Each batch's `lower` must be the upper
+        of its collection (`StaleLower`), its entries be at or beyond it; upper becomes `upper`, since
+        `compact`. `collection` must have been called on this stash for each. One request, for a
+        few thousand entries; none for no batches."""
+        with self._scope.call():
+            given = list(batches)
+            if not given:
+                return
+            self._session.writing()
+            collections = [self._collection_of(batch) for batch in given]
+            if len({c.id for c in collections}) < len(collections):
+                names = [c.name for c in collections]
+                twice = next(name for name in names if names.count(name) > 1)
+                raise StashError(f"collection {twice!r}: it is named twice in one append")
+            ready = {}
+            for c, batch in zip(collections, given, strict=True):
+                bounds = [int_frontier(f) for f in (batch.lower, batch.upper, batch.compact)]
+                ready[c.id] = bounds, await self._encoded(list(batch.entries), c)
+
+            def move(now: Frontiers, c: StashCollection[Any, Any]) -> Move:
+                (lower, upper, compact), rows = ready[c.id]
+                return Move(rules.appended(c.name, now, lower, upper, compact, rows.times), rows)
+
+            await self._moves(collections, move)
+
+    async def make_batch(self, c: StashCollection[K, V]) -> AppendBatch:
+        """See `StashCollection.make_batch`."""
+        return batch_at(c, (await self._head(c)).frontiers)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
+        """Unless somebody else did meanwhile."""
+        if self._session.opener is None:
+            raise StashError(f"collection {name!r}: there is none, and the stash was opened read-only")
+        there = await self._session.load(Select(rows=False))
+        cid = 1 + max((stored.id for stored in there.collections), default=0)
+        await self._session.attempt(Change({}, {}, created=(Stored(cid, name, codecs(schema)),)))
+
+    async def _moves(
+        self,
+        collections: Sequence[StashCollection[Any, Any]],
+        move: Callable[[Frontiers, StashCollection[Any, Any]], Move],
+    ) -> None:
+        def plan(seen: Mapping[int, Stored]) -> Change:
+            found = {c.id: _found(c, seen) for c in collections}
+            moves = {c.id: move(found[c.id].frontiers, c) for c in collections}
+            return Change({cid: stored.revision for cid, stored in found.items()}, moves)
+
+        await self._session.change([c.id for c in collections], plan)
+
+    async def _advance(
+        self,
+        steps: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]],
+        rule: Callable[[str, Frontiers, Antichain], Frontiers],
+    ) -> None:
+        """One transaction for all: when one fails, none is applied."""
+        with self._scope.call():
+            self._session.writing()
+            given = [(c, int_frontier(time)) for c, time in steps]
+            if not given:
+                return
+
+            def move(now: Frontiers, c: StashCollection[Any, Any]) -> Move:
+                for other, time in given:
+                    now = rule(c.name, now, time) if other.id == c.id else now
+                return Move(now)
+
+            await self._moves(list({c.id: c for c, _ in given}.values()), move)
+
+    async def _peek(
+        self, c: StashCollection[K, V], key: str | None = None
+    ) -> tuple[Frontiers, list[tuple[K, V, int]]]:
+        """The contents at the last sealed time, all or of the key with that text, and the frontiers of the
+        same moment."""
+        with self._scope.call():
+            stored = await self._load(c, key)
+            time = rules.last_sealed(c.name, stored.frontiers)
+            contents = await _compute(len(stored.rows), partial(decode_at, stored.rows, c.schema, time))
+            return stored.frontiers, contents
+
+    async def _head(self, c: StashCollection[Any, Any]) -> Stored:
+        with self._scope.call():
+            return await self._known(c)
+
+    async def _known(self, c: StashCollection[Any, Any]) -> Stored:
+        return _one(c, (await self._session.load(Select((c.id,), rows=False))).collections)
+
+    async def _load(self, c: StashCollection[Any, Any], key: str | None = None) -> Stored:
+        return _one(c, (await self._session.load(Select((c.id,), key=key))).collections)
+
+    async def _encoded(self, entries: Iterable[Any], c: StashCollection[Any, Any]) -> Rows:
+        given = entries if isinstance(entries, list) else _listed(entries)
+        size = len(given) if isinstance(given, list) else 0
+        return await _compute(size, partial(encode, given, c.schema, c.name))
+
+    def _collection_of(self, batch: AppendBatch) -> StashCollection[Any, Any]:
+        found = self._collections.get(batch.collection_id)
+        if found is None:
+            raise StashError(f"collection {batch.collection_id}: open it with `collection` first")
+        return found
+
+
+class MemoryStash(Stash):
+    """A stash in memory: nothing is durable."""
+
+
+class SqliteStash(Stash):
+    """A stash in a SQLite file, for the processes of one host."""
+
+
+class PostgresStash(Stash):
+    """A stash in a schema of a Postgres database."""
+
+
+class Transaction(Stash):
+    """What a step of a migration is given: a stash whose changes become durable all at once."""
+
+    async def migrate(self, steps: Sequence[Step]) -> int:
+        raise StashError("a migration cannot begin within another one")
+
+
+def batch_at(c: StashCollection[Any, Any], now: Frontiers) -> AppendBatch:
+    """An empty batch at the upper of `now`."""
+    time = rules.next_time(c.name, now)
+    return AppendBatch(c.id, Antichain(time), Antichain(time + 1), Antichain(time), time)
+
+
+def one_per_key(c: StashCollection[K, V], contents: Iterable[tuple[K, V, int]]) -> dict[K, V]:
+    """`(key, val, diff)` as a dict; `StashError` if a key is there twice or a diff is not 1."""
+    name, found = c.name, dict[K, V]()
+    for key, val, diff in contents:
+        _check_one(name, key, val, diff)
+        if key in found:
+            raise StashError(f"collection {name!r}: key {key!r} has several vals")
+        found[key] = val
+    return found
+
+
+def one_of_key(name: str, key: object, contents: Sequence[tuple[K, V, int]]) -> V | None:
+    """The only val of a key, or `None`; `StashError` if there are several or the diff is not 1."""
+    for _, val, diff in contents:
+        _check_one(name, key, val, diff)
+    if len(contents) > 1:
+        raise StashError(f"collection {name!r}: key {key!r} has several vals")
+    return contents[0][1] if contents else None
+
+
+def int_frontier(given: Antichain | Time) -> Antichain:
+    """The frontier; `InvalidUsage` for one of product times, which a stash does not have."""
+    found = as_frontier(given)
+    if any(isinstance(time, tuple) for time in found.elements):
+        raise InvalidUsage(UsageKind.INVALID_TIME, f"{found}: the times of a stash are ints", time=given)
+    return found
+
+
+def _check_one(name: str, key: object, val: object, diff: int) -> None:
+    if diff != 1:
+        raise StashError(f"collection {name!r}: key {key!r} has val {val!r} with diff {diff}, not 1")
+
+
+def _found(c: StashCollection[Any, Any], seen: Mapping[int, Stored]) -> Stored:
+    return _one(c, [seen[c.id]] if c.id in seen else [])
+
+
+def _one(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
+    if not found or found[0].name != c.name:
+        raise StashError(f"collection {c.name!r}: there is none of id {c.id} in this stash")
+    return found[0]
+
+
+def _listed(entries: Any) -> Any:
+    return (
+        list(entries) if isinstance(entries, Iterable) and not isinstance(entries, str | bytes) else entries
+    )
+
+
+async def _compute(rows: int, work: Callable[[], T]) -> T:
+    """Run `work` on so many rows: on a worker thread unless they are few."""
+    return work() if rows <= FEW else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
