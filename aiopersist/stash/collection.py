@@ -2,19 +2,22 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from aiopersist.data.codec import Schema
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 
-if TYPE_CHECKING:
-    from aiopersist.stash.stash import Stash
-
 K = TypeVar("K")
 V = TypeVar("V")
 
 NAME_BYTES_MAX = 512  # an index entry of Postgres holds some more
+
+
+class MakesBatches(Protocol):
+    """A stash."""
+
+    async def make_batch(self, c: "StashCollection[Any, Any]") -> "AppendBatch": ...
 
 
 class StashCollection(Generic[K, V]):
@@ -41,7 +44,7 @@ class StashCollection(Generic[K, V]):
     def _identity(self) -> tuple[Hashable, ...]:
         return self.id, self.name, self.schema
 
-    async def make_batch(self, stash: "Stash") -> "AppendBatch":
+    async def make_batch(self, stash: MakesBatches) -> "AppendBatch":
         """An empty batch at the current upper, which seals that time and compacts to it; `StashError` if
         upper is empty or the greatest time. One request."""
         return await stash.make_batch(self)

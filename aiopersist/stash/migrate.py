@@ -5,47 +5,49 @@ runs, and if others changed anything meanwhile it runs again, on what is there t
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from aiopersist.resource import Scope
+from aiopersist.resource import Resource, Scope
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.memory import DraftStore
 from aiopersist.stash.model import Change, Loaded, Select
 from aiopersist.stash.session import Session
 
-if TYPE_CHECKING:
-    from aiopersist.stash.stash import Transaction
-
-Step = Callable[["Transaction"], Awaitable[Any]]
+T = TypeVar("T", bound=Resource)
 
 ATTEMPTS = 100  # of one step; a stash that never rests that long cannot be migrated
 
 
-async def migrate(session: Session, steps: Sequence[Step], transaction: type["Transaction"]) -> int:
-    """See `Stash.migrate`."""
+async def migrate(
+    session: Session, steps: Sequence[Callable[[T], Awaitable[Any]]], begin: Callable[[Session, Scope], T]
+) -> int:
+    """See `Stash.migrate`; `begin` makes what a step is given."""
     session.writing()
     for number, step in enumerate(steps):
         for _ in range(ATTEMPTS):
             found = await session.load(Select())
             _check(found.version, len(steps))
-            if found.version > number:
-                break
-            change = await _draft(session, found, number, step, transaction)
-            if await session.attempt(change):
+            if found.version > number or await session.attempt(
+                await _drafted(session, found, number, step, begin)
+            ):
                 break
         else:
             raise StashError(f"migration step {number}: others changed the stash meanwhile, {ATTEMPTS} times")
-    _check((await session.load(Select(ids=(), rows=False))).version, len(steps))
-    return len(steps)
+    version = (await session.load(Select(ids=(), rows=False))).version
+    _check(version, len(steps))
+    return version
 
 
-async def _draft(
-    session: Session, found: Loaded, number: int, step: Step, transaction: type["Transaction"]
+async def _drafted(
+    session: Session,
+    found: Loaded,
+    number: int,
+    step: Callable[[T], Awaitable[Any]],
+    begin: Callable[[Session, Scope], T],
 ) -> Change:
     """What the step does to a copy of what was found."""
     store = DraftStore(found)
-    scope = Scope(f"the transaction of migration step {number}")
-    tx = transaction(session.draft(store, found), scope, _nothing)
+    tx = begin(session.draft(store, found), Scope(f"the transaction of migration step {number}"))
     try:
         await step(tx)
     finally:
@@ -56,7 +58,3 @@ async def _draft(
 def _check(version: int, known: int) -> None:
     if version > known:
         raise StashError(f"the stash is at version {version}, but only {known} migration steps are known")
-
-
-async def _nothing() -> None:
-    """There is nothing to release."""

@@ -1,7 +1,7 @@
 """The calls of a stash. Each is one transaction: plan with `rules`, commit through the `session`."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from aiopersist.resource import Resource, Scope
 from aiopersist.stash import rules
 from aiopersist.stash.collection import AppendBatch, StashCollection, check_absence, check_name
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.migrate import Step, migrate
+from aiopersist.stash.migrate import migrate
 from aiopersist.stash.model import Change, Frontiers, Move, Rows, Select, Stored
 from aiopersist.stash.rows import FEW, check_codecs, codecs, decode, decode_at, encode, encode_key
 from aiopersist.stash.session import Session
@@ -40,7 +40,7 @@ class Stash(Resource):
     """
 
     def __init__(
-        self, session: Session, scope: Scope, release: Callable[[], Coroutine[Any, Any, None]]
+        self, session: Session, scope: Scope, release: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         self._session = session
         self._scope = scope
@@ -53,7 +53,7 @@ class Stash(Resource):
         cancelled."""
         if self._closing is None:
             self._scope.close()
-            self._closing = asyncio.create_task(self._release(), name="close a stash")
+            self._closing = asyncio.create_task(self._released(), name="close a stash")
             _closing.add(self._closing)
             self._closing.add_done_callback(_closing.discard)
         await asyncio.shield(self._closing)
@@ -64,7 +64,7 @@ class Stash(Resource):
         with self._scope.call():
             await self._session.load(Select(ids=(), rows=False))
 
-    async def migrate(self, steps: Sequence[Step]) -> int:
+    async def migrate(self, steps: Sequence["Step"]) -> int:
         """Bring the stash from its version, 0 when it is fresh, to `len(steps)`, which is returned. Step `i`,
         an `async def step(tx)`, makes version `i` version `i + 1`; `tx` has all calls of a stash. The step
         and the version are one transaction: a step that fails leaves both as they were. A step that others
@@ -216,6 +216,10 @@ class Stash(Resource):
 
     # --- inside ----------------------------------------------------------------------------------
 
+    async def _released(self) -> None:
+        if self._release is not None:
+            await self._release()
+
     async def _create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
         """Unless somebody else did meanwhile."""
         if self._session.opener is None:
@@ -303,8 +307,12 @@ class PostgresStash(Stash):
 class Transaction(Stash):
     """What a step of a migration is given: a stash whose changes become durable all at once."""
 
-    async def migrate(self, steps: Sequence[Step]) -> int:
+    async def migrate(self, steps: Sequence["Step"]) -> int:
         raise StashError("a migration cannot begin within another one")
+
+
+Step = Callable[[Transaction], Awaitable[Any]]
+"""Of a migration."""
 
 
 def batch_at(c: StashCollection[Any, Any], now: Frontiers) -> AppendBatch:
