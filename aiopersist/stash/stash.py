@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import anyio.to_thread
 
@@ -74,7 +74,12 @@ class Stash(Resource):
 
     # --- collections -----------------------------------------------------------------------------
 
-    async def collection(self, name: str, key: type[K] | Any, val: type[V] | Any) -> StashCollection[K, V]:
+    @overload
+    async def collection(self, name: str, key: type[K], val: type[V]) -> StashCollection[K, V]: ...
+    @overload
+    async def collection(self, name: str, key: Any, val: Any) -> StashCollection[Any, Any]: ...
+
+    async def collection(self, name: str, key: Any, val: Any) -> StashCollection[Any, Any]:
         """The collection of that name; created empty, with `since = upper = {0}`, if it is not there.
         `CodecMismatch` if it is stored with other types, `TypeError` for types that cannot be stored."""
         return await self._collection(check_name(name), Schema(key=key, val=val))

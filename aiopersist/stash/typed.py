@@ -5,7 +5,7 @@ if somebody else's append came first it does so again, on what is there then.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from aiopersist.data.codec import Schema
 from aiopersist.frontier import Antichain
@@ -28,9 +28,14 @@ class TypedCollection(Generic[K, V]):
     `InvalidUsage` if the vals admit `None`, which says "absent" here, `TypeError` for types that cannot be
     stored. Reads raise `NothingSealed` until the first write."""
 
-    def __init__(self, name: str, key: type[K], val: type[V]) -> None:
+    @overload
+    def __init__(self, name: str, key: type[K], val: type[V]) -> None: ...
+    @overload
+    def __init__(self: "TypedCollection[Any, Any]", name: str, key: Any, val: Any) -> None: ...
+
+    def __init__(self, name: str, key: Any, val: Any) -> None:
         self.name = check_name(name)
-        self._schema = Schema(key, val)
+        self._schema: Schema[K, V, Any] = Schema(key, val)
         check_absence(name, self._schema)
 
     def __repr__(self) -> str:
