@@ -56,8 +56,9 @@ class Rows:
         return zip(*self.columns, strict=True)
 
     def __add__(self, other: "Rows") -> "Rows":
-        both = zip(self.columns, other.columns, strict=True)
-        return Rows(*([*mine, *theirs] for mine, theirs in both)) if other else self
+        if not self or not other:
+            return self or other
+        return Rows(*([*mine, *its] for mine, its in zip(self.columns, other.columns, strict=True)))
 
     def where(self, held: Sequence[bool]) -> "Rows":
         """The rows for which `held` says so."""

@@ -9,7 +9,10 @@ transaction of several, which `idle_in_transaction_session_timeout` ends if its 
 Reads are one statement, thus one snapshot. Consolidation has a connection of its own.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from operator import add
 from typing import Any
 
 import asyncpg
@@ -41,7 +44,7 @@ from aiopersist.storage.postgres_pool import Connection, Pool
 
 DEFAULT_STASH_SCHEMA = "stash"
 POOL_SIZE = 4  # one writes, the others read
-ROWS_AT_ONCE = 4096  # of a statement: more would only keep the driver from letting others run
+ROWS_AT_ONCE = 2048  # of a statement: more would only keep the driver from letting others run
 BYTES_AT_ONCE = 4 * 1024 * 1024
 
 Chunk = tuple[list[Any], ...]
@@ -243,15 +246,10 @@ def _chunks(change: Change) -> Iterator[Chunk]:
     for cid, rows in change.rows:
         for column, values in zip(columns, ([cid] * len(rows), *rows.columns), strict=True):
             column.extend(values)
-    begin = size = 0
-    for at, (key, val) in enumerate(zip(columns[1], columns[2], strict=True)):
-        if at > begin and (at - begin >= ROWS_AT_ONCE or size + len(key) + len(val) > BYTES_AT_ONCE):
-            yield _slice(columns, begin, at)
-            begin, size = at, 0
-        size += len(key) + len(val)
-    if begin < len(columns[0]):
-        yield _slice(columns, begin, len(columns[0]))
-
-
-def _slice(columns: Chunk, begin: int, end: int) -> Chunk:
-    return tuple(column[begin:end] for column in columns)
+    ends = list(accumulate(map(add, map(len, columns[1]), map(len, columns[2]))))
+    begin = 0
+    while begin < len(ends):
+        so_far = ends[begin - 1] if begin else 0
+        end = max(begin + 1, min(bisect_right(ends, so_far + BYTES_AT_ONCE), begin + ROWS_AT_ONCE))
+        yield tuple(column[begin:end] for column in columns)
+        begin = end
