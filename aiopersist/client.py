@@ -90,8 +90,8 @@ def open(  # noqa: A001  # `ap.open`
         consensus_store = found.consensus
 
     async def connect() -> Client:
-        client = Client(blob_store, consensus_store, chosen, runtime, mine, maintenance)
-        client._consensus_url = found.consensus if isinstance(found.consensus, str) else None
+        url = found.consensus if isinstance(found.consensus, str) else None
+        client = Client(blob_store, consensus_store, chosen, runtime, mine, maintenance, url)
         try:
             await client.ping()
             if not arrow_is_imported():
@@ -115,6 +115,7 @@ class Client(Upkeep, Resource):
         runtime: Runtime,
         mine: list[Blob | Consensus],
         maintenance: bool,
+        consensus_url: str | None,
     ) -> None:
         self._calls = Scope("the client")  # ends first: then nothing new begins
         self._scope = Scope("the client")  # of the handles and their openings: ends when they are released
@@ -122,7 +123,7 @@ class Client(Upkeep, Resource):
         self._closing: asyncio.Task[None] | None = None
         self._mine = mine
         self._consensus = consensus
-        self._consensus_url: str | None = None
+        self._consensus_url = consensus_url
         """What it was opened by, unless it was given."""
         wrapped_blob, wrapped_consensus, self._metrics = stack(blob, consensus, settings, runtime)
         self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor())

@@ -5,8 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.nested import Lists, Models, Structs
+from aiopersist.data.types import Field
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
+from aiopersist.frontier import frontier as as_frontier
+from aiopersist.stash import rules
+from aiopersist.stash.model import Codecs, Frontiers
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,12 +28,14 @@ class MakesBatches(Protocol):
 class StashCollection(Generic[K, V]):
     """A collection of `(key, val, time, diff)`; works with every opener of its place."""
 
-    __slots__ = ("id", "name", "schema")
+    __slots__ = ("codecs", "id", "name", "schema")
 
-    def __init__(self, id: int, name: str, schema: Schema[K, V, int]) -> None:
+    def __init__(self, id: int, name: str, schema: Schema[K, V, int], codecs: Codecs) -> None:
         self.id = id
         self.name = name
         self.schema = schema
+        self.codecs = codecs
+        """As they are stored."""
 
     def __repr__(self) -> str:
         key, val = (self.schema.arrow_schema.field(name).type for name in ("key", "val"))
@@ -65,6 +72,22 @@ class AppendBatch:
     timestamp: int
     entries: list[Any] = field(default_factory=list)
     """`((key, val), time, diff)`, as `iter` gives them."""
+    _collection: StashCollection[Any, Any] | None = field(default=None, repr=False, compare=False)
+    """Whose types the entries have; without it, those that the stash was last asked for."""
+
+
+def batch_at(c: StashCollection[Any, Any], now: Frontiers) -> AppendBatch:
+    """An empty batch at the upper of `now`."""
+    time = rules.next_time(c.name, now)
+    return AppendBatch(c.id, Antichain(time), Antichain(time + 1), Antichain(time), time, _collection=c)
+
+
+def int_frontier(given: Antichain | Time) -> Antichain:
+    """The frontier; `InvalidUsage` for one of product times, which a stash does not have."""
+    found = as_frontier(given)
+    if any(isinstance(time, tuple) for time in found.elements):
+        raise InvalidUsage(UsageKind.INVALID_TIME, f"{found}: the times of a stash are ints", time=given)
+    return found
 
 
 def check_name(name: object) -> str:
@@ -77,6 +100,20 @@ def check_name(name: object) -> str:
             pass
     what = f"{name!r:.80} is not a name: text of up to {NAME_BYTES_MAX} bytes in UTF-8, without NUL"
     raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)
+
+
+def check_keys(name: str, schema: Schema[Any, Any, Any]) -> None:
+    """`InvalidUsage` where keys cannot be those of a dict."""
+    if not _is_hashable(schema.key):
+        what = f"collection {name!r}: its keys are lists or dicts, or hold them, which a dict cannot have"
+        raise InvalidUsage(UsageKind.INVALID_TYPE, what)
+
+
+def _is_hashable(field: Field) -> bool:
+    codec = field.codec
+    if isinstance(codec, Models):
+        return all(map(_is_hashable, codec.fields.values()))
+    return not isinstance(codec, Lists | Structs)
 
 
 def check_absence(name: str, schema: Schema[Any, Any, Any]) -> None:

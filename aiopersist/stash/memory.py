@@ -163,6 +163,8 @@ class DraftStore(MemoryStore):
         super().__init__(Tables.of(loaded))
         self._before = {stored.id: stored.revision for stored in loaded.collections}
         self._touched: dict[int, Rows] = {}
+        self.consolidated: set[int] = set()
+        """Collections that are to be consolidated once it has happened."""
 
     async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
         with self._tables.lock:
@@ -174,6 +176,10 @@ class DraftStore(MemoryStore):
             for made in change.created:
                 self._touched[made.id] = made.rows
             return Verdict.APPLIED
+
+    async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
+        self.consolidated.add(collection_id)
+        return await super().consolidate(opener, collection_id)
 
     def gathered(self, version: tuple[int, int]) -> Change:
         """All of it as one change of what it began with."""

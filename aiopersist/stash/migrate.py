@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from aiopersist.resource import Resource, Scope
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.memory import DraftStore
-from aiopersist.stash.model import Change, Loaded, Select
+from aiopersist.stash.model import Loaded, Select
 from aiopersist.stash.session import Session
 
 T = TypeVar("T", bound=Resource)
@@ -27,9 +27,7 @@ async def migrate(
         for _ in range(ATTEMPTS):
             found = await session.load(Select())
             _check(found.version, len(steps))
-            if found.version > number or await session.attempt(
-                await _drafted(session, found, number, step, begin)
-            ):
+            if found.version > number or await _done(session, found, number, step, begin):
                 break
         else:
             raise StashError(f"migration step {number}: others changed the stash meanwhile, {ATTEMPTS} times")
@@ -38,21 +36,25 @@ async def migrate(
     return version
 
 
-async def _drafted(
+async def _done(
     session: Session,
     found: Loaded,
     number: int,
     step: Callable[[T], Awaitable[Any]],
     begin: Callable[[Session, Scope], T],
-) -> Change:
-    """What the step does to a copy of what was found."""
-    store = DraftStore(found)
-    tx = begin(session.draft(store, found), Scope(f"the transaction of migration step {number}"))
+) -> bool:
+    """Run the step on a copy of what was found, and make what it did durable; `False` if others changed
+    anything meanwhile."""
+    draft = DraftStore(found)
+    tx = begin(session.draft(draft, found), Scope(f"the transaction of migration step {number}"))
     try:
         await step(tx)
     finally:
         await tx.aclose()
-    return store.gathered((number, number + 1))
+    applied = await session.attempt(draft.gathered((number, number + 1)))
+    for collection_id in draft.consolidated if applied else ():
+        await session.consolidate(collection_id)
+    return applied
 
 
 def _check(version: int, known: int) -> None:

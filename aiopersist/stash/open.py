@@ -102,9 +102,10 @@ def place_beside(
     if url is not None and scheme == "sqlite":
         return _sqlite(Address.parse(url).file_path, name, runtime)
     if url is not None and scheme in ("postgres", "postgresql"):
-        from aiopersist.stash.postgres import beside
+        from aiopersist.stash.postgres import PostgresStore, beside
 
-        return Place(PostgresStash, lambda _: beside(url, name, settings))
+        address = beside(url, name)
+        return Place(PostgresStash, lambda _: PostgresStore(address, settings))
     raise Unsupported("a stash lies in a consensus database that was opened by its URL")
 
 
@@ -119,14 +120,15 @@ async def opened(
         session = await _session(store, mode, settings, runtime, supervisor)
         scope = Scope("the stash", parent)
     except BaseException:
-        await supervisor.aclose()
         await store.aclose()
         raise
 
     async def release() -> None:
-        await session.aclose()
-        await supervisor.aclose()
-        await store.aclose()
+        try:
+            await session.aclose()
+            await supervisor.aclose()
+        finally:
+            await store.aclose()
 
     return place.kind(session, scope, release)
 
@@ -175,9 +177,9 @@ def _place(url: str, runtime: Runtime, settings: Settings) -> Place:
         return _sqlite(Address.parse(url).file_path, DEFAULT_NAME, runtime)
     if scheme in ("postgres", "postgresql"):
         with extra("postgres"):
-            from aiopersist.stash.postgres import at
-        store = at(url, settings)
-        return Place(PostgresStash, lambda _: store)
+            from aiopersist.stash.postgres import PostgresStore, at
+        address = at(url)
+        return Place(PostgresStash, lambda _: PostgresStore(address, settings))
     known = "mem://name, sqlite:///path or postgres://..."
     raise InvalidLocation(f"{scheme or 'no scheme'}: a stash is named by a URL such as {known}")
 

@@ -51,19 +51,19 @@ Chunk = tuple[list[Any], ...]
 """Columns of `data`."""
 
 
-def at(url: str, settings: Settings) -> "PostgresStore":
-    """The stash of that URL. No I/O."""
-    return PostgresStore(PostgresAddress.parse(url, schema=DEFAULT_STASH_SCHEMA), settings)
+def at(url: str) -> PostgresAddress:
+    """Where the stash of that URL is."""
+    return PostgresAddress.parse(url, schema=DEFAULT_STASH_SCHEMA)
 
 
-def beside(url: str, name: str, settings: Settings) -> "PostgresStore":
-    """The stash `name` beside the consensus store of that URL. No I/O."""
+def beside(url: str, name: str) -> PostgresAddress:
+    """Where the stash `name` beside the consensus store of that URL is."""
     address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
     schema = f"{address.schema}_{name}"
     if len(schema.encode()) > SCHEMA_BYTES_MAX:
         what = f"{name!r:.80} is too long: the schema {schema!r:.160} would have more than 63 bytes"
         raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)
-    return PostgresStore(PostgresAddress(address.arguments, schema, address.shown), settings)
+    return PostgresAddress(address.arguments, schema, address.shown)
 
 
 class PostgresStore(Store):
@@ -86,11 +86,13 @@ class PostgresStore(Store):
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
         async def work(connection: Connection) -> Fence:
             await self._tables.ensure(connection)
-            if nonce is None:
-                row = await connection.fetchrow(self._sql.join, opener_id, token)
-            else:
-                row = await connection.fetchrow(self._sql.take, opener_id, token, nonce)
-            return _fence(row)
+            await connection.execute(self._sql.enroll, opener_id, token)
+            await connection.execute(self._sql.sweep)
+            while True:
+                fence = _fence(await connection.fetchrow(self._sql.fence))
+                if nonce is None or fence.nonce == nonce:
+                    return fence
+                await connection.execute(self._sql.take, fence.epoch, nonce)
 
         return await self._pool.write(work)
 
@@ -118,16 +120,17 @@ class PostgresStore(Store):
 
         async def work(connection: Connection) -> Verdict:
             if not several:
-                return await self._commit(connection, opener, change, sending, chunks)
-            transaction = connection.transaction()
+                return (await self._commit(connection, opener, change, sending, chunks))[0]
+            transaction, applied = connection.transaction(), False
             await transaction.start()
             try:
                 verdict = await self._prepare(connection, opener, change, chunks)
                 if verdict is Verdict.APPLIED:
-                    verdict = await self._commit(connection, opener, change, sending, chunks[-1:])
+                    verdict, applied = await self._commit(connection, opener, change, sending, chunks[-1:])
             except asyncpg.UniqueViolationError:  # somebody made that collection meanwhile
                 verdict = Verdict.CONFLICT
-            await (transaction.commit() if verdict is Verdict.APPLIED else transaction.rollback())
+            # Nothing lasts of a sending that finds an earlier one applied.
+            await (transaction.commit() if applied else transaction.rollback())
             return verdict
 
         return await self._pool.write(work)
@@ -183,7 +186,8 @@ class PostgresStore(Store):
 
     async def _commit(
         self, connection: Connection, opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]
-    ) -> Verdict:
+    ) -> tuple[Verdict, bool]:
+        """The verdict, and whether it was this statement that applied the change."""
         row = await connection.fetchrow(
             self._sql.commit,
             opener.id,
@@ -194,7 +198,7 @@ class PostgresStore(Store):
             *(chunks[0] if chunks else ([], [], [], [], [])),
         )
         assert row is not None  # the statement gives one row
-        return judge(opener, _fence(row), sending, row["token"], row["ok"])
+        return judge(opener, _fence(row), sending, row["token"], row["ok"]), row["ok"]
 
 
 def _fence(row: asyncpg.Record | None) -> Fence:

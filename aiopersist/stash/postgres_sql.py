@@ -58,8 +58,9 @@ def tables(schema: str) -> Tables:
 class Statements:
     """Every statement on the tables of one schema."""
 
+    fence: str
     take: str
-    join: str
+    sweep: str
     enroll: str
     forget: str
     token: str
@@ -88,19 +89,15 @@ def _names(schema: str) -> dict[str, str]:
     return {name: f"{quoted(schema)}.{name}" for name in tables}
 
 
+# A late sending of one that was sent again finds the row there, and changes nothing.
 _ENROLL = """
-    INSERT INTO {openers} VALUES ($1, $2, clock_timestamp())
-    ON CONFLICT (opener) DO UPDATE SET token = excluded.token, seen = excluded.seen"""
-_SWEEP = """
-    swept AS (
-        DELETE FROM {openers} WHERE opener <> $1 AND seen < now() - make_interval(secs => {retention})
-    )"""
+    INSERT INTO {openers} VALUES ($1, $2, clock_timestamp()) ON CONFLICT DO NOTHING"""
+
 _TEXTS = {
-    "take": f"""
-        WITH {_SWEEP}, enrolled AS ({_ENROLL})
-        UPDATE {{fence}} SET epoch = epoch + 1, nonce = $3 RETURNING epoch, nonce, format""",
-    "join": f"""
-        WITH {_SWEEP}, enrolled AS ({_ENROLL}) SELECT epoch, nonce, format FROM {{fence}}""",
+    "fence": "SELECT epoch, nonce, format FROM {fence}",
+    # Expects the epoch that was read, so that a late sending cannot take over from whoever came after it.
+    "take": "UPDATE {fence} SET epoch = epoch + 1, nonce = $2 WHERE epoch = $1",
+    "sweep": "DELETE FROM {openers} WHERE seen < clock_timestamp() - make_interval(secs => {retention})",
     "enroll": _ENROLL,
     "forget": "DELETE FROM {openers} WHERE opener = $1",
     "token": "SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE",
@@ -158,21 +155,20 @@ _TEXTS = {
         UPDATE {fence} SET version = $2
         WHERE version = $1 AND (SELECT count(*) FROM {collections}) = $3 RETURNING version""",
     "fence_shared": "SELECT epoch, nonce FROM {fence} FOR SHARE",
-    # What is summed is what this statement deletes, so two of them cannot count a row twice.
+    # Under the lock of whoever consolidates, so nobody else deletes rows, and rows are never changed: those
+    # of this snapshot are those that go. They go by their place: a join would be planned by statistics that
+    # know nothing of a young collection.
     "sums": """
         WITH held AS (SELECT since FROM {sinces} WHERE collection_id = $1),
         several AS (
-            SELECT key, val, greatest(time, since) AS at FROM {data}, held WHERE collection_id = $1
+            SELECT key, val, greatest(time, since) AS at, array_agg(d.ctid) AS places, sum(diff) AS total
+            FROM {data} d, held WHERE collection_id = $1
             GROUP BY key, val, at HAVING (count(*) > 1 OR min(diff) = 0)
                 AND sum(diff) BETWEEN -9223372036854775808 AND 9223372036854775807
         ),
-        gone AS (
-            DELETE FROM {data} d USING several s, held
-            WHERE d.collection_id = $1 AND d.key = s.key AND d.val = s.val AND greatest(d.time, since) = s.at
-            RETURNING d.key, d.val, s.at, d.diff
-        )
+        gone AS (DELETE FROM {data} WHERE ctid = ANY (ARRAY(SELECT unnest(places) FROM several)))
         INSERT INTO {data} (collection_id, key, val, time, diff)
-        SELECT $1, key, val, at, sum(diff)::bigint FROM gone GROUP BY key, val, at HAVING sum(diff) <> 0""",
+        SELECT $1, key, val, at, total::bigint FROM several WHERE total <> 0""",
     "loose": "SELECT loose FROM {uppers} WHERE collection_id = $1",
     "delete_all": """
         DELETE FROM {data} WHERE collection_id = $1

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import anyio.to_thread
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import contents, sum_columns
@@ -20,7 +22,10 @@ from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.types import Refusal, short
 from aiopersist.errors import CodecMismatch, Corruption, InvalidUpdate
+from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, Rows
+
+T = TypeVar("T")
 
 FEW = 200  # rows that are converted faster than a thread is reached
 
@@ -56,8 +61,32 @@ def decode(rows: Rows, schema: Schema[Any, Any, Any], since: int) -> list[Any]:
 
 def decode_at(rows: Rows, schema: Schema[Any, Any, Any], time: int) -> list[Any]:
     """The contents at `time`, as `(key, val, diff)` in order."""
+    return list(zip(*_values(contents(_table(_until(rows, time), schema), schema), schema), strict=True))
+
+
+class Item(NamedTuple):
+    """A key and its val, and the text of the val."""
+
+    key: Any
+    val: Any
+    text: str
+
+
+def table_at(rows: Rows, schema: Schema[Any, Any, Any], time: int, name: str) -> dict[str, Item]:
+    """The contents at `time` by the texts of their keys, in order; `StashError` if a key is there twice or a
+    diff is not 1. Texts tell keys apart as collections do; Python takes 1 and True for one, and NaN for
+    none."""
     table = contents(_table(_until(rows, time), schema), schema)
-    return list(zip(*_values(table, schema), strict=True))
+    keys, vals, diffs = _values(table, schema)
+    texts = (column_texts(table.column(column)) for column in ("key", "val"))
+    found: dict[str, Item] = {}
+    for key, val, diff, key_text, val_text in zip(keys, vals, diffs, *texts, strict=True):
+        if diff != 1:
+            raise StashError(f"collection {name!r}: key {key!r} has val {val!r} with diff {diff}, not 1")
+        if key_text in found:
+            raise StashError(f"collection {name!r}: key {key!r} has several vals")
+        found[key_text] = Item(key, val, val_text)
+    return found
 
 
 def codecs(schema: Schema[Any, Any, Any]) -> Codecs:
@@ -73,26 +102,30 @@ def check_codecs(name: str, stored: Codecs, schema: Schema[Any, Any, Any]) -> No
         raise CodecMismatch(f"{wanted} (collection {name!r})", told)
 
 
+async def compute(rows: int, work: Callable[[], T]) -> T:
+    """Run `work` on so many rows: on a worker thread unless they are few."""
+    return work() if rows <= FEW else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
 def _flat(entries: Any) -> list[Any]:
     """The entries as rows `(key, val, time, diff)`."""
     if isinstance(entries, str | bytes | dict) or not isinstance(entries, Iterable):
         raise InvalidUpdate(f"{short(entries)} is no iterable of ((key, val), time, diff)")
-    given = entries if isinstance(entries, list) else list(entries)
-    try:
-        return [(key, val, time, diff) for (key, val), time, diff in given]
-    except (TypeError, ValueError):
-        for row, entry in enumerate(given):
-            if not _is_entry(entry):
-                raise InvalidUpdate(f"{short(entry)} is no ((key, val), time, diff)", row=row) from None
-        raise
+    given = list(entries)
+    if _are(given, 3):
+        pairs = [entry[0] for entry in given]
+        if _are(pairs, 2):
+            return [(*pair, time, diff) for pair, (_, time, diff) in zip(pairs, given, strict=True)]
+    for row, entry in enumerate(given):
+        if not _are([entry], 3) or not _are([entry[0]], 2):
+            raise InvalidUpdate(f"{short(entry)} is no ((key, val), time, diff)", row=row)
+    raise AssertionError("unreachable")
 
 
-def _is_entry(entry: Any) -> bool:
-    try:
-        (_, _), _, _ = entry
-    except (TypeError, ValueError):
-        return False
-    return True
+def _are(values: list[Any], length: int) -> bool:
+    """Whether all are tuples or lists of that length."""
+    kinds = set(map(type, values))
+    return all(issubclass(kind, tuple | list) for kind in kinds) and set(map(len, values)) <= {length}
 
 
 def _table(rows: Rows, schema: Schema[Any, Any, Any]) -> pa.Table:
@@ -113,7 +146,10 @@ def _until(rows: Rows, time: int) -> Rows:
 
 
 def _values(table: pa.Table, schema: Schema[Any, Any, Any]) -> tuple[list[Any], list[Any], list[int]]:
-    keys, vals = schema.key.decode(table.column("key")), schema.val.decode(table.column("val"))
+    try:
+        keys, vals = schema.key.decode(table.column("key")), schema.val.decode(table.column("val"))
+    except KeyError as error:
+        raise Corruption(f"a stash holds {error}, which is no value of its codec") from error
     return keys, vals, table.column("diff").to_pylist()
 
 

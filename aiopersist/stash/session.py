@@ -27,8 +27,8 @@ from aiopersist.stash.model import Change, Loaded, Opener, Rows, Select, Sending
 from aiopersist.stash.store import Store
 from aiopersist.storage.layers import Retry
 
-Plan = Callable[[Mapping[int, Stored]], Change | None]
-"""From collections as they are (without rows) to a change; `None` for nothing to do."""
+Plan = Callable[[Mapping[int, Stored]], Change]
+"""From collections as they are, without rows, to a change."""
 
 CONSOLIDATE_ROWS_MIN = 256  # rows added since: fewer are summed by every reader faster than by a transaction
 
@@ -56,9 +56,6 @@ class Session:
         still, if it comes before the next change."""
         self._retry = Retry(settings.retry_timeout_s, runtime)
         self._settings = settings
-        self._since: float | None = None
-        """When answers to a change began to be lost."""
-        self._delays = runtime.delays()
         self._turn = asyncio.Lock()
         self._under_way: asyncio.Task[Verdict] | None = None
         self._seen: dict[int, Stored] = {}
@@ -99,7 +96,7 @@ class Session:
                         raise
                     fresh = True
                     continue
-                if change is None or await self._apply(opener, change):
+                if await self._apply(opener, change):
                     return
                 fresh = True
 
@@ -118,6 +115,10 @@ class Session:
             raise fenced(opener)
         if (seen := self._seen.get(cid)) is not None:
             self._seen[cid] = replace(seen, loose=0, settled=left)
+
+    @property
+    def can_be_fenced(self) -> bool:
+        return self.opener is not None and not isinstance(self.store, DraftStore)
 
     def writing(self) -> Opener:
         """Who writes; `StashError` for who may not."""
@@ -169,20 +170,23 @@ class Session:
 
     async def _commit(self, opener: Opener, change: Change) -> Verdict:
         """Send the change until it is known what came of it."""
-        token = self.runtime.token()
+        token, delays, lost_at = self.runtime.token(), self.runtime.delays(), None
         sent = False  # whether a sending may have happened, or may still
         try:
             while True:
+                lost = None
                 try:
                     verdict = await self._send(opener, change, token)
                 except Indeterminate as error:
-                    sent = True
-                    await self._pause(error)
-                    verdict = Verdict.FORGOTTEN
+                    sent, lost, verdict = True, error, Verdict.FORGOTTEN
+                    lost_at = lost_at or self.runtime.monotonic()
                 if verdict is Verdict.FORGOTTEN and await self._landed(opener, token, sent):
                     verdict = Verdict.APPLIED
                 if verdict is not Verdict.FORGOTTEN:
                     break
+                if lost is not None:
+                    self._check_patience(lost, lost_at)
+                    await self.runtime.sleep(next(delays))
         except BaseException as error:
             if isinstance(error, StorageUnavailable) and not sent:
                 raise
@@ -191,7 +195,6 @@ class Session:
             if isinstance(error, StorageUnavailable):
                 raise Indeterminate(f"a change of the stash may have happened: {error}") from error
             raise
-        self._since = None
         if verdict is Verdict.APPLIED:
             self._token = token
             self._doubtful.clear()  # they expected another token than this one
@@ -226,15 +229,11 @@ class Session:
             )
         return False
 
-    async def _pause(self, error: Indeterminate) -> None:
-        """Before a change is sent again: longer each time, and not for ever if there is a limit."""
-        now = self.runtime.monotonic()
-        if self._since is None:
-            self._since, self._delays = now, self.runtime.delays()
-        if self._settings.retry_timeout_s is not None and now - self._since > self._settings.retry_timeout_s:
-            self._since = None
-            raise error
-        await self.runtime.sleep(next(self._delays))
+    def _check_patience(self, lost: Indeterminate, since: float | None) -> None:
+        """Raise `lost` if answers have been lost for as long as things are tried."""
+        limit = self._settings.retry_timeout_s
+        if limit is not None and since is not None and self.runtime.monotonic() - since > limit:
+            raise lost
 
     def _see(self, stored: Stored) -> None:
         seen = self._seen.get(stored.id)

@@ -70,7 +70,7 @@ def take(connection: sqlite3.Connection, stash: str, nonce: str | None) -> Fence
     """The fence, made if it is not there; with a nonce the next one."""
     connection.execute("INSERT OR IGNORE INTO stash_fence VALUES (?, 0, '', ?, 0)", (stash, FORMAT))
     now = fence(connection, stash)
-    if nonce is None:
+    if nonce is None or now.nonce == nonce:
         return now
     connection.execute("UPDATE stash_fence SET epoch = epoch + 1, nonce = ? WHERE stash = ?", (nonce, stash))
     return fence(connection, stash)
@@ -179,18 +179,16 @@ def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
 def _sum(connection: sqlite3.Connection, here: tuple[str, int], since: Any) -> None:
     """The sum of 64-bit diffs may need more, which SQLite refuses: it is taken in halves of 32 bits."""
     groups = connection.execute(
-        "SELECT key, val, max(time, ?) AS at, sum(diff >> 32), sum(diff & 4294967295) FROM stash_data "
-        "WHERE stash = ? AND collection_id = ? GROUP BY key, val, at HAVING count(*) > 1 OR min(diff) = 0",
+        "SELECT key, val, max(time, ?) AS at, sum(diff >> 32), sum(diff & 4294967295), group_concat(rowid) "
+        "FROM stash_data WHERE stash = ? AND collection_id = ? "
+        "GROUP BY key, val, at HAVING count(*) > 1 OR min(diff) = 0",
         (since, *here),
     ).fetchall()
-    sums = [(key, val, at, (high << 32) + low) for key, val, at, high, low in groups]
-    fitting = [row for row in sums if -_DIFF_LIMIT <= row[3] < _DIFF_LIMIT]
-    connection.executemany(
-        "DELETE FROM stash_data WHERE stash = ? AND collection_id = ? AND key = ? AND val = ? "
-        "AND max(time, ?) = ?",
-        ((*here, key, val, since, at) for key, val, at, _ in fitting),
-    )
-    _insert(connection, *here, (row for row in fitting if row[3]))
+    sums = [(key, val, at, (high << 32) + low, rows) for key, val, at, high, low, rows in groups]
+    fitting = [group for group in sums if -_DIFF_LIMIT <= group[3] < _DIFF_LIMIT]
+    gone = ((int(row),) for *_, rows in fitting for row in rows.split(","))
+    connection.executemany("DELETE FROM stash_data WHERE rowid = ?", gone)
+    _insert(connection, *here, (group[:4] for group in fitting if group[3]))
 
 
 def _fence(connection: sqlite3.Connection, stash: str) -> tuple[Fence, int] | None:

@@ -2,22 +2,37 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, overload
 
-import anyio.to_thread
-
 from aiopersist.data.codec import Schema
-from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
-from aiopersist.frontier import frontier as as_frontier
 from aiopersist.resource import Resource, Scope
 from aiopersist.stash import rules
-from aiopersist.stash.collection import AppendBatch, StashCollection, check_absence, check_name
+from aiopersist.stash.collection import (
+    AppendBatch,
+    StashCollection,
+    batch_at,
+    check_absence,
+    check_keys,
+    check_name,
+    int_frontier,
+)
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.migrate import migrate
-from aiopersist.stash.model import Change, Frontiers, Move, Rows, Select, Stored
-from aiopersist.stash.rows import FEW, check_codecs, codecs, decode, decode_at, encode, encode_key
+from aiopersist.stash.model import Change, Codecs, Frontiers, Move, Rows, Select, Stored
+from aiopersist.stash.rows import (
+    Item,
+    check_codecs,
+    codecs,
+    compute,
+    decode,
+    decode_at,
+    encode,
+    encode_key,
+    table_at,
+)
 from aiopersist.stash.session import Session
 
 K = TypeVar("K")
@@ -62,7 +77,8 @@ class Stash(Resource):
         """Raise an unrecoverable `StashError` if another opener has taken over; nothing for an opener that
         cannot be fenced."""
         with self._scope.call():
-            await self._session.load(Select(ids=(), rows=False))
+            if self._session.can_be_fenced:
+                await self._session.load(Select(ids=(), rows=False))
 
     async def migrate(self, steps: Sequence["Step"]) -> int:
         """Bring the stash from its version, 0 when it is fresh, to `len(steps)`, which is returned. Step `i`,
@@ -89,15 +105,13 @@ class Stash(Resource):
         with self._scope.call():
             for known in self._collections.values():
                 if known.name == name and known.schema == schema:
-                    return StashCollection(known.id, name, schema)
+                    return self._opened(known.id, name, schema, known.codecs)
             while True:
                 found = await self._session.load(Select(name=name, rows=False))
                 if found.collections:
                     (stored,) = found.collections
                     check_codecs(name, stored.codecs, schema)
-                    made = StashCollection(stored.id, name, schema)
-                    self._collections[stored.id] = made
-                    return made
+                    return self._opened(stored.id, name, schema, stored.codecs)
                 await self._create(name, schema)
 
     async def since(self, c: StashCollection[K, V]) -> Antichain:
@@ -116,14 +130,14 @@ class Stash(Resource):
         with self._scope.call():
             stored = await self._load(c)
             since = rules.readable_since(c.name, stored.frontiers)
-            return await _compute(len(stored.rows), partial(decode, stored.rows, c.schema, since))
+            return await compute(len(stored.rows), partial(decode, stored.rows, c.schema, since))
 
     async def iter_key(self, c: StashCollection[K, V], key: K) -> list[tuple[V, int, int]]:
         """The entries of a key: `(val, time, diff)`, in the order of (val, time)."""
         with self._scope.call():
             stored = await self._load(c, encode_key(key, c.schema, c.name))
             since = rules.readable_since(c.name, stored.frontiers)
-            entries = await _compute(len(stored.rows), partial(decode, stored.rows, c.schema, since))
+            entries = await compute(len(stored.rows), partial(decode, stored.rows, c.schema, since))
             return [(val, time, diff) for (_, val), time, diff in entries]
 
     async def peek_timestamp(self, c: StashCollection[K, V]) -> int:
@@ -132,17 +146,27 @@ class Stash(Resource):
 
     async def peek(self, c: StashCollection[K, V]) -> list[tuple[K, V, int]]:
         """The contents at the last sealed time: `(key, val, diff)` in order, consolidated."""
-        return (await self._peek(c))[1]
+        with self._scope.call():
+            stored = await self._load(c)
+            time = rules.last_sealed(c.name, stored.frontiers)
+            return await compute(len(stored.rows), partial(decode_at, stored.rows, c.schema, time))
 
     async def peek_one(self, c: StashCollection[K, V]) -> dict[K, V]:
         """The same as a dict, in key order; `StashError` if a key is there twice or a diff is not 1."""
-        return one_per_key(c, await self.peek(c))
+        check_keys(c.name, _checked(c).schema)
+        _, table = await self._contents(c)
+        found = {item.key: item.val for item in table.values()}
+        if len(found) < len(table):
+            raise StashError(f"collection {c.name!r}: it has several keys that Python takes for one")
+        return found
 
     async def peek_key_one(self, c: StashCollection[K, V], key: K) -> V | None:
         """The val of a key at the last sealed time; `None` if there is none, `StashError` if there are
         several or its diff is not 1."""
-        check_absence(c.name, c.schema)
-        return one_of_key(c.name, key, (await self._peek(c, encode_key(key, c.schema, c.name)))[1])
+        check_absence(c.name, _checked(c).schema)
+        text = encode_key(key, c.schema, c.name)
+        _, table = await self._contents(c, text)
+        return table[text].val if table else None
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -154,7 +178,7 @@ class Stash(Resource):
         """Add entries as `iter` gives them, all or none; every time must be at or beyond upper."""
         with self._scope.call():
             self._session.writing()
-            rows = await self._encoded(entries, c)
+            rows = await self._encoded(_listed(entries), _checked(c))
             if rows:
                 await self._moves([c], lambda now, _: Move(rules.updated(c.name, now, rows.times), rows))
 
@@ -195,22 +219,22 @@ class Stash(Resource):
         `compact`. `collection` must have been called on this stash for each. One request, for a
         few thousand entries; none for no batches."""
         with self._scope.call():
-            given = list(batches)
+            given = [(batch, self._collection_of(batch), list(batch.entries)) for batch in batches]
             if not given:
                 return
             self._session.writing()
-            collections = [self._collection_of(batch) for batch in given]
-            if len({c.id for c in collections}) < len(collections):
-                names = [c.name for c in collections]
-                twice = next(name for name in names if names.count(name) > 1)
-                raise StashError(f"collection {twice!r}: it is named twice in one append")
-            ready = {}
-            for c, batch in zip(collections, given, strict=True):
-                bounds = [int_frontier(f) for f in (batch.lower, batch.upper, batch.compact)]
-                ready[c.id] = bounds, await self._encoded(list(batch.entries), c)
+            collections = [c for _, c, _ in given]
+            names = [c.name for c in collections]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise StashError(f"collection {twice[0]!r}: it is named twice in one append")
+            bounds = {
+                c.id: [int_frontier(f) for f in (batch.lower, batch.upper, batch.compact)]
+                for batch, c, _ in given
+            }
+            encoded = {c.id: await self._encoded(entries, c) for _, c, entries in given}
 
             def move(now: Frontiers, c: StashCollection[Any, Any]) -> Move:
-                (lower, upper, compact), rows = ready[c.id]
+                (lower, upper, compact), rows = bounds[c.id], encoded[c.id]
                 return Move(rules.appended(c.name, now, lower, upper, compact, rows.times), rows)
 
             await self._moves(collections, move)
@@ -224,6 +248,13 @@ class Stash(Resource):
     async def _released(self) -> None:
         if self._release is not None:
             await self._release()
+
+    def _opened(
+        self, cid: int, name: str, schema: Schema[K, V, Any], codecs: Codecs
+    ) -> StashCollection[K, V]:
+        made = StashCollection(cid, name, schema, codecs)
+        self._collections[cid] = made
+        return made
 
     async def _create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
         """Unless somebody else did meanwhile."""
@@ -253,7 +284,7 @@ class Stash(Resource):
         """One transaction for all: when one fails, none is applied."""
         with self._scope.call():
             self._session.writing()
-            given = [(c, int_frontier(time)) for c, time in steps]
+            given = [(_checked(c), int_frontier(time)) for c, time in steps]
             if not given:
                 return
 
@@ -264,37 +295,52 @@ class Stash(Resource):
 
             await self._moves(list({c.id: c for c, _ in given}.values()), move)
 
-    async def _peek(
-        self, c: StashCollection[K, V], key: str | None = None
-    ) -> tuple[Frontiers, list[tuple[K, V, int]]]:
+    async def _contents(
+        self, c: StashCollection[Any, Any], key: str | None = None
+    ) -> tuple[Frontiers, dict[str, Item]]:
         """The contents at the last sealed time, all or of the key with that text, and the frontiers of the
         same moment."""
         with self._scope.call():
             stored = await self._load(c, key)
             time = rules.last_sealed(c.name, stored.frontiers)
-            contents = await _compute(len(stored.rows), partial(decode_at, stored.rows, c.schema, time))
-            return stored.frontiers, contents
+            work = partial(table_at, stored.rows, c.schema, time, c.name)
+            return stored.frontiers, await compute(len(stored.rows), work)
+
+    async def _append_rows(self, c: StashCollection[Any, Any], now: Frontiers, rows: Rows) -> None:
+        """Append the rows at the upper of `now`, if it is still that, and seal it."""
+        time = rules.next_time(c.name, now)
+        at, beyond = Antichain(time), Antichain(time + 1)
+        rows = replace(rows, times=[time] * len(rows))
+
+        def move(found: Frontiers, _: StashCollection[Any, Any]) -> Move:
+            return Move(rules.appended(c.name, found, at, beyond, at, rows.times), rows)
+
+        with self._scope.call():
+            self._session.writing()
+            await self._moves([c], move)
 
     async def _head(self, c: StashCollection[Any, Any]) -> Stored:
         with self._scope.call():
             return await self._known(c)
 
     async def _known(self, c: StashCollection[Any, Any]) -> Stored:
-        return _one(c, (await self._session.load(Select((c.id,), rows=False))).collections)
+        return _one(c, (await self._session.load(Select((_checked(c).id,), rows=False))).collections)
 
     async def _load(self, c: StashCollection[Any, Any], key: str | None = None) -> Stored:
-        return _one(c, (await self._session.load(Select((c.id,), key=key))).collections)
+        return _one(c, (await self._session.load(Select((_checked(c).id,), key=key))).collections)
 
-    async def _encoded(self, entries: Iterable[Any], c: StashCollection[Any, Any]) -> Rows:
-        given = entries if isinstance(entries, list) else _listed(entries)
-        size = len(given) if isinstance(given, list) else 0
-        return await _compute(size, partial(encode, given, c.schema, c.name))
+    async def _encoded(self, entries: Any, c: StashCollection[Any, Any]) -> Rows:
+        size = len(entries) if isinstance(entries, list) else 0
+        return await compute(size, partial(encode, entries, c.schema, c.name))
 
     def _collection_of(self, batch: AppendBatch) -> StashCollection[Any, Any]:
-        found = self._collections.get(batch.collection_id)
+        if not isinstance(batch, AppendBatch):
+            raise TypeError(f"{batch!r:.80} is not an AppendBatch")
+        cid, made_by = batch.collection_id, batch._collection
+        found = self._collections.get(cid) if type(cid) is int else None
         if found is None:
-            raise StashError(f"collection {batch.collection_id}: open it with `collection` first")
-        return found
+            raise StashError(f"collection {cid!r}: open it with `collection` first")
+        return found if made_by is None or made_by.id != cid else made_by
 
 
 class MemoryStash(Stash):
@@ -320,43 +366,11 @@ Step = Callable[[Transaction], Awaitable[Any]]
 """Of a migration."""
 
 
-def batch_at(c: StashCollection[Any, Any], now: Frontiers) -> AppendBatch:
-    """An empty batch at the upper of `now`."""
-    time = rules.next_time(c.name, now)
-    return AppendBatch(c.id, Antichain(time), Antichain(time + 1), Antichain(time), time)
-
-
-def one_per_key(c: StashCollection[K, V], contents: Iterable[tuple[K, V, int]]) -> dict[K, V]:
-    """`(key, val, diff)` as a dict; `StashError` if a key is there twice or a diff is not 1."""
-    name, found = c.name, dict[K, V]()
-    for key, val, diff in contents:
-        _check_one(name, key, val, diff)
-        if key in found:
-            raise StashError(f"collection {name!r}: key {key!r} has several vals")
-        found[key] = val
-    return found
-
-
-def one_of_key(name: str, key: object, contents: Sequence[tuple[K, V, int]]) -> V | None:
-    """The only val of a key, or `None`; `StashError` if there are several or the diff is not 1."""
-    for _, val, diff in contents:
-        _check_one(name, key, val, diff)
-    if len(contents) > 1:
-        raise StashError(f"collection {name!r}: key {key!r} has several vals")
-    return contents[0][1] if contents else None
-
-
-def int_frontier(given: Antichain | Time) -> Antichain:
-    """The frontier; `InvalidUsage` for one of product times, which a stash does not have."""
-    found = as_frontier(given)
-    if any(isinstance(time, tuple) for time in found.elements):
-        raise InvalidUsage(UsageKind.INVALID_TIME, f"{found}: the times of a stash are ints", time=given)
-    return found
-
-
-def _check_one(name: str, key: object, val: object, diff: int) -> None:
-    if diff != 1:
-        raise StashError(f"collection {name!r}: key {key!r} has val {val!r} with diff {diff}, not 1")
+def _listed(entries: Any) -> Any:
+    """A copy, which its owner cannot change while a thread works on it."""
+    return (
+        list(entries) if isinstance(entries, Iterable) and not isinstance(entries, str | bytes) else entries
+    )
 
 
 def _found(c: StashCollection[Any, Any], seen: Mapping[int, Stored]) -> Stored:
@@ -366,15 +380,12 @@ def _found(c: StashCollection[Any, Any], seen: Mapping[int, Stored]) -> Stored:
 def _one(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
     if not found or found[0].name != c.name:
         raise StashError(f"collection {c.name!r}: there is none of id {c.id} in this stash")
+    if found[0].codecs != c.codecs:
+        check_codecs(c.name, found[0].codecs, c.schema)
     return found[0]
 
 
-def _listed(entries: Any) -> Any:
-    return (
-        list(entries) if isinstance(entries, Iterable) and not isinstance(entries, str | bytes) else entries
-    )
-
-
-async def _compute(rows: int, work: Callable[[], T]) -> T:
-    """Run `work` on so many rows: on a worker thread unless they are few."""
-    return work() if rows <= FEW else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+def _checked(c: StashCollection[K, V]) -> StashCollection[K, V]:
+    if not isinstance(c, StashCollection):
+        raise TypeError(f"{c!r:.80} is not a StashCollection")
+    return c

@@ -87,11 +87,12 @@ class TableTransaction(Generic[K, V]):
         """End the transaction: the fewest changes `(key, val, diff)` from what it began with to what is
         there, in key order, a retraction before an insertion."""
         now = self._now()
+        keys = in_order({**self._initial, **now})
         self._ended = True
         changes = []
-        for key in in_order({**self._initial, **now}):
+        for key in keys:
             old, new = self._initial.get(key), now.get(key)
-            if old is new or old == new:
+            if _same(old, new):
                 continue
             changes += [(key, val, diff) for val, diff in ((old, -1), (new, 1)) if val is not None]
         return changes
@@ -124,8 +125,15 @@ def in_order(keys: Iterable[K]) -> list[K]:
     try:
         ranks = _ranks(given, kinds)
     except (TypeError, Refusal):
-        return sorted(given)  # type: ignore[type-var]  # or it raises TypeError
+        return _sorted(given)
     return [given[position] for position in sorted(range(len(given)), key=ranks.__getitem__)]
+
+
+def _sorted(keys: list[K]) -> list[K]:
+    try:
+        return sorted(keys)  # type: ignore[type-var]  # if these have an order
+    except TypeError as error:
+        raise StashError(f"the keys have no order: {error}") from error
 
 
 def _ranks(keys: list[Any], kinds: set[type]) -> list[Any]:
@@ -136,6 +144,13 @@ def _ranks(keys: list[Any], kinds: set[type]) -> list[Any]:
     field = field_of(some.pop() if some else None, frozen=False)._replace(nullable=True)
     column = pa.table([field.encode(keys)], pa.schema([field.arrow("key")]))
     return row_keys(column, ["key"])
+
+
+def _same(old: object, new: object) -> bool:
+    """As a collection sees it: NaN is itself, a bool is no int."""
+    if isinstance(old, bool) is not isinstance(new, bool):
+        return False
+    return old is new or bool(old == new) or bool(old != old and new != new)
 
 
 def _check_val(key: object, val: object) -> None:

@@ -4,22 +4,25 @@ Each write reads contents and frontiers of one moment, makes one batch of what i
 if somebody else's append came first it does so again, on what is there then.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar, cast, overload
 
 from aiopersist.data.codec import Schema
 from aiopersist.frontier import Antichain
-from aiopersist.stash.collection import AppendBatch, StashCollection, check_absence, check_name
+from aiopersist.stash.collection import StashCollection, check_absence, check_keys, check_name
 from aiopersist.stash.errors import NothingSealed, StaleLower
-from aiopersist.stash.rows import encode_key
-from aiopersist.stash.stash import Stash, batch_at, one_of_key, one_per_key
+from aiopersist.stash.model import Rows
+from aiopersist.stash.rows import Item, compute, encode
+from aiopersist.stash.stash import Stash
 
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-Changes = list[tuple[Any, Any, int]]
-"""`(key, val, diff)`"""
+Table = dict[str, Item]
+"""Keys and vals by the texts of the keys."""
 
 
 class TypedCollection(Generic[K, V]):
@@ -37,6 +40,7 @@ class TypedCollection(Generic[K, V]):
         self.name = check_name(name)
         self._schema: Schema[K, V, Any] = Schema(key, val)
         check_absence(name, self._schema)
+        check_keys(name, self._schema)
 
     def __repr__(self) -> str:
         return f"<TypedCollection {self.name!r}>"
@@ -60,97 +64,109 @@ class TypedCollection(Generic[K, V]):
     async def insert_without_overwrite(self, stash: Stash, key: K, val: V) -> V:
         """The val that the key has afterwards: the one it had, or else `val`. One append, none if the key is
         there."""
+        given = await self._given([(key, val)])
 
-        def plan(there: V | None) -> tuple[Changes | None, V]:
-            return ([(key, val, 1)], val) if there is None else (None, there)
+        def plan(there: Table) -> tuple[Rows | None, V]:
+            return (given.rows(1), val) if not there else (None, there[given.only].val)
 
-        return await self._write_key(stash, key, plan)
+        return await self._append(stash, plan, key=given.only)
 
-    async def insert_many_without_overwrite(self, stash: Stash, entries: Iterable[tuple[K, V]]) -> dict[K, V]:
+    async def insert_many_without_overwrite(
+        self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]
+    ) -> dict[K, V]:
         """The vals that the given keys have afterwards; of a key given twice the first entry counts. One
         append, none if nothing is new."""
-        wanted: dict[K, V] = {}
-        for key, val in entries:
-            wanted.setdefault(key, val)
+        given = await self._given(_pairs(entries), first=True)
 
-        def plan(there: dict[K, V]) -> tuple[Changes | None, dict[K, V]]:
-            new: Changes = [(key, val, 1) for key, val in wanted.items() if key not in there]
-            return new or None, {key: there.get(key, val) for key, val in wanted.items()}
+        def plan(there: Table) -> tuple[Rows | None, dict[K, V]]:
+            new = {text: item for text, item in given.items.items() if text not in there}
+            return (
+                Given(new).rows(1) if new else None,
+                {item.key: there.get(text, item).val for text, item in given.items.items()},
+            )
 
-        return await self._write(stash, plan)
+        return await self._append(stash, plan)
 
     async def upsert_key(self, stash: Stash, key: K, val: V) -> None:
         """Give the key that val. One append."""
+        given = await self._given([(key, val)])
+        await self._append(stash, lambda there: (given.instead_of(there), None), key=given.only)
 
-        def plan(there: V | None) -> tuple[Changes | None, None]:
-            old: Changes = [] if there is None else [(key, there, -1)]
-            return [*old, (key, val, 1)], None
-
-        await self._write_key(stash, key, plan)
-
-    async def upsert(self, stash: Stash, entries: Iterable[tuple[K, V]]) -> None:
+    async def upsert(self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]) -> None:
         """Give the keys those vals; of a key given twice the last entry counts. One append."""
-        wanted = dict(entries)
-
-        def plan(there: dict[K, V]) -> tuple[Changes | None, None]:
-            old: Changes = [(key, there[key], -1) for key in wanted if key in there]
-            return [*old, *((key, val, 1) for key, val in wanted.items())], None
-
-        await self._write(stash, plan)
+        given = await self._given(_pairs(entries))
+        await self._append(stash, lambda there: (given.instead_of(there), None))
 
     async def delete(self, stash: Stash, predicate: Callable[[K, V], bool]) -> list[tuple[K, V]]:
         """Delete and return the entries for which `predicate` holds, in key order. One append, none if there
         are none."""
 
-        def plan(there: dict[K, V]) -> tuple[Changes | None, list[tuple[K, V]]]:
-            gone = [(key, val) for key, val in there.items() if predicate(key, val)]
-            changes: Changes = [(key, val, -1) for key, val in gone]
-            return changes or None, gone
+        def plan(there: Table) -> tuple[Rows | None, list[tuple[K, V]]]:
+            gone = {text: item for text, item in there.items() if predicate(item.key, item.val)}
+            return Given(gone).rows(-1) if gone else None, [(key, val) for key, val, _ in gone.values()]
 
-        return await self._write(stash, plan)
+        return await self._append(stash, plan)
 
     # --- inside ----------------------------------------------------------------------------------
 
-    async def _write(self, stash: Stash, plan: Callable[[dict[K, V]], tuple[Changes | None, T]]) -> T:
-        """Change the table as `plan` says: from its contents to changes, `None` for no append, and what to
-        return."""
-        return await self._append(stash, None, lambda c, contents: plan(one_per_key(c, contents)))
-
-    async def _write_key(
-        self, stash: Stash, key: K, plan: Callable[[V | None], tuple[Changes | None, T]]
-    ) -> T:
-        """The same from the val of one key."""
-        c = await self.get(stash)
-        text = encode_key(key, c.schema, c.name)
-        return await self._append(stash, text, lambda c, contents: plan(one_of_key(c.name, key, contents)))
+    async def _given(self, pairs: list[Any], *, first: bool = False) -> "Given":
+        """The pairs `(key, val)`, checked; of several of a key the last, or the first."""
+        return await compute(len(pairs), partial(_given, pairs, self._schema, self.name, first=first))
 
     async def _append(
-        self,
-        stash: Stash,
-        key: str | None,
-        plan: Callable[[StashCollection[K, V], list[tuple[K, V, int]]], tuple[Changes | None, T]],
+        self, stash: Stash, plan: Callable[[Table], tuple[Rows | None, T]], *, key: str | None = None
     ) -> T:
+        """Change the table, or only a key, as `plan` says: from what is there to rows at any time, `None` for
+        no append, and what to return."""
         c = await self.get(stash)
         while True:
             try:
-                now, contents = await stash._peek(c, key)
+                now, there = await stash._contents(c, key)
             except NothingSealed:
-                await _retried(stash, await stash.make_batch(c))
+                now, there = (await stash._head(c)).frontiers, None
+            rows, result = (Rows(), None) if there is None else plan(there)
+            if rows is None:
+                return cast(T, result)
+            try:
+                await stash._append_rows(c, now, rows)
+            except StaleLower:
                 continue
-            changes, result = plan(c, contents)
-            if changes is None:
-                return result
-            batch = batch_at(c, now)
-            for change in changes:
-                c.append_to_batch(batch, *change)
-            if await _retried(stash, batch):
-                return result
+            if there is not None:
+                return cast(T, result)
 
 
-async def _retried(stash: Stash, batch: AppendBatch) -> bool:
-    """Append; whether it was the first at that upper."""
-    try:
-        await stash.append([batch])
-    except StaleLower:
-        return False
-    return True
+@dataclass(frozen=True)
+class Given:
+    """Entries by the texts of their keys."""
+
+    items: Table
+
+    @property
+    def only(self) -> str:
+        """The text of the only key."""
+        (text,) = self.items
+        return text
+
+    def rows(self, diff: int) -> Rows:
+        """An update for each; their time is decided when they are appended."""
+        count = len(self.items)
+        return Rows(
+            list(self.items), [item.text for item in self.items.values()], [0] * count, [diff] * count
+        )
+
+    def instead_of(self, there: Table) -> Rows:
+        """The same, after retractions of what is there."""
+        return Given({text: there[text] for text in self.items if text in there}).rows(-1) + self.rows(1)
+
+
+def _given(pairs: list[Any], schema: Schema[Any, Any, Any], name: str, *, first: bool) -> Given:
+    rows = encode([(pair, 0, 1) for pair in pairs], schema, name)
+    items: Table = {}
+    for (key, val), key_text, val_text in zip(pairs, rows.keys, rows.vals, strict=True):
+        if not first or key_text not in items:
+            items[key_text] = Item(key, val, val_text)
+    return Given(items)
+
+
+def _pairs(entries: Any) -> list[Any]:
+    return list(entries.items() if isinstance(entries, Mapping) else entries)

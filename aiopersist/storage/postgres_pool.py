@@ -82,7 +82,7 @@ class Pool:
         """Run `work` in a task that the pool owns."""
         if self.closed:
             work.close()
-            raise closed("consensus store")
+            raise closed("store")
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

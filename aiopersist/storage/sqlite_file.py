@@ -247,6 +247,7 @@ _WAITING_DOES_NOT_HELP = (
     sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_ERROR,  # a statement that this file, or this version, does not take
 )
 
 
