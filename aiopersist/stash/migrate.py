@@ -23,16 +23,19 @@ async def migrate(
 ) -> int:
     """See `Stash.migrate`; `begin` makes what a step is given."""
     session.writing()
-    for number, step in enumerate(steps):
-        for _ in range(ATTEMPTS):
-            found = await session.load(Select())
-            _check(found.version, len(steps))
-            if found.version > number or await _done(session, found, number, step, begin):
-                break
-        else:
-            raise StashError(f"migration step {number}: others changed the stash meanwhile, {ATTEMPTS} times")
-    version = (await session.load(Select(ids=(), rows=False))).version
-    _check(version, len(steps))
+    version = _checked((await session.load(Select(ids=(), rows=False))).version, steps)
+    failures = 0
+    while version < len(steps):
+        found = await session.load(Select())
+        version = _checked(found.version, steps)
+        if version == len(steps):
+            break
+        if await _done(session, found, version, steps[version], begin):
+            version, failures = version + 1, 0
+        elif (failures := failures + 1) == ATTEMPTS:
+            raise StashError(
+                f"migration step {version}: others changed the stash meanwhile, {ATTEMPTS} times"
+            )
     return version
 
 
@@ -57,6 +60,9 @@ async def _done(
     return applied
 
 
-def _check(version: int, known: int) -> None:
-    if version > known:
-        raise StashError(f"the stash is at version {version}, but only {known} migration steps are known")
+def _checked(version: int, steps: Sequence[Any]) -> int:
+    if version > len(steps):
+        raise StashError(
+            f"the stash is at version {version}, but only {len(steps)} migration steps are known"
+        )
+    return version

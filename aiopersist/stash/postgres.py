@@ -10,12 +10,13 @@ Reads are one statement, thus one snapshot. Consolidation has a connection of it
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import add
 from typing import Any
 
 import asyncpg
+from asyncpg.prepared_stmt import PreparedStatement
 
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain
@@ -47,8 +48,12 @@ POOL_SIZE = 4  # one writes, the others read
 ROWS_AT_ONCE = 2048  # of a statement: more would only keep the driver from letting others run
 BYTES_AT_ONCE = 4 * 1024 * 1024
 
+# A client that vanished in the middle of a message is noticed, too, within half a minute.
+KEEPALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4"}
+
 Chunk = tuple[list[Any], ...]
 """Columns of `data`."""
+Prepared = Mapping[str, "PreparedStatement[asyncpg.Record]"]
 
 
 def at(url: str) -> PostgresAddress:
@@ -70,9 +75,8 @@ class PostgresStore(Store):
     """The stash in the schema of `address`."""
 
     def __init__(self, address: PostgresAddress, settings: Settings) -> None:
-        session = {
-            "idle_in_transaction_session_timeout": f"{int(settings.stash_idle_in_transaction_s * 1000)}"
-        }
+        idle_ms = int(settings.stash_idle_in_transaction_s * 1000)
+        session = {"idle_in_transaction_session_timeout": str(idle_ms), **KEEPALIVE}
         self._shown = address.shown
         self._schema = address.schema
         self._tables = sql.tables(address.schema)
@@ -119,19 +123,10 @@ class PostgresStore(Store):
         several = len(chunks) > 1 or change.created or change.version is not None
 
         async def work(connection: Connection) -> Verdict:
-            if not several:
-                return (await self._commit(connection, opener, change, sending, chunks))[0]
-            transaction, applied = connection.transaction(), False
-            await transaction.start()
-            try:
-                verdict = await self._prepare(connection, opener, change, chunks)
-                if verdict is Verdict.APPLIED:
-                    verdict, applied = await self._commit(connection, opener, change, sending, chunks[-1:])
-            except asyncpg.UniqueViolationError:  # somebody made that collection meanwhile
-                verdict = Verdict.CONFLICT
-            # Nothing lasts of a sending that finds an earlier one applied.
-            await (transaction.commit() if applied else transaction.rollback())
-            return verdict
+            if several:
+                return await self._commit_several(connection, opener, change, sending, chunks)
+            row = await connection.fetchrow(self._sql.commit, *_arguments(opener, change, sending, chunks))
+            return _verdict(row, opener, sending)
 
         return await self._pool.write(work)
 
@@ -144,14 +139,16 @@ class PostgresStore(Store):
     async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
         async def work(connection: Connection) -> int | None:
             lock = sql.consolidation_lock(self._schema, collection_id)
+            names = ("fence_shared", "lock_consolidation", "loose", "delete_all", "sums", "settled")
+            run = await self._prepared(connection, names)
             async with connection.transaction():
-                if _fence(await connection.fetchrow(self._sql.fence_shared)) != opener.fence:
+                if _fence(await run["fence_shared"].fetchrow()) != opener.fence:
                     return None
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", lock)
-                loose = await connection.fetchval(self._sql.loose, collection_id)
-                await connection.execute(self._sql.delete_all, collection_id)
-                await connection.execute(self._sql.sums, collection_id)
-                left: int = await connection.fetchval(self._sql.settled, collection_id, loose)
+                await run["lock_consolidation"].fetch(lock)
+                loose = await run["loose"].fetchval(collection_id)
+                await run["delete_all"].fetch(collection_id)
+                await run["sums"].fetch(collection_id)
+                left: int = await run["settled"].fetchval(collection_id, loose)
                 return left
 
         return await self._background.write(work)
@@ -165,40 +162,59 @@ class PostgresStore(Store):
         finally:
             await self._pool.aclose()
 
-    async def _prepare(
-        self, connection: Connection, opener: Opener, change: Change, chunks: list[Chunk]
+    async def _commit_several(
+        self, connection: Connection, opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]
     ) -> Verdict:
-        """All but the last rows, in a transaction; the fence is locked first, by whoever makes anything."""
-        lock = self._sql.fence_shared if change.version is None else self._sql.lock
-        if _fence(await connection.fetchrow(lock)) != opener.fence:
+        """A transaction of several statements, of which the last one decides."""
+        lock = "fence_shared" if change.version is None else "lock"
+        run = await self._prepared(connection, (lock, "migrate", "create", "insert", "commit"))
+        transaction, applied = connection.transaction(), False
+        await transaction.start()
+        try:
+            verdict = await self._begin(run, run[lock], opener, change, chunks)
+            if verdict is Verdict.APPLIED:
+                row = await run["commit"].fetchrow(*_arguments(opener, change, sending, chunks[-1:]))
+                verdict, applied = _verdict(row, opener, sending), bool(row and row["ok"])
+        except asyncpg.UniqueViolationError:  # somebody made that collection meanwhile
+            verdict = Verdict.CONFLICT
+        # Nothing lasts of a sending that finds an earlier one applied.
+        await (transaction.commit() if applied else transaction.rollback())
+        return verdict
+
+    async def _begin(
+        self, run: Prepared, lock: Any, opener: Opener, change: Change, chunks: list[Chunk]
+    ) -> Verdict:
+        """All but the last rows; the fence is locked first, by whoever makes anything."""
+        if _fence(await lock.fetchrow()) != opener.fence:
             return Verdict.FENCED
         if change.version is not None:
             arguments = (*change.version, len(change.expected))
-            if await connection.fetchval(self._sql.migrate, *arguments) is None:
+            if await run["migrate"].fetchval(*arguments) is None:
                 return Verdict.CONFLICT
         for made in change.created:
             since, upper = (frontier.time for frontier in made.frontiers)
             row = (made.id, made.name, *made.codecs, since, upper, len(made.rows))
-            await connection.execute(self._sql.create, *row)
+            await run["create"].fetch(*row)
         for chunk in chunks[:-1]:
-            await connection.execute(self._sql.insert, *chunk)
+            await run["insert"].fetch(*chunk)
         return Verdict.APPLIED
 
-    async def _commit(
-        self, connection: Connection, opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]
-    ) -> tuple[Verdict, bool]:
-        """The verdict, and whether it was this statement that applied the change."""
-        row = await connection.fetchrow(
-            self._sql.commit,
-            opener.id,
-            *sending,
-            *opener.fence,
-            *_columns(change.expected),
-            *_moves(change),
-            *(chunks[0] if chunks else ([], [], [], [], [])),
-        )
-        assert row is not None  # the statement gives one row
-        return judge(opener, _fence(row), sending, row["token"], row["ok"]), row["ok"]
+    async def _prepared(self, connection: Connection, names: Sequence[str]) -> Prepared:
+        """Statements for a transaction, prepared before it begins: the driver prepares without an end, and a
+        client that is gone then is no idle transaction, which the server would end."""
+        return {name: await connection.prepare(getattr(self._sql, name)) for name in names}
+
+
+def _arguments(opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]) -> tuple[Any, ...]:
+    """Those of the statement that decides."""
+    rows: Chunk = chunks[0] if chunks else ([], [], [], [], [])
+    return opener.id, *sending, *opener.fence, *_columns(change.expected), *_moves(change), *rows
+
+
+def _verdict(row: asyncpg.Record | None, opener: Opener, sending: Sending) -> Verdict:
+    fence = _fence(row)
+    assert row is not None  # it has a fence
+    return judge(opener, fence, sending, row["token"], row["ok"])
 
 
 def _fence(row: asyncpg.Record | None) -> Fence:

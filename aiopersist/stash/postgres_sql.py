@@ -74,6 +74,7 @@ class Statements:
     delete_all: str
     settled: str
     lock: str
+    lock_consolidation: str
 
 
 def statements(schema: str) -> Statements:
@@ -177,6 +178,7 @@ _TEXTS = {
         UPDATE {uppers} SET loose = greatest(loose - $2, 0),
             settled = (SELECT count(*) FROM {data} WHERE collection_id = $1)
         WHERE collection_id = $1 RETURNING settled""",
+    "lock_consolidation": "SELECT pg_advisory_xact_lock($1)",
     "lock": "SELECT epoch, nonce FROM {fence} FOR UPDATE",
 }
 

@@ -180,7 +180,8 @@ class Session:
                 except Indeterminate as error:
                     sent, lost, verdict = True, error, Verdict.FORGOTTEN
                     lost_at = lost_at or self.runtime.monotonic()
-                if verdict is Verdict.FORGOTTEN and await self._landed(opener, token, sent):
+                doubtful = verdict is Verdict.FORGOTTEN or (sent and verdict is not Verdict.APPLIED)
+                if doubtful and await self._landed(opener, token, sent):
                     verdict = Verdict.APPLIED
                 if verdict is not Verdict.FORGOTTEN:
                     break
@@ -221,6 +222,7 @@ class Session:
         if current is not None:
             raise Corruption("the stash is not the one this opener wrote to: was it restored from a backup?")
         fresh = self.runtime.token()
+        self._doubtful.add(fresh)  # should its answer be lost, too
         await self._retry.repeat("stash.enroll", lambda: self.store.enroll(opener.id, fresh))
         self._token = fresh
         if sent:
