@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -239,14 +239,33 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_sessionstart() -> None:
     """Heavy modules are imported once, before any loop runs: the first test that needs one would
     seem to block its loop."""
-    for name in ("pandas", "polars", "pyarrow.parquet", "pyarrow.compute", "asyncpg", "aiobotocore.session"):
+    for name in (
+        "pandas",
+        "polars",
+        "pyarrow.parquet",
+        "pyarrow.compute",
+        "asyncpg",
+        "aiobotocore.session",
+        "fastapi",
+        "httpx",
+    ):
         importlib.import_module(name)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # one of several processes: the first one sums up
+        output["s3_used"] = dict(_s3_used)
+        return
     demanded = os.environ.get("AIOPERSIST_TEST_REQUIRE_REAL_S3") == "1"
     if demanded and not any(servers.is_real(label) for label in _s3_used):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of several processes is done."""
+    _s3_used.update(getattr(node, "workeroutput", {}).get("s3_used", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

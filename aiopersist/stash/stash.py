@@ -270,7 +270,7 @@ class Stash(Resource):
         move: Callable[[Frontiers, StashCollection[Any, Any]], Move],
     ) -> None:
         def plan(seen: Mapping[int, Stored]) -> Change:
-            found = {c.id: _found(c, seen) for c in collections}
+            found = {c.id: _one(c, [seen[c.id]] if c.id in seen else []) for c in collections}
             moves = {c.id: move(found[c.id].frontiers, c) for c in collections}
             return Change({cid: stored.revision for cid, stored in found.items()}, moves)
 
@@ -293,7 +293,7 @@ class Stash(Resource):
                     now = rule(c.name, now, time) if other.id == c.id else now
                 return Move(now)
 
-            await self._moves(list({c.id: c for c, _ in given}.values()), move)
+            await self._moves([c for c, _ in given], move)
 
     async def _contents(
         self, c: StashCollection[Any, Any], key: str | None = None
@@ -371,10 +371,6 @@ def _listed(entries: Any) -> Any:
     return (
         list(entries) if isinstance(entries, Iterable) and not isinstance(entries, str | bytes) else entries
     )
-
-
-def _found(c: StashCollection[Any, Any], seen: Mapping[int, Stored]) -> Stored:
-    return _one(c, [seen[c.id]] if c.id in seen else [])
 
 
 def _one(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:

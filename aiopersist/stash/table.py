@@ -9,6 +9,8 @@ for key, val, diff in users.pending():
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
+from pydantic import BaseModel
+
 from aiopersist.data.annotations import field_of
 from aiopersist.data.lazy import pa
 from aiopersist.data.order import row_keys
@@ -18,6 +20,8 @@ from aiopersist.stash.errors import StashError
 K = TypeVar("K")
 V = TypeVar("V")
 
+_NAN = float("nan")
+_ABSENT: tuple[Any, Any] = (None, None)
 _NATURAL = (str, bytes, int, bool)  # Python orders them as collections do
 
 
@@ -31,8 +35,9 @@ class TableTransaction(Generic[K, V]):
     def __init__(self, initial: dict[K, V], uniqueness_violation: Callable[[V, V], bool]) -> None:
         for key, val in initial.items():
             _check_val(key, val)
-        self._initial = dict(initial)
-        self._table = dict(initial)
+        # By keys that are equal where a collection says so; beside them those that were given.
+        self._initial: dict[Any, tuple[K, V]] = {one_nan(key): (key, val) for key, val in initial.items()}
+        self._table = dict(self._initial)
         self._violates = uniqueness_violation
         self._ended = False
 
@@ -41,78 +46,78 @@ class TableTransaction(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The val of a key, or `None`."""
-        return self._now().get(key)
+        item = self._now().get(one_nan(key))
+        return None if item is None else item[1]
 
     def items(self) -> dict[K, V]:
         """A copy of the table as it is now."""
-        return dict(self._now())
+        return dict(self._now().values())
 
     def for_values(self, f: Callable[[K, V], Any]) -> None:
         """Call `f(key, val)` for each entry."""
-        for key, val in list(self._now().items()):
+        for key, val in list(self._now().values()):
             f(key, val)
 
     def insert(self, key: K, val: V) -> None:
         """Add an entry; refused if the key is there, or the val violates the rule."""
         _check_val(key, val)
-        if key in self._now():
+        if one_nan(key) in self._now():
             raise StashError(f"key {key!r} is there already")
-        self._replace({key: val})
+        self._replace({one_nan(key): (key, val)})
 
     def set(self, key: K, val: V | None) -> V | None:
         """Give a key a val, or with `None` delete it. The val it had, or `None`."""
-        previous = self._now().get(key)
+        previous = self.get(key)
         if val is None:
-            self._table.pop(key, None)
+            self._table.pop(one_nan(key), None)
         else:
-            self._replace({key: val})
+            self._replace({one_nan(key): (key, val)})
         return previous
 
     def update(self, f: Callable[[K, V], V | None]) -> int:
         """Give each entry for which `f` gives a val that val; how many there were. The rule is checked on the
         result, so vals may swap."""
-        given = {key: f(key, val) for key, val in list(self._now().items())}
-        changes = {key: val for key, val in given.items() if val is not None}
+        given = [(at, key, f(key, val)) for at, (key, val) in list(self._now().items())]
+        changes = {at: (key, val) for at, key, val in given if val is not None}
         self._replace(changes)
         return len(changes)
 
     def delete(self, f: Callable[[K, V], bool]) -> list[tuple[K, V]]:
         """Delete the entries for which `f` holds, and return them in key order."""
-        gone = {key: val for key, val in list(self._now().items()) if f(key, val)}
-        for key in gone:
-            del self._table[key]
-        return [(key, gone[key]) for key in in_order(gone)]
+        gone = {at: item for at, item in list(self._now().items()) if f(*item)}
+        for at in gone:
+            del self._table[at]
+        return [gone[at] for at in in_order(gone)]
 
     def pending(self) -> list[tuple[K, V, int]]:
         """End the transaction: the fewest changes `(key, val, diff)` from what it began with to what is
         there, in key order, a retraction before an insertion."""
         now = self._now()
-        keys = in_order({**self._initial, **now})
+        ordered = in_order({**self._initial, **now})
         self._ended = True
         changes = []
-        for key in keys:
-            old, new = self._initial.get(key), now.get(key)
-            if _same(old, new):
+        for at in ordered:
+            (old_key, old), (new_key, new) = self._initial.get(at, _ABSENT), now.get(at, _ABSENT)
+            if _same(one_nan(old), one_nan(new)):
                 continue
+            key = new_key if new is not None else old_key
             changes += [(key, val, diff) for val, diff in ((old, -1), (new, 1)) if val is not None]
         return changes
 
-    def _now(self) -> dict[K, V]:
+    def _now(self) -> dict[Any, tuple[K, V]]:
         if self._ended:
             raise StashError("the transaction has ended: `pending` was called")
         return self._table
 
-    def _replace(self, changes: dict[K, V]) -> None:
+    def _replace(self, changes: dict[Any, tuple[K, V]]) -> None:
         """Put the changes in, unless that violates the rule."""
         result = {**self._table, **changes}
-        seen: set[K] = set()
-        for key, val in changes.items():
-            seen.add(key)
-            for other, its in result.items():
+        seen: set[Any] = set()
+        for at, (key, val) in changes.items():
+            seen.add(at)
+            for other, (its_key, its) in result.items():
                 if other not in seen and self._violates(val, its):
-                    raise StashError(
-                        f"key {key!r}: val {val!r} violates uniqueness: key {other!r} has {its!r}"
-                    )
+                    raise StashError(f"key {key!r}: val {val!r} violates uniqueness: {its_key!r} has {its!r}")
         self._table = result
 
 
@@ -127,6 +132,21 @@ def in_order(keys: Iterable[K]) -> list[K]:
     except (TypeError, Refusal):
         return _sorted(given)
     return [given[position] for position in sorted(range(len(given)), key=ranks.__getitem__)]
+
+
+def one_nan(value: Any) -> Any:
+    """The value with the one NaN in the place of each, at any depth: Python tells them apart, except one that
+    is the same object; for collections NaN equals itself."""
+    if isinstance(value, float):
+        return _NAN if value != value else value
+    if isinstance(value, list | tuple):
+        items = list(map(one_nan, value))
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    if isinstance(value, BaseModel):
+        fields = {name: one_nan(field) for name, field in value.__dict__.items()}
+        changed = {name: field for name, field in fields.items() if field is not value.__dict__[name]}
+        return value.model_copy(update=changed) if changed else value
+    return value
 
 
 def _sorted(keys: list[K]) -> list[K]:
@@ -147,10 +167,8 @@ def _ranks(keys: list[Any], kinds: set[type]) -> list[Any]:
 
 
 def _same(old: object, new: object) -> bool:
-    """As a collection sees it: NaN is itself, a bool is no int."""
-    if isinstance(old, bool) is not isinstance(new, bool):
-        return False
-    return old is new or bool(old == new) or bool(old != old and new != new)
+    """As a collection sees it: a bool is no int."""
+    return isinstance(old, bool) is isinstance(new, bool) and (old is new or bool(old == new))
 
 
 def _check_val(key: object, val: object) -> None:

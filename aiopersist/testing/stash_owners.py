@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiopersist import stash as stashes
-from aiopersist.errors import InvalidUsage
+from aiopersist.errors import CodecMismatch, InvalidUsage
 from aiopersist.frontier import Antichain
 from aiopersist.runtime import SYSTEM
 from aiopersist.stash import AppendBatch, Stash, StashCollection, StashError, TypedCollection
@@ -183,6 +183,23 @@ class StashOwners:
                     with refused(f"'{name}'"):
                         await reader.collection(name, str, int)
                 assert await owner.migrate([]) == 0
+
+    async def test_a_handle_that_was_never_written(self, url: str, stash: Stash) -> None:
+        """A handle of a collection that a savepoint made does not pass for one that got its id, or its id and
+        its name."""
+        async with stashes.open(url, savepoint=True) as trial:
+            stray, other = await trial.collection("stray", str, int), await trial.collection("c", str, str)
+        first = await stash.collection("first", str, int)
+        c = await stash.collection("c", str, int)
+        assert (first.id, c.id) == (stray.id, other.id)
+        for batch in ([(stray, 5), (first, 6)], [(first, 6), (stray, 5)]):
+            with refused("'stray'"):
+                await stash.seal_batch(batch)
+        with refused("'stray'"):
+            await stash.update(stray, ("a", 1), 0, 1)
+        with pytest.raises(CodecMismatch, match="'c'"):
+            await stash.update(other, ("a", "b"), 0, 1)
+        assert await looks(stash, first) == await looks(stash, c)
 
     async def test_where_no_stash_is(self, url: str) -> None:
         """Nothing is made by who only looks."""
