@@ -119,7 +119,7 @@ class PostgresStore(Store):
         return Loaded(_fence(rows[0]), rows[0]["version"], found)
 
     async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
-        chunks = list(_chunks(change))
+        chunks = list(chunks_of(change))
         several = len(chunks) > 1 or change.created or change.version is not None
 
         async def work(connection: Connection) -> Verdict:
@@ -260,7 +260,7 @@ def _moves(change: Change) -> tuple[list[int], list[Any], list[Any], list[int]]:
     )
 
 
-def _chunks(change: Change) -> Iterator[Chunk]:
+def chunks_of(change: Change) -> Iterator[Chunk]:
     """The rows in pieces for one statement each."""
     columns: Chunk = ([], [], [], [], [])
     for cid, rows in change.rows:

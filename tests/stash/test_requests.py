@@ -1,0 +1,121 @@
+"""What calls cost: transactions of a store, and statements of a database."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+import aiopersist as ap
+from aiopersist.stash import AppendBatch, PostgresStash, Stash, TypedCollection
+from aiopersist.stash import session as sessions
+from aiopersist.stash.model import START, Change, Move, Rows
+from aiopersist.stash.postgres import BYTES_AT_ONCE, ROWS_AT_ONCE, PostgresStore, chunks_of
+
+USERS = TypedCollection("users", int, str)
+
+
+class Statements:
+    """The statements of every connection that a stash has by now, by their first words."""
+
+    def __init__(self, stash: Stash) -> None:
+        self.seen: list[str] = []
+        store = stash._session.store
+        assert isinstance(store, PostgresStore)
+        for connection in (*store._pool._idle, *store._background._idle):
+            connection.add_query_logger(self._log)
+
+    def _log(self, record: asyncpg.connection.LoggedQuery) -> None:
+        self.seen.append(" ".join(record.query.split()[:3]))
+
+    def take(self) -> list[str]:
+        seen, self.seen = self.seen, []
+        return seen
+
+
+@pytest.fixture
+async def stash(postgres_url: str) -> AsyncIterator[Stash]:
+    async with ap.stash.open(postgres_url) as stash:
+        assert isinstance(stash, PostgresStash)
+        yield stash
+
+
+async def test_a_call_is_one_statement(stash: Stash) -> None:
+    """Goal: one round trip for each call, once the collection is known; none for no batches."""
+    c = await USERS.get(stash)
+    await USERS.upsert_key(stash, 1, "a")
+    statements = Statements(stash)
+    batch = await c.make_batch(stash)
+    assert len(statements.take()) == 1
+    c.append_to_batch(batch, 2, "b", 1)
+    await stash.append([batch])
+    assert statements.take() == ["WITH guard AS"]
+    await stash.append([])
+    assert statements.take() == []
+    for call in (
+        stash.update(c, (3, "c"), 9, 1),
+        stash.seal(c, 10),
+        stash.seal_batch([(c, 11), (c, 12)]),
+        stash.compact(c, 5),
+        stash.iter(c),
+        stash.iter_key(c, 1),
+        stash.peek_one(c),
+        stash.peek_key_one(c, 1),
+        stash.upper(c),
+        stash.confirm_leadership(),
+        USERS.get(stash),
+    ):
+        name = call.__name__
+        await call
+        assert len(statements.take()) == (0 if name == "get" else 1), name
+    await USERS.upsert_key(stash, 1, "z")
+    assert len(statements.take()) == 2  # a read, an append
+
+
+async def test_many_entries_are_several_statements(stash: Stash) -> None:
+    """Goal: rows go in pieces, in one transaction."""
+    c = await USERS.get(stash)
+    await stash.upper(c)
+    statements = Statements(stash)
+    rows = 2 * ROWS_AT_ONCE + 1
+    entries = [((i, "x"), 0, 1) for i in range(rows)]
+    await stash.append([AppendBatch(c.id, 0, 1, 0, 0, entries)])
+    assert statements.take() == ["BEGIN;", "COMMIT;"]  # of those within the driver tells nothing
+    assert len(await stash.peek(c)) == rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "pieces"),
+    [
+        pytest.param(ROWS_AT_ONCE, 1, 1, id="just fits"),
+        pytest.param(2 * ROWS_AT_ONCE + 1, 1, 3, id="by rows"),
+        pytest.param(9, BYTES_AT_ONCE // 2 - 10, 5, id="by bytes"),
+        pytest.param(3, BYTES_AT_ONCE + 1, 3, id="larger than a piece"),
+        pytest.param(0, 1, 0, id="none"),
+    ],
+)
+def test_pieces(rows: int, size: int, pieces: int) -> None:
+    """Goal: pieces are bounded in rows and bytes, and hold every row once, in order."""
+    half = Rows([f"{i:09}" for i in range(rows)], ["x" * size] * rows, [0] * rows, [1] * rows)
+    change = Change({}, {7: Move(START, half)})
+    found = list(chunks_of(change))
+    assert len(found) == pieces
+    assert [key for chunk in found for key in chunk[1]] == list(half.keys)
+    assert all(len(chunk[0]) <= ROWS_AT_ONCE and set(chunk[0]) == {7} for chunk in found)
+
+
+async def test_consolidation_has_a_connection_of_its_own(
+    stash: Stash, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    """Goal: the background sums what is appended again and again, and nobody else's connection is used."""
+    monkeypatch.setattr(sessions, "CONSOLIDATE_ROWS_MIN", 8)
+    c = await USERS.get(stash)
+    store: Any = stash._session.store
+    for number in range(40):
+        await USERS.upsert_key(stash, 1, f"v{number}")
+    while stash._session._consolidating:
+        await ap.runtime.SYSTEM.sleep(0.01)
+    assert len(store._background._idle) == 1
+    (stored,) = (await stash._session.load(sessions.Select((c.id,)))).collections
+    assert len(stored.rows) < 12
+    assert await USERS.peek_one(stash) == {1: "v39"}
