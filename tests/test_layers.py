@@ -28,8 +28,9 @@ ORDER = (
     ("shard", "stash"),
     ("write", "read", "rollup", "compact", "gc"),
     ("maintenance",),
+    ("indexed",),
     ("client",),
-    ("indexed", "inspect"),
+    ("inspect",),
     ("spark", "cli", "web"),
 )
 LAYERS = {name: layer for layer, names in enumerate(ORDER) for name in names}

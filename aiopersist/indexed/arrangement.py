@@ -1,0 +1,189 @@
+"""All transitions of one stream's arrangement: pure, in pairs of a plan and what comes of it.
+
+1. *Append*: a batch of updates at any times not yet sealed becomes the newest unsealed one.
+2. *Seal* moves data to the trace logically, without touching any.
+3. *Drain* moves it physically: what is unsealed before `seal`, sorted and consolidated, becomes one batch of
+   the trace. Then unsealed batches that lie wholly before the trace's upper are *evicted*, and those that lie
+   partly before it are *trimmed*, one at a time.
+4. *Compact*: two neighbours of the trace of equal level become one.
+
+A plan (`Drain`, `Trim`, `Compaction`) says what is to be read and written; whoever carries it out comes back
+with a batch, and gets the `Changes` to be made, or `None` where the plan no longer fits. Nothing here reads
+data, so nothing here can tell whether the batch is the right one: `invariants` says what can be told.
+
+*Why the work is O(n log n).* A merge costs what its parents hold. Where nothing cancels, the result holds as
+much and is a level higher, so an update is rewritten once per level; what cancels is never rewritten again, and
+a result that is no larger than a parent does not rise. Levels fall from old to young, and two neighbours of one
+level are merged as soon as since has passed them: so there are few batches.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aiopersist.indexed.model import Arrangement, Changes, TraceBatch, UnsealedBatch
+
+# --- unsealed --------------------------------------------------------------------------------------
+
+
+def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Changes:
+    """The batch is the newest. `ValueError` unless it holds anything, begins at the stream's seqno, covers at
+    least one, and holds no time before the trace's upper."""
+    if not any(part.rows for part in batch.parts):
+        raise ValueError(f"unsealed batch {_interval(batch)} is empty")
+    if batch.seqno_lower != arrangement.seqno or batch.seqno_upper <= batch.seqno_lower:
+        raise ValueError(f"unsealed batch {_interval(batch)} does not begin at seqno {arrangement.seqno}")
+    if batch.time_least < arrangement.trace_upper:
+        raise ValueError(
+            f"unsealed batch {_interval(batch)} holds time {batch.time_least}, "
+            f"but the trace's upper is {{{arrangement.trace_upper}}}"
+        )
+    return Changes.of(unsealed={batch.seqno_lower: batch}, seqno=batch.seqno_upper)
+
+
+def unsealed_between(arrangement: Arrangement, lower: int, upper: int | None = None) -> list[UnsealedBatch]:
+    """The batches that may hold updates at times in `[lower, upper)`, without an `upper` at any from `lower`
+    on; what else they hold is for the reader to leave out. `ValueError` for an interval that is reversed."""
+    if upper is not None and upper < lower:
+        raise ValueError(f"upper {{{upper}}} is before lower {{{lower}}}")
+    return [
+        batch
+        for batch in arrangement.unsealed.values()
+        if lower <= batch.time_greatest and (upper is None or max(lower, batch.time_least) < upper)
+    ]
+
+
+def evicted(arrangement: Arrangement) -> Changes | None:
+    """Without the batches that lie wholly before the trace's upper; `None` if there are none."""
+    upper = arrangement.trace_upper
+    gone = tuple(at for at, batch in arrangement.unsealed.items() if batch.time_greatest < upper)
+    return Changes.of(drop_unsealed=gone) if gone else None
+
+
+@dataclass(frozen=True)
+class Trim:
+    """Write `batch` anew, with its updates at times `>= lower` alone."""
+
+    batch: UnsealedBatch
+    lower: int
+
+
+def to_trim(arrangement: Arrangement) -> Trim | None:
+    """The oldest batch that lies partly before the trace's upper."""
+    upper = arrangement.trace_upper
+    for batch in arrangement.unsealed.values():
+        if batch.time_least < upper <= batch.time_greatest:
+            return Trim(batch, upper)
+    return None
+
+
+def trimmed(arrangement: Arrangement, trim: Trim, batch: UnsealedBatch) -> Changes | None:
+    """`batch` instead of the one that was to be trimmed; `None` if that is no longer there."""
+    if arrangement.unsealed.get(trim.batch.seqno_lower) != trim.batch:
+        return None
+    return Changes.of(unsealed={trim.batch.seqno_lower: batch})
+
+
+# --- frontiers -------------------------------------------------------------------------------------
+
+
+def sealed(arrangement: Arrangement, time: int) -> Changes | None:
+    """Updates before `time` are complete; `None` if more than that was sealed before."""
+    return Changes.of(seal=time) if arrangement.seal <= time else None
+
+
+def compaction_allowed(arrangement: Arrangement, since: int) -> Changes | None:
+    """History before `since` may be forgotten; `None` if that would bring some back."""
+    return Changes.of(since=since) if arrangement.since <= since else None
+
+
+# --- the trace -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Read these unsealed batches at times in `[lower, upper)`, and make one batch of the trace."""
+
+    lower: int
+    upper: int
+    batches: tuple[UnsealedBatch, ...]
+
+
+def to_drain(arrangement: Arrangement) -> Drain | None:
+    """What was sealed since the last time; `None` where nothing can be read: no batch is made of nothing."""
+    lower, upper = arrangement.trace_upper, arrangement.seal
+    if lower == upper:
+        return None
+    batches = tuple(unsealed_between(arrangement, lower, upper))
+    return Drain(lower, upper, batches) if batches else None
+
+
+def drained(arrangement: Arrangement, drain: Drain, batch: TraceBatch) -> Changes | None:
+    """`batch` is the youngest of the trace; `None` if the trace has moved on. A batch without updates says
+    that what was read came to nothing, so that it can be evicted; where nothing was read there is none."""
+    if arrangement.trace_upper != drain.lower:
+        return None
+    if (batch.lower, batch.upper, batch.since, batch.level) != (drain.lower, drain.upper, 0, 0):
+        raise ValueError(f"{batch!r} is not what {drain!r} asks for")
+    return Changes.of(trace={batch.lower: batch})
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """Make one batch of two neighbours, times advanced to `since`."""
+
+    older: TraceBatch
+    younger: TraceBatch
+    since: int
+
+
+def to_compact(arrangement: Arrangement) -> Compaction | None:
+    """The oldest two neighbours of equal level, if since has passed the younger one."""
+    for older, younger in pairwise(arrangement.trace.values()):
+        if younger.upper > arrangement.since:
+            return None
+        if older.level == younger.level:
+            return Compaction(older, younger, arrangement.since)
+    return None
+
+
+def level_after(compaction: Compaction, updates: int) -> int:
+    """The level of the result, by how many updates are left."""
+    older, younger = compaction.older, compaction.younger
+    return older.level + (updates > older.updates and updates > younger.updates)
+
+
+def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatch) -> Changes | None:
+    """`batch` instead of the two; `None` if one of them is no longer there as it was."""
+    older, younger = compaction.older, compaction.younger
+    if arrangement.trace.get(older.lower) != older or arrangement.trace.get(younger.lower) != younger:
+        return None
+    level = level_after(compaction, batch.updates)
+    wanted = (older.lower, younger.upper, compaction.since, level)
+    if (batch.lower, batch.upper, batch.since, batch.level) != wanted:
+        raise ValueError(f"{batch!r} is not what {compaction!r} asks for")
+    return Changes.of(trace={older.lower: batch}, drop_trace=(younger.lower,))
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a snapshot reads: the trace, then of these unsealed batches what is at or beyond `trace_upper`,
+    since the rest of them is in the trace. All times are advanced to `since`."""
+
+    trace: tuple[TraceBatch, ...]
+    unsealed: tuple[UnsealedBatch, ...]
+    trace_upper: int
+    since: int
+
+
+def contents(arrangement: Arrangement) -> Contents:
+    """All updates, each once."""
+    upper = arrangement.trace_upper
+    unsealed = tuple(unsealed_between(arrangement, upper))
+    return Contents(tuple(arrangement.trace.values()), unsealed, upper, arrangement.since)
+
+
+def _interval(batch: UnsealedBatch) -> str:
+    return f"[{batch.seqno_lower}, {batch.seqno_upper})"

@@ -1,0 +1,62 @@
+"""What holds of every arrangement, as named predicates: checked before a version is written, and of every
+full state that is read."""
+
+from itertools import pairwise
+
+from aiopersist.indexed.model import Arrangement
+
+
+def seqno_intervals_are_in_order(arrangement: Arrangement) -> bool:
+    """Not empty, and each begins where the one before ends, or later: those between were evicted, or held
+    nothing for this stream. So no update is there twice."""
+    batches = list(arrangement.unsealed.values())
+    return (
+        all(at == batch.seqno_lower < batch.seqno_upper for at, batch in arrangement.unsealed.items())
+        and all(a.seqno_upper <= b.seqno_lower for a, b in pairwise(batches))
+        and (not batches or batches[-1].seqno_upper <= arrangement.seqno)
+    )
+
+
+def bounds_of_times_are_bounds(arrangement: Arrangement) -> bool:
+    """`<=` and not `<`: a batch may hold one time alone."""
+    return all(batch.time_least <= batch.time_greatest for batch in arrangement.unsealed.values())
+
+
+def trace_is_contiguous(arrangement: Arrangement) -> bool:
+    """From 0 on, without gap and overlap, no batch covering nothing."""
+    batches = list(arrangement.trace.values())
+    return (
+        all(at == batch.lower < batch.upper for at, batch in arrangement.trace.items())
+        and all(a.upper == b.lower for a, b in pairwise(batches))
+        and (not batches or batches[0].lower == 0)
+    )
+
+
+def trace_is_sealed(arrangement: Arrangement) -> bool:
+    """`<=`: it may lag behind, where nothing was there to be drained."""
+    return arrangement.trace_upper <= arrangement.seal
+
+
+def levels_fall(arrangement: Arrangement) -> bool:
+    """From old to young, or stay: so there are few batches once since has passed them."""
+    return all(a.level >= b.level for a, b in pairwise(arrangement.trace.values()))
+
+
+def batches_follow_since(arrangement: Arrangement) -> bool:
+    """No batch has forgotten more than was allowed."""
+    return all(batch.since <= arrangement.since for batch in arrangement.trace.values())
+
+
+ALL = (
+    seqno_intervals_are_in_order,
+    bounds_of_times_are_bounds,
+    trace_is_contiguous,
+    trace_is_sealed,
+    levels_fall,
+    batches_follow_since,
+)
+
+
+def broken(arrangement: Arrangement) -> list[str]:
+    """The names of those that do not hold."""
+    return [holds.__name__ for holds in ALL if not holds(arrangement)]
