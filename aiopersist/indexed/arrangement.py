@@ -12,9 +12,9 @@ with a batch, and gets the `Changes` to be made, or `None` where the plan no lon
 data, so nothing here can tell whether the batch is the right one: `invariants` says what can be told.
 
 *Why the work is O(n log n).* A merge costs what its parents hold. Where nothing cancels, the result holds as
-much and is a level higher, so an update is rewritten once per level; what cancels is never rewritten again, and
-a result that is no larger than a parent does not rise. Levels fall from old to young, and two neighbours of one
-level are merged as soon as since has passed them: so there are few batches.
+much and is a level higher, so an update is rewritten once per level. What cancels is never rewritten again,
+and a result that is no larger than a parent does not rise. Levels fall from old to young, and two neighbours of
+one level are merged as soon as since has passed them: so there are few batches.
 """
 
 from dataclasses import dataclass

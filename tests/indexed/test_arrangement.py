@@ -320,6 +320,7 @@ def test_what_is_merged(levels: list[int], since: int, pair: int | None) -> None
         (4, 4, 5, True),
         (4, 4, 4, False),
         (4, 9, 9, False),
+        (9, 4, 9, False),
         (9, 4, 10, True),
         (0, 0, 0, False),
         (0, 0, 1, True),
