@@ -13,8 +13,8 @@ data, so nothing here can tell whether the batch is the right one: `invariants` 
 
 *Why the work is O(n log n).* A merge costs what its parents hold. Where nothing cancels, the result holds as
 much and is a level higher, so an update is rewritten once per level. What cancels is never rewritten again,
-and a result that is no larger than a parent does not rise. Levels fall from old to young, and two neighbours of
-one level are merged as soon as since has passed them: so there are few batches.
+and a result that is no larger than a parent does not rise. Levels fall from old to young, and two neighbours
+of one level are merged as soon as since has passed them: so there are few batches.
 """
 
 from dataclasses import dataclass
