@@ -39,9 +39,10 @@ from aiopersist.maintenance.fsck import FsckReport
 from aiopersist.maintenance.inspect import ShardView
 from aiopersist.maintenance.rounds import MaintenanceRound
 from aiopersist.read.handle import ReadHandle
+from aiopersist.read.leased import LeasedPart
 from aiopersist.read.listen import Listen, Progress, Step
 from aiopersist.read.since import SinceHandle
-from aiopersist.read.snapshot import Snapshot
+from aiopersist.read.snapshot import Snapshot, SnapshotStats
 from aiopersist.settings import Settings, UntrimmableColumns
 from aiopersist.shard.catalog import ShardId
 from aiopersist.state.keys import BlobKey
@@ -91,6 +92,7 @@ __all__ = [
     "InvalidUpdate",
     "InvalidUsage",
     "LeaseExpired",
+    "LeasedPart",
     "Listen",
     "Location",
     "MaintenanceRound",
@@ -109,6 +111,7 @@ __all__ = [
     "SinceHandle",
     "SinceViolation",
     "Snapshot",
+    "SnapshotStats",
     "Step",
     "StorageUnavailable",
     "Sweep",

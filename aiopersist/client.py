@@ -27,6 +27,7 @@ from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.rounds import Rounds
 from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.read.handle import ReadHandle
+from aiopersist.read.leased import FetchesParts
 from aiopersist.read.since import SinceHandle
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
@@ -104,7 +105,7 @@ def open(  # noqa: A001  # `ap.open`
     return Opening(connect)
 
 
-class Client(Upkeep, Resource):
+class Client(Upkeep, FetchesParts, Resource):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(
@@ -313,8 +314,7 @@ class Client(Upkeep, Resource):
         """The current schema of the shard and its id. Linearizable."""
         with self._calls.call():
             found = await self._existing(shard)
-            schema_id = found.state.schema_id
-            return schema_id, found.schema(schema_id)
+            return found.state.schema_id, found.schema(found.state.schema_id)
 
     async def compare_and_evolve_schema(
         self, shard: str, expected_id: int, schema: Schema[Any, Any, Any]

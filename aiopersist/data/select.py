@@ -21,6 +21,7 @@ from aiopersist.data.codec import Schema
 from aiopersist.data.jsonable import from_json
 from aiopersist.data.lazy import ds, fs, pa, pc
 from aiopersist.data.stats import leaf_types
+from aiopersist.data.types import Field
 from aiopersist.errors import InvalidUsage, UsageKind
 
 
@@ -64,6 +65,22 @@ def project(table: pa.Table, paths: Mapping[str, tuple[str, ...]]) -> pa.Table:
         fields.append(pa.field(name, column.type, nullable))
     schema = pa.schema([*fields, table.schema.field("diff")])
     return pa.table([*columns, table.column("diff")], schema)
+
+
+def decode_projected(
+    table: pa.Table, paths: Mapping[str, tuple[str, ...]], schema: Schema[Any, Any, Any]
+) -> list[tuple[Any, ...]]:
+    """The rows of a projection as values of the types of the schema, and `diff`."""
+    columns = [_field(path, schema).decode(table.column(name)) for name, path in paths.items()]
+    return list(zip(*columns, table.column("diff").to_pylist(), strict=True))
+
+
+def _field(path: tuple[str, ...], schema: Schema[Any, Any, Any]) -> Field:
+    field = schema.key if path[0] == "key" else schema.val
+    for name in path[1:]:
+        inner: Field = field.codec.fields[name]  # type: ignore[attr-defined]  # a struct has them
+        field = inner._replace(nullable=inner.nullable or field.nullable)
+    return field
 
 
 def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:

@@ -9,15 +9,18 @@ that begin at or before it.
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
 from aiopersist.data.assemble import at_time, concat
-from aiopersist.data.consolidate import contents
-from aiopersist.data.updates import Updates, decode_rows
+from aiopersist.data.stats import ColumnStats, decode_stats
+from aiopersist.data.stats import merge as merge_stats
+from aiopersist.data.updates import Updates
 from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Time
-from aiopersist.read.stream import contents_in_batches
+from aiopersist.read.leased import LeasedPart
+from aiopersist.read.query import Columns, Query
+from aiopersist.read.stream import contents_in_batches, projected_in_batches
 from aiopersist.resource import Puller, Resource, Scope, run_bounded
 from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.hold import Need, SharedHold
@@ -44,6 +47,17 @@ def parts_at(state: State, as_of: Time) -> list[Named]:
     ]
 
 
+class SnapshotStats(NamedTuple):
+    """Estimates: what a snapshot reads at most."""
+
+    parts: int
+    updates_max: int
+    """Updates in its parts: those beyond its time and those that cancel out are counted, too."""
+    encoded_bytes: int
+    columns: dict[str, ColumnStats]
+    """Bounds of the values of each leaf column, by its dotted name, of those that all parts tell of."""
+
+
 class Snapshot(Resource, Generic[K, V]):
     """Contents at `as_of`: consolidated `(key, val, diff)` in key order."""
 
@@ -68,40 +82,75 @@ class Snapshot(Resource, Generic[K, V]):
         self._parts = parts_at(state, as_of)
         self._iterations: WeakSet[Items[Any]] = WeakSet()
 
-    async def to_arrow(self) -> "pa.Table":
+    async def to_arrow(self, where: Any = None, columns: Columns | None = None) -> "pa.Table":
         """All contents, as columns `key`, `val`, `diff`. One request per part that is not inline.
-        `DiffOverflow` if the sum of a row is beyond 64 bits."""
-        with self._scope.call():
-            return await self._contents()
+        `DiffOverflow` if the sum of a row is beyond 64 bits.
 
-    async def to_polars(self) -> "pl.DataFrame":
+        `where` is a `pyarrow.compute` expression over `pc.field("key")`, `pc.field("val", "amount")`, or the
+        names of fields alone where they are unique; only what matches is given, and parts and row groups
+        that cannot match, by their statistics, are not fetched (of a large part its index is, by a request
+        of its own). `columns` are the names of columns to give instead, summed again, in their order:
+        `["key"]`, `["val.amount"]`. `InvalidUsage` of kind `INVALID_COLUMN` for one that is not there."""
+        with self._scope.call():
+            return await self._contents(self._query(where, columns))
+
+    async def to_polars(self, where: Any = None, columns: Columns | None = None) -> "pl.DataFrame":
         """As `to_arrow`, as a polars frame."""
-        table = await self.to_arrow()
+        table = await self.to_arrow(where, columns)
         import polars
 
         frame = polars.from_arrow(table)
         assert isinstance(frame, polars.DataFrame)
         return frame
 
-    async def to_pandas(self) -> "pd.DataFrame":
+    async def to_pandas(self, where: Any = None, columns: Columns | None = None) -> "pd.DataFrame":
         """As `to_arrow`, as a pandas frame."""
-        table = await self.to_arrow()
+        table = await self.to_arrow(where, columns)
         frame: pd.DataFrame = await self._fetch.stack.compute(table.to_pandas)
         return frame
 
-    async def rows(self) -> list[tuple[K, V, int]]:
-        """All contents, as `(key, val, diff)` of the types of the schema."""
-        with self._scope.call():
-            table = await self._contents()
-            return await self._rows_of(table)
+    @overload
+    async def rows(self, where: Any = None, columns: None = None) -> list[tuple[K, V, int]]: ...
+    @overload
+    async def rows(self, where: Any = None, *, columns: Columns) -> list[tuple[Any, ...]]: ...
 
-    def batches(self) -> "Items[pa.RecordBatch]":
+    async def rows(self, where: Any = None, columns: Columns | None = None) -> list[Any]:
+        """All contents, as `(key, val, diff)` of the types of the schema; `where` and `columns` as in
+        `to_arrow`."""
+        with self._scope.call():
+            query = self._query(where, columns)
+            return await self._rows_of(await self._contents(query), query)
+
+    def batches(self, where: Any = None, columns: Columns | None = None) -> "Items[pa.RecordBatch]":
         """All contents as Arrow batches, globally consolidated, in key order. In memory are about one and a
-        half row groups (`settings.row_group_bytes`) of each sorted run of parts, not the contents."""
-        return self._iteration(self._batches())
+        half row groups (`settings.row_group_bytes`) of each sorted run of parts, not the contents; but with
+        `columns` the whole result. `where` and `columns` as in `to_arrow`."""
+        return self._iteration(self._batches(self._query(where, columns)))
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
         return self._iteration(self._row_by_row())
+
+    def parts(self) -> list[LeasedPart]:
+        """What the snapshot is made of, part by part, for readers in other processes (`client.fetch_part`).
+        They are there until it is closed. No request."""
+        self._scope.check()
+        self._hold.check(self._reader)
+        return [LeasedPart(named, self._fetch, self._reader, self.as_of) for named in self._parts]
+
+    async def stats(self) -> SnapshotStats:
+        """What is known of the contents without reading them. No request."""
+        with self._scope.call():
+            records = [part.stats for _, part in self._parts]
+            known = [record for record in records if record is not None]
+            common = set.intersection(*map(set, known)) if known and len(known) == len(records) else set()
+            trimmed = [{name: record[name] for name in sorted(common)} for record in known]
+            merged = merge_stats(trimmed, self._fetch.schema) if common else {}
+            return SnapshotStats(
+                parts=len(self._parts),
+                updates_max=sum(part.rows for _, part in self._parts),
+                encoded_bytes=sum(part.size for _, part in self._parts),
+                columns=decode_stats(merged, self._fetch.schema),
+            )
 
     def _iteration(self, items: AsyncGenerator[T, None]) -> "Items[T]":
         iteration = Items(self._scope, items, self._fetch)
@@ -118,32 +167,42 @@ class Snapshot(Resource, Generic[K, V]):
             await items.aclose()
         self._closed(self)
 
-    async def _contents(self) -> "pa.Table":
-        self._hold.check(self._reader)
-        selection = Selection(as_of=self.as_of)
-        small = sum(part.size for _, part in self._parts) <= ON_THE_LOOP_BYTES
-        if small and all(part.inline is not None for _, part in self._parts):
-            table = await self._fetch.table(self._parts, selection, self._reader)
-            return self._summed([table])
-        jobs = [partial(self._fetch.table, group, selection, self._reader) for group in groups(self._parts)]
-        tables = await run_bounded(self._fetch.stack.settings.fetch_max_outstanding_parts, jobs)
-        return await self._fetch.stack.compute(self._summed, tables)
+    def _query(self, where: Any = None, columns: Columns | None = None) -> Query:
+        return Query.of(self._fetch.schema, where, columns)
 
-    def _summed(self, tables: "list[pa.Table]") -> "pa.Table":
+    async def _matching(self, query: Query) -> list[Named]:
+        if query.where is None:
+            return self._parts
+        return await self._fetch.stack.compute(query.matching, self._parts)
+
+    async def _contents(self, query: Query) -> "pa.Table":
+        self._hold.check(self._reader)
+        selection = Selection(as_of=self.as_of, where=query.where)
+        parts = await self._matching(query)
+        small = sum(part.size for _, part in parts) <= ON_THE_LOOP_BYTES
+        if small and all(part.inline is not None for _, part in parts):
+            return self._summed([await self._fetch.table(parts, selection, self._reader)], query)
+        jobs = [partial(self._fetch.table, group, selection, self._reader) for group in groups(parts)]
+        tables = await run_bounded(self._fetch.stack.settings.fetch_max_outstanding_parts, jobs)
+        return await self._fetch.stack.compute(self._summed, tables, query)
+
+    def _summed(self, tables: "list[pa.Table]", query: Query) -> "pa.Table":
         try:
-            return contents(concat(tables, self._fetch.schema), self._fetch.schema)
+            return query.summed([query.projected(concat(tables, self._fetch.schema))])
         except DiffOverflow as error:
             error.shard_id = self._fetch.shard.id
             raise
 
-    async def _rows_of(self, table: Any) -> list[tuple[K, V, int]]:
+    async def _rows_of(self, table: Any, query: Query) -> list[tuple[Any, ...]]:
         if table.num_rows < 512:
-            return decode_rows(table, self._fetch.schema)
-        return await self._fetch.stack.compute(decode_rows, table, self._fetch.schema)
+            return query.rows(table)
+        return await self._fetch.stack.compute(query.rows, table)
 
-    async def _batches(self) -> "AsyncGenerator[pa.RecordBatch, None]":
+    async def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
-        merged = contents_in_batches(self._fetch, self._parts, self.as_of, self._reader)
+        selection = Selection(as_of=self.as_of, where=query.where)
+        given = self._fetch, await self._matching(query), selection, self._reader
+        merged = contents_in_batches(*given) if query.paths is None else projected_in_batches(*given, query)
         async with aclosing(merged) as batches:
             try:
                 async for batch in batches:
@@ -153,14 +212,15 @@ class Snapshot(Resource, Generic[K, V]):
                 raise
 
     async def _row_by_row(self) -> AsyncGenerator[tuple[K, V, int], None]:
-        async with aclosing(self._batches()) as batches:
+        query = self._query()
+        async with aclosing(self._batches(query)) as batches:
             async for batch in batches:
-                for row in await self._rows_of(batch):
+                for row in await self._rows_of(batch, query):
                     yield row
 
     async def updates(self) -> AsyncGenerator[Updates[K, V, Any], None]:
         """The contents as updates at `as_of`, in bounded memory."""
-        async with aclosing(self._batches()) as batches:
+        async with aclosing(self._batches(self._query())) as batches:
             async for batch in batches:
                 table = at_time(batch, self.as_of, self._fetch.schema)
                 yield Updates(table, self._fetch.schema)

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from aiopersist.frontier import Time
+from aiopersist.read.query import Query
 from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.runs import merged, plan_runs
 
@@ -12,15 +12,38 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 BATCH_ROWS = 65_536  # of a batch that is handed out
+FOLD_ROWS_MIN = 4 * BATCH_ROWS  # of a projection, before they are summed
 
 
 async def contents_in_batches(
-    fetch: Fetch, parts: list[Named], as_of: Time, reader: str
+    fetch: Fetch, parts: list[Named], selection: Selection, reader: str
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """Contents at `as_of`, globally consolidated, in key order."""
-    stream = merged(fetch, plan_runs(parts), Selection(as_of=as_of), reader, final=True)
-    async with aclosing(stream) as tables:
+    """Contents, globally consolidated, in key order."""
+    async with aclosing(merged(fetch, plan_runs(parts), selection, reader, final=True)) as tables:
         async for table in tables:
-            for batch in table.to_batches(max_chunksize=BATCH_ROWS):
-                if batch.num_rows:
-                    yield batch
+            for batch in _batches(table):
+                yield batch
+
+
+async def projected_in_batches(
+    fetch: Fetch, parts: list[Named], selection: Selection, reader: str, query: Query
+) -> "AsyncGenerator[pa.RecordBatch, None]":
+    """The columns of `query`, summed, in their order. Rows that are far apart may be one in a projection, so
+    the result is held in memory; what it is made of is not."""
+    held: list[pa.Table] = []
+    rows, bound = 0, FOLD_ROWS_MIN
+    async with aclosing(merged(fetch, plan_runs(parts), selection, reader, final=False)) as tables:
+        async for table in tables:
+            held.append(query.projected(table))
+            rows += table.num_rows
+            if rows > bound:
+                held = [await fetch.stack.compute(query.folded, held)]
+                rows = held[0].num_rows
+                bound = max(FOLD_ROWS_MIN, 2 * rows)
+    if held:
+        for batch in _batches(await fetch.stack.compute(query.summed, held)):
+            yield batch
+
+
+def _batches(table: "pa.Table") -> "list[pa.RecordBatch]":
+    return [batch for batch in table.to_batches(max_chunksize=BATCH_ROWS) if batch.num_rows]

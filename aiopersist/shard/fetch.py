@@ -31,6 +31,7 @@ from aiopersist.data.part import (
     read_index,
     read_row_groups,
 )
+from aiopersist.data.select import apply_where, prune
 from aiopersist.data.times import advance, filter_times
 from aiopersist.data.updates import Updates
 from aiopersist.errors import Corruption, Error, LeaseExpired
@@ -51,6 +52,8 @@ Slabs: TypeAlias = "Iterator[pa.Table]"
 """Tables that are decoded as they are taken, on a thread."""
 Named = tuple[HollowBatch, HollowPart]
 
+GAP_BYTES = 256 * 1024  # between two ranges: fetched along, since another request costs more
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -62,6 +65,8 @@ class Selection:
     not_as_of: Time | None = None
     advance_to: Antichain | None = None
     """Advance times to it *before* the bounds are applied."""
+    where: Any = None
+    """A condition on key and val (`data.select`); what cannot match by its statistics is not fetched."""
 
     def covers(self, batch: HollowBatch) -> bool:
         """Whether all updates of `batch` are asked for, by its description alone. Int times only."""
@@ -132,7 +137,7 @@ class Fetch:
         for each range."""
         batch, part = named
         schema = self.shard.schema(part.schema_id)
-        async with aclosing(self._row_groups(part, reader)) as ranges:
+        async with aclosing(self._row_groups(part, reader, selection.where)) as ranges:
             async for index, offset, data, numbers in ranges:
                 rows_max = self._slab_rows(part, index)
                 tables = iter_row_groups(index, (offset, data), numbers, schema, rows_max)
@@ -155,16 +160,18 @@ class Fetch:
                     yield await self.stack.compute(read_row_groups, index, [(offset, data)], [number], schema)
 
     async def _row_groups(
-        self, part: HollowPart, reader: str
+        self, part: HollowPart, reader: str, where: Any = None
     ) -> AsyncGenerator[tuple[PartIndex, int, bytes, list[int]], None]:
-        """The row groups of a part, by ranges: where one begins, its bytes, checked, and their numbers."""
+        """The row groups of a part, of a larger one those that may match, by ranges: where one begins, its
+        bytes, checked, and their numbers."""
         if part.size <= self.range_bytes:
             index, data = await self._read(part, None, part.size, reader, lambda d: (_index(d, part), d))
             yield index, 0, data, list(range(len(index.row_groups)))
             return
         at = part.size - part.footer_bytes
         index = await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
-        for numbers, (offset, length) in _ranges(index, self.range_bytes):
+        chosen = await self._matching(index, where)
+        for numbers, (offset, length) in _ranges(index, chosen, 0, self.range_bytes):
             check = partial(checked, index, offset, row_groups=numbers)
             yield index, offset, await self._read(part, offset, length, reader, check), numbers
 
@@ -172,11 +179,38 @@ class Fetch:
         self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
     ) -> "pa.Table":
         schema = self.shard.schema(part.schema_id)
+        if selection.where is not None and part.size > self.range_bytes:
+            return await self._matches_in_blob(batch, part, selection, reader)
 
         def decode(data: bytes) -> "pa.Table":
             return self._selected(decode_part(data, part, schema), batch, part, selection)
 
         return await self._read(part, None, part.size, reader, decode)
+
+    async def _matches_in_blob(
+        self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
+    ) -> "pa.Table":
+        """The same of a large part: one request for its index, and one for each range that may match."""
+        schema = self.shard.schema(part.schema_id)
+        at = part.size - part.footer_bytes
+        index = await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
+        chosen = await self._matching(index, selection.where)
+        tables = []
+        for numbers, (offset, length) in _ranges(index, chosen, GAP_BYTES, self.range_bytes):
+
+            def decode(data: bytes, offset: int = offset, numbers: list[int] = numbers) -> "pa.Table":
+                table = read_row_groups(index, [(offset, data)], numbers, schema)
+                return self._selected(table, batch, part, selection)
+
+            tables.append(await self._read(part, offset, length, reader, decode))
+        return concat(tables, self.schema)
+
+    async def _matching(self, index: PartIndex, where: Any) -> list[int]:
+        """The row groups that may hold what matches."""
+        if where is None:
+            return list(range(len(index.row_groups)))
+        kept = await self.stack.compute(prune, where, [g.stats for g in index.row_groups], self.schema)
+        return [number for number, keep in enumerate(kept) if keep]
 
     async def _read(
         self, part: HollowPart, offset: int | None, length: int, reader: str, decode: Callable[[bytes], T]
@@ -231,7 +265,8 @@ class Fetch:
         if part.truncated is not None:
             lower, upper = part.truncated
             table = filter_times(table, lower=lower, upper=upper)
-        return table if selection.covers(batch) else selection.apply(table)
+        table = table if selection.covers(batch) else selection.apply(table)
+        return table if selection.where is None else apply_where(table, selection.where, self.schema)
 
 
 def _index(data: bytes, part: HollowPart) -> PartIndex:
@@ -241,10 +276,11 @@ def _index(data: bytes, part: HollowPart) -> PartIndex:
     return index
 
 
-def _ranges(index: PartIndex, length_max: int) -> list[tuple[list[int], tuple[int, int]]]:
-    """The row groups of a part, and the ranges of at most `length_max` bytes to fetch them in."""
-    numbers = range(len(index.row_groups))
-    plan = plan_ranges(index, numbers, gap_bytes=0, range_bytes_max=length_max)
+def _ranges(
+    index: PartIndex, numbers: Sequence[int], gap_bytes: int, length_max: int
+) -> list[tuple[list[int], tuple[int, int]]]:
+    """These row groups of a part, and the ranges of at most `length_max` bytes to fetch them in."""
+    plan = plan_ranges(index, numbers, gap_bytes=gap_bytes, range_bytes_max=length_max)
     return [
         ([n for n in numbers if offset <= index.row_groups[n].offset < offset + length], (offset, length))
         for offset, length in plan

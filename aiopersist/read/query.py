@@ -1,0 +1,58 @@
+"""What of a snapshot is asked for: a condition on rows, a choice of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.consolidate import contents, sort_and_consolidate, sum_columns
+from aiopersist.data.lazy import pa
+from aiopersist.data.select import check_where, decode_projected, project, prune, resolve_columns
+from aiopersist.data.updates import decode_rows
+from aiopersist.shard.fetch import Named
+
+Columns = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Query:
+    """`paths` of columns by name; `None` for key and val as they are."""
+
+    schema: Schema[Any, Any, Any]
+    where: Any = None
+    paths: dict[str, tuple[str, ...]] | None = None
+
+    @classmethod
+    def of(cls, schema: Schema[Any, Any, Any], where: Any, columns: Columns | None) -> Query:
+        """`InvalidUsage` of kind `INVALID_COLUMN` for a condition or a column that is none."""
+        if where is not None:
+            check_where(where, schema)
+        return cls(schema, where, None if columns is None else resolve_columns(columns, schema))
+
+    def matching(self, parts: list[Named]) -> list[Named]:
+        """The parts that may hold what matches, by their statistics."""
+        if self.where is None:
+            return parts
+        kept = prune(self.where, [part.stats for _, part in parts], self.schema)
+        return [named for named, keep in zip(parts, kept, strict=True) if keep]
+
+    def projected(self, table: pa.Table) -> pa.Table:
+        """The chosen columns of updates, not summed."""
+        return table if self.paths is None else project(table, self.paths)
+
+    def folded(self, projections: Sequence[pa.Table]) -> pa.Table:
+        """Some projections as one; sums may be taken further."""
+        return sort_and_consolidate(pa.concat_tables(projections))
+
+    def summed(self, tables: Sequence[pa.Table]) -> pa.Table:
+        """The contents, of tables of updates or of projections; `DiffOverflow`."""
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        return contents(table, self.schema) if self.paths is None else sum_columns(table, self.schema)
+
+    def rows(self, table: pa.Table) -> list[tuple[Any, ...]]:
+        """Contents as tuples of the types of the schema."""
+        if self.paths is None:
+            return decode_rows(table, self.schema)
+        return decode_projected(table, self.paths, self.schema)

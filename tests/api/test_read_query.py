@@ -1,0 +1,283 @@
+"""Goal: a condition gives exactly the rows that match, a choice of columns their sums; both prune what is
+fetched, and neither ever changes what is true."""
+
+import random
+import uuid
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pydantic import BaseModel
+
+import aiopersist as ap
+from aiopersist.testing.faults import Faults, FaultyBlob
+
+
+class Key(BaseModel, frozen=True):
+    region: str
+    number: int
+
+
+class Val(BaseModel):
+    amount: int | None
+    number: float
+    tags: list[str] = []
+
+
+MODELS = ap.Schema(key=Key, val=Val)
+PLAIN = ap.Schema(key=str, val=int)
+BOUNDS: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "blobs": {"inline_writes_single_max_bytes": 0},
+    "tiny parts": {"inline_writes_single_max_bytes": 0, "blob_target_size": 200, "blob_cache_bytes": 0},
+    "tiny row groups": {
+        "inline_writes_single_max_bytes": 0,
+        "row_group_bytes": 100,
+        "blob_cache_bytes": 0,
+    },
+}
+NAN = float("nan")
+
+CONDITIONS: dict[str, tuple[Any, Any]] = {
+    "key field": (pc.field("key", "region") == "b", lambda k, v: k.region == "b"),
+    "flat name": (pc.field("region") > "a", lambda k, v: k.region > "a"),
+    "range": (
+        (pc.field("key", "number") >= 3) & (pc.field("key", "number") < 6),
+        lambda k, v: 3 <= k.number < 6,
+    ),
+    "val": (pc.field("amount") < 2, lambda k, v: v.amount is not None and v.amount < 2),
+    "null": (pc.field("val", "amount").is_null(), lambda k, v: v.amount is None),
+    "float": (pc.field("val", "number") > 1.0, lambda k, v: v.number > 1.0),
+    "either": (
+        (pc.field("region") == "a") | (pc.field("amount") == 3),
+        lambda k, v: k.region == "a" or v.amount == 3,
+    ),
+    "none": (pc.field("region") == "z", lambda k, v: False),
+    "all": (pc.field("region") != "z", lambda k, v: True),
+}
+
+
+def client_of(bounds: str, blob: Any = None, consensus: str = "mem://") -> Any:
+    settings = ap.Settings(**BOUNDS[bounds])
+    if blob is None:
+        return ap.open("mem://", settings=settings, maintenance=False)
+    return ap.open(blob=blob, consensus=consensus, settings=settings, maintenance=False)
+
+
+async def filled(client: ap.Client, seed: int = 0, appends: int = 4) -> list[tuple[Key, Val, int]]:
+    """Random updates, some of which meet and cancel; the contents at the end."""
+    chance = random.Random(seed)
+    keys = [Key(region=region, number=number) for region in "abc" for number in range(8)]
+    vals = [
+        Val(amount=a, number=n, tags=t) for a in (None, 1, 2, 3) for n in (0.0, 1.5) for t in ([], ["x", "y"])
+    ]
+    sums: Counter[tuple[Key, str]] = Counter()
+    async with client.writer("s", MODELS) as writer:
+        for time in range(appends):
+            rows = [
+                (chance.choice(keys), chance.choice(vals), time, chance.choice([1, 1, 2, -1]))
+                for _ in range(30)
+            ]
+            await writer.compare_and_append(rows, time, time + 1)
+            for key, val, _, diff in rows:
+                sums[key, val.model_dump_json()] += diff
+    return [(key, Val.model_validate_json(val), diff) for (key, val), diff in sums.items() if diff]
+
+
+def sorted_rows(rows: Any) -> list[str]:
+    return sorted(map(repr, rows))
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+async def test_what_matches_is_given_in_every_form(bounds: str) -> None:
+    async with client_of(bounds) as client:
+        model = await filled(client)
+        async with client.reader("s", MODELS) as reader, reader.snapshot() as s:
+            for where, matches in CONDITIONS.values():
+                expected = [row for row in model if matches(row[0], row[1])]
+                rows = await s.rows(where=where)
+                assert sorted_rows(rows) == sorted_rows(expected), where
+                places = {repr(row): place for place, row in enumerate(await s.rows())}
+                assert [places[repr(row)] for row in rows] == sorted(places[repr(row)] for row in rows)
+                table = await s.to_arrow(where=where)
+                batches = [batch async for batch in s.batches(where=where)]
+                assert pa.Table.from_batches(batches, table.schema).equals(table)
+                assert table.num_rows == len(rows)
+                frames = await s.to_polars(where=where), await s.to_pandas(where=where)
+                assert [len(frame) for frame in frames] == [len(rows)] * 2
+
+
+PROJECTIONS: dict[str, tuple[list[str], Any]] = {
+    "key": (["key"], lambda k, v: (k,)),
+    "a field of the key": (["key.region"], lambda k, v: (k.region,)),
+    "flat": (["region", "amount"], lambda k, v: (k.region, v.amount)),
+    "of the val, the other way round": (["val.number", "key.number"], lambda k, v: (v.number, k.number)),
+    "lists": (["tags"], lambda k, v: (v.tags,)),
+    "all of it": (["val", "key"], lambda k, v: (v, k)),
+    "none": ([], lambda k, v: ()),
+}
+
+
+@pytest.mark.parametrize("bounds", ["inline", "tiny parts"])
+async def test_columns_are_summed_again(bounds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiopersist.read.stream.FOLD_ROWS_MIN", 8)
+    async with client_of(bounds) as client:
+        model = await filled(client, seed=1)
+        async with client.reader("s", MODELS) as reader, reader.snapshot() as s:
+            for columns, of in PROJECTIONS.values():
+                for where, matches in (CONDITIONS["range"], (None, lambda k, v: True)):
+                    sums: Counter[str] = Counter()
+                    for key, val, diff in model:
+                        if matches(key, val):
+                            sums[repr(of(key, val))] += diff
+                    expected = sorted((row, diff) for row, diff in sums.items() if diff)
+                    rows = await s.rows(where=where, columns=columns)
+                    assert sorted((repr(row[:-1]), row[-1]) for row in rows) == expected, columns
+                    table = await s.to_arrow(where, columns)
+                    assert table.column_names == [*columns, "diff"]
+                    batches = [batch async for batch in s.batches(where, columns)]
+                    assert pa.Table.from_batches(batches, table.schema).equals(table)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown field": ({"where": pc.field("nothing") == 1}, "nothing"),
+    "a name that is not unique": ({"where": pc.field("number") == 1}, "number"),
+    "the time": ({"where": pc.field("time") == 1}, "time"),
+    "another type": ({"where": pc.field("region") == 1}, "region"),
+    "a text": ({"where": "region = 'a'"}, "expression, not str"),
+    "an unknown column": ({"columns": ["nothing"]}, "'nothing'"),
+    "an unknown field of val": ({"columns": ["val.nothing"]}, "'val.nothing'"),
+    "a column that is not unique": ({"columns": ["number"]}, "'number'"),
+    "a column twice": ({"columns": ["key", "key"]}, "different"),
+    "no list": ({"columns": "key"}, "list"),
+    "the diff": ({"columns": ["diff"]}, "'diff'"),
+}
+
+
+async def test_what_is_not_there_is_refused() -> None:
+    async with client_of("inline") as client:
+        await filled(client)
+        async with client.reader("s", MODELS) as reader, reader.snapshot() as s:
+            for asked, message in REFUSED.values():
+                for call in (s.rows, s.to_arrow, s.to_polars, s.to_pandas, s.batches):
+                    with pytest.raises(ap.InvalidUsage, match=message) as caught:
+                        found = call(**asked)
+                        await found  # type: ignore[misc]  # `batches` raises at once
+                    assert caught.value.kind == ap.UsageKind.INVALID_COLUMN
+
+
+async def test_parts_and_row_groups_that_cannot_match_are_not_fetched() -> None:
+    """Goal: by statistics of the state whole parts, by the index of a large part its row groups."""
+    faults = Faults()
+    name = uuid.uuid4().hex
+    blob = FaultyBlob(ap.open_blob(f"mem://{name}"), faults)
+    async with client_of("tiny row groups", blob, f"mem://{name}") as client:
+        async with client.writer("t", PLAIN) as writer:
+            for time, letter in enumerate("abcd"):
+                rows = [(f"{letter}{i:03}", i, time, 1) for i in range(200)]
+                await writer.compare_and_append(rows, time, time + 1)
+        async with client.reader("t", PLAIN) as reader, reader.snapshot() as s:
+            counted = Counter(faults.calls)
+            assert await s.rows(pc.field("key") == "c100") == [("c100", 100, 1)]
+            asked = Counter(faults.calls) - counted
+            assert asked["get_range"] == 2  # the index, and a range; of three parts nothing
+            assert asked["get"] == 0
+            counted = Counter(faults.calls)
+            assert await s.rows(pc.field("key") == "x") == []
+            assert Counter(faults.calls) == counted
+            counted = Counter(faults.calls)
+            batches = [b async for b in s.batches(pc.field("val") == 199)]
+            assert sum(b.num_rows for b in batches) == 4
+            asked = Counter(faults.calls) - counted
+            assert (asked["get_range"], asked["get"]) == (8, 0)
+
+
+async def test_conditions_on_fields_that_came_later() -> None:
+    """Goal: parts of an older schema read with nulls, also in conditions; an older reader asks by its own."""
+
+    class Later(Val):
+        note: str | None = None
+
+    async with client_of("tiny row groups") as client:
+        model = await filled(client)
+        later = ap.Schema(key=Key, val=Later)
+        await client.compare_and_evolve_schema("s", 0, later)
+        async with client.writer("s", later) as writer:
+            new = (Key(region="a", number=0), Later(amount=1, number=0.5, note="n"), 9, 1)
+            await writer.compare_and_append([new], 4, 10)
+        async with client.reader("s", later) as reader, reader.snapshot() as s:
+            assert await s.rows(pc.field("note") == "n") == [(new[0], new[1], 1)]
+            assert len(await s.rows(pc.field("note").is_null())) == len(model)
+            assert await s.rows(pc.field("note") == "n", columns=["note"]) == [("n", 1)]
+        async with client.reader("s", MODELS) as reader, reader.snapshot() as s:
+            assert len(await s.rows(pc.field("val", "number") == 0.5)) == 1
+            with pytest.raises(ap.InvalidUsage, match="note"):
+                await s.rows(pc.field("note") == "n")
+
+
+async def test_only_final_sums_are_out_of_range() -> None:
+    """Goal: a projection may sum beyond 64 bits on the way, not at the end."""
+    top = 2**63 - 1
+    async with client_of("blobs") as client:
+        async with client.writer("t", PLAIN) as writer:
+            rows = [("a", 1, 0, top), ("a", 2, 0, top), ("b", 1, 0, 1), ("b", 2, 0, -top)]
+            await writer.compare_and_append(rows, 0, 1)
+            await writer.compare_and_append([("a", 3, 1, -top)], 1, 2)
+        async with client.reader("t", PLAIN) as reader:
+            async with reader.snapshot(0) as s:
+                with pytest.raises(ap.DiffOverflow):
+                    await s.rows(columns=["key"])
+                with pytest.raises(ap.DiffOverflow):
+                    [b async for b in s.batches(columns=["key"])]
+            async with reader.snapshot(1) as s:
+                assert await s.rows(columns=["key"]) == [("a", top), ("b", 1 - top)]
+                found = [row for b in [b async for b in s.batches(columns=["key"])] for row in b.to_pylist()]
+                assert found == [{"key": "a", "diff": top}, {"key": "b", "diff": 1 - top}]
+
+
+@pytest.mark.parametrize("bounds", ["inline", "tiny parts", "tiny row groups"])
+async def test_parts_are_fetched_one_by_one_elsewhere(bounds: str) -> None:
+    """Goal: all parts together are the snapshot, in another client too, whatever happens meanwhile."""
+    name = f"mem://{uuid.uuid4().hex}"
+    async with client_of(bounds, name, name) as client, client_of(bounds, name, name) as elsewhere:
+        await filled(client)
+        async with client.reader("s", MODELS) as reader, reader.snapshot(as_of=2) as s:
+            sent = [part.to_transmittable() for part in s.parts()]
+            async with client.writer("s", MODELS) as writer:
+                await writer.compare_and_append([], 4, 5)
+            await client.force_compaction("s")
+            await client.force_gc("s")
+            sums: Counter[str] = Counter()
+            for data in sent:
+                updates = await elsewhere.fetch_part(data, MODELS)
+                assert {update.time for update in updates} <= {2}
+                for key, val, _, diff in updates:
+                    sums[repr((key, val))] += diff
+            expected = {repr((key, val)): diff for key, val, diff in await s.rows()}
+            assert {row: diff for row, diff in sums.items() if diff} == expected
+            plain = await elsewhere.fetch_part(sent[0])
+            assert all(isinstance(update.key, dict) for update in plain)
+            with pytest.raises(ap.CodecMismatch):
+                await elsewhere.fetch_part(sent[0], PLAIN)
+            told = await s.stats()
+            assert told.parts == len(sent) == len(s.parts())
+            assert told.updates_max == sum(part.len for part in s.parts()) >= len(await s.rows())
+            if bounds != "inline":
+                assert told.columns["key.region"].min == "a"
+                assert told.columns["key.number"].max == 7
+                assert told.columns["val.amount"].null_count > 0
+                assert min(part.stats["key.region"].min for part in s.parts() if part.stats) == "a"
+                assert all(part.key is not None and part.encoded_size_bytes > 0 for part in s.parts())
+            for garbage in (b"", b"garbage", sent[0][:-1], sent[0].replace(b" 1 ", b" 2 ", 1), 5):
+                with pytest.raises(ap.InvalidUpdate, match="part"):
+                    await elsewhere.fetch_part(garbage)  # type: ignore[arg-type]
+        with pytest.raises(ap.InvalidUsage) as caught:
+            s.parts()
+        assert caught.value.kind == ap.UsageKind.CLOSED
+        if bounds != "inline":
+            await client.force_gc("s")
+            with pytest.raises(ap.LeaseExpired):
+                for data in sent:
+                    await elsewhere.fetch_part(data)
