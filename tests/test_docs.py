@@ -14,6 +14,7 @@ pytest.importorskip("aiopersist.client")
 @pytest.mark.parametrize("name", pages())
 async def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("APP_STASH", f"sqlite://{tmp_path}/app.db")  # what a page wants to be given
     module: dict[str, Any] = {"__name__": name}
     exec(compile(program(pages()[name]), name, "exec"), module)
     await module["page"]()

@@ -83,6 +83,8 @@ def open(  # noqa: A001  # `ap.stash.open`
 
     `InvalidLocation` at once for a URL that cannot be used, `StorageUnavailable` after
     `settings.open_timeout_s`, `StashError` if there is nothing to read."""
+    if settings is not None and not isinstance(settings, Settings):
+        raise TypeError(f"{settings!r:.80} is not an aiopersist.Settings")
     chosen = settings or Settings()
     mode = Mode(exclusive, readonly, savepoint)
     mode.check()

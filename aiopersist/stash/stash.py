@@ -1,6 +1,7 @@
 """The calls of a stash. Each is one transaction: plan with `rules`, commit through the `session`."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -62,10 +63,13 @@ class Stash(Resource):
         self._release = release
         self._closing: asyncio.Task[None] | None = None
         self._collections: dict[int, StashCollection[Any, Any]] = {}
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of those who read a collection in order to append to it, by its id: else all but one would find
+        that somebody else's append, of this very stash, came first."""
 
     async def aclose(self) -> None:
         """End it. Idempotent; a change that is under way is finished first, also when the caller is
-        cancelled."""
+        cancelled. Calls that wait end with `CLOSED`; theirs may be that change."""
         if self._closing is None:
             self._scope.close()
             self._closing = asyncio.create_task(self._released(), name="close a stash")
@@ -142,7 +146,8 @@ class Stash(Resource):
 
     async def peek_timestamp(self, c: StashCollection[K, V]) -> int:
         """The last sealed time; `NothingSealed` if there is none that can be read."""
-        return rules.last_sealed(c.name, (await self._head(c)).frontiers)
+        found = await self._head(c)
+        return rules.last_sealed(c.name, found.frontiers)
 
     async def peek(self, c: StashCollection[K, V]) -> list[tuple[K, V, int]]:
         """The contents at the last sealed time: `(key, val, diff)` in order, consolidated."""
@@ -153,7 +158,8 @@ class Stash(Resource):
 
     async def peek_one(self, c: StashCollection[K, V]) -> dict[K, V]:
         """The same as a dict, in key order; `StashError` if a key is there twice or a diff is not 1."""
-        check_keys(c.name, _checked(c).schema)
+        _checked(c)
+        check_keys(c.name, c.schema)
         _, table = await self._contents(c)
         found = {item.key: item.val for item in table.values()}
         if len(found) < len(table):
@@ -163,7 +169,8 @@ class Stash(Resource):
     async def peek_key_one(self, c: StashCollection[K, V], key: K) -> V | None:
         """The val of a key at the last sealed time; `None` if there is none, `StashError` if there are
         several or its diff is not 1."""
-        check_absence(c.name, _checked(c).schema)
+        _checked(c)
+        check_absence(c.name, c.schema)
         text = encode_key(key, c.schema, c.name)
         _, table = await self._contents(c, text)
         return table[text].val if table else None
@@ -219,7 +226,7 @@ class Stash(Resource):
         `compact`. `collection` must have been called on this stash for each. One request, for a
         few thousand entries; none for no batches."""
         with self._scope.call():
-            given = [(batch, self._collection_of(batch), list(batch.entries)) for batch in batches]
+            given = [(batch, self._collection_of(batch), _listed(batch.entries)) for batch in batches]
             if not given:
                 return
             self._session.writing()
@@ -284,7 +291,7 @@ class Stash(Resource):
         """One transaction for all: when one fails, none is applied."""
         with self._scope.call():
             self._session.writing()
-            given = [(_checked(c), int_frontier(time)) for c, time in steps]
+            given = [_step(step) for step in steps]
             if not given:
                 return
 
@@ -364,6 +371,12 @@ class Transaction(Stash):
 
 Step = Callable[[Transaction], Awaitable[Any]]
 """Of a migration."""
+
+
+def _step(step: Any) -> tuple[StashCollection[Any, Any], Antichain]:
+    if not isinstance(step, tuple | list) or len(step) != 2:
+        raise TypeError(f"{step!r:.80} is not a pair of a collection and a frontier")
+    return _checked(step[0]), int_frontier(step[1])
 
 
 def _listed(entries: Any) -> Any:

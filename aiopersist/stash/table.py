@@ -16,6 +16,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.order import row_keys
 from aiopersist.data.types import Refusal
 from aiopersist.stash.errors import StashError
+from aiopersist.stash.plain import decided
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -56,7 +57,7 @@ class TableTransaction(Generic[K, V]):
     def for_values(self, f: Callable[[K, V], Any]) -> None:
         """Call `f(key, val)` for each entry."""
         for key, val in list(self._now().values()):
-            f(key, val)
+            decided(f, key, val)
 
     def insert(self, key: K, val: V) -> None:
         """Add an entry; refused if the key is there, or the val violates the rule."""
@@ -77,14 +78,14 @@ class TableTransaction(Generic[K, V]):
     def update(self, f: Callable[[K, V], V | None]) -> int:
         """Give each entry for which `f` gives a val that val; how many there were. The rule is checked on the
         result, so vals may swap."""
-        given = [(at, key, f(key, val)) for at, (key, val) in list(self._now().items())]
+        given = [(at, key, decided(f, key, val)) for at, (key, val) in list(self._now().items())]
         changes = {at: (key, val) for at, key, val in given if val is not None}
         self._replace(changes)
         return len(changes)
 
     def delete(self, f: Callable[[K, V], bool]) -> list[tuple[K, V]]:
         """Delete the entries for which `f` holds, and return them in key order."""
-        gone = {at: item for at, item in list(self._now().items()) if f(*item)}
+        gone = {at: item for at, item in list(self._now().items()) if decided(f, *item)}
         for at in gone:
             del self._table[at]
         return [gone[at] for at in in_order(gone)]
@@ -116,7 +117,7 @@ class TableTransaction(Generic[K, V]):
         for at, (key, val) in changes.items():
             seen.add(at)
             for other, (its_key, its) in result.items():
-                if other not in seen and self._violates(val, its):
+                if other not in seen and decided(self._violates, val, its):
                     raise StashError(f"key {key!r}: val {val!r} violates uniqueness: {its_key!r} has {its!r}")
         self._table = result
 

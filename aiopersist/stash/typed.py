@@ -14,6 +14,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.stash.collection import StashCollection, check_absence, check_keys, check_name
 from aiopersist.stash.errors import NothingSealed, StaleLower
 from aiopersist.stash.model import Rows
+from aiopersist.stash.plain import decided
 from aiopersist.stash.rows import Item, compute, encode
 from aiopersist.stash.stash import Stash
 
@@ -102,7 +103,7 @@ class TypedCollection(Generic[K, V]):
         are none."""
 
         def plan(there: Table) -> tuple[Rows | None, list[tuple[K, V]]]:
-            gone = {text: item for text, item in there.items() if predicate(item.key, item.val)}
+            gone = {text: item for text, item in there.items() if decided(predicate, item.key, item.val)}
             return Given(gone).rows(-1) if gone else None, [(key, val) for key, val, _ in gone.values()]
 
         return await self._append(stash, plan)
@@ -119,20 +120,21 @@ class TypedCollection(Generic[K, V]):
         """Change the table, or only a key, as `plan` says: from what is there to rows at any time, `None` for
         no append, and what to return."""
         c = await self.get(stash)
-        while True:
-            try:
-                now, there = await stash._contents(c, key)
-            except NothingSealed:
-                now, there = (await stash._head(c)).frontiers, None
-            rows, result = (Rows(), None) if there is None else plan(there)
-            if rows is None:
-                return cast(T, result)
-            try:
-                await stash._append_rows(c, now, rows)
-            except StaleLower:
-                continue
-            if there is not None:
-                return cast(T, result)
+        async with stash._turns[c.id]:
+            while True:
+                try:
+                    now, there = await stash._contents(c, key)
+                except NothingSealed:
+                    now, there = (await stash._head(c)).frontiers, None
+                rows, result = (Rows(), None) if there is None else plan(there)
+                if rows is None:
+                    return cast(T, result)
+                try:
+                    await stash._append_rows(c, now, rows)
+                except StaleLower:  # of another opener
+                    continue
+                if there is not None:
+                    return cast(T, result)
 
 
 @dataclass(frozen=True)

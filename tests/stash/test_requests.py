@@ -1,5 +1,6 @@
 """What calls cost: transactions of a store, and statements of a database."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -70,6 +71,28 @@ async def test_a_call_is_one_statement(stash: Stash) -> None:
         assert len(statements.take()) == (0 if name == "get" else 1), name
     await USERS.upsert_key(stash, 1, "z")
     assert len(statements.take()) == 2  # a read, an append
+
+
+async def test_writes_of_one_stash_take_turns(stash: Stash) -> None:
+    """Goal: many at once cost each a read and an append, and not a read for every append of another."""
+    await USERS.upsert_key(stash, 0, "first")
+    store: Any = stash._session.store
+    counted = {"load": 0, "commit": 0}
+
+    def counting(name: str) -> Any:
+        real = getattr(store, name)
+
+        async def call(*arguments: Any) -> Any:
+            counted[name] += 1
+            return await real(*arguments)
+
+        return call
+
+    for call in counted:
+        setattr(store, call, counting(call))
+    await asyncio.gather(*(USERS.upsert_key(stash, number, "x") for number in range(60)))
+    assert counted == {"load": 60, "commit": 60}
+    assert len(await USERS.peek_one(stash)) == 60
 
 
 async def test_many_entries_are_several_statements(stash: Stash) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiopersist as ap
-from aiopersist.stash import StashError, TableTransaction
+from aiopersist.stash import StashError, TableTransaction, TypedCollection
 
 _spec = importlib.util.spec_from_file_location(
     "data_oracle", Path(__file__).parent / "../data/data_oracle.py"
@@ -316,3 +316,25 @@ def test_nan_is_the_same_val_whatever_object_it_is(val: Callable[[str], Any]) ->
     table = TableTransaction({"a": val("nan")}, lambda a, b: False)
     table.set("a", val("nan"))
     assert table.pending() == []
+
+
+async def of_a_coroutine(*arguments: Any) -> bool:
+    return False
+
+
+async def test_coroutine_functions_do_not_pass_for_true() -> None:
+    """Goal: what would have to be awaited is a mistake, and deletes nothing."""
+    decide: Any = of_a_coroutine
+    table: TableTransaction[str, int] = TableTransaction({"a": 1}, lambda a, b: False)
+    for call in (table.delete, table.update, table.for_values):
+        with pytest.raises(TypeError, match="coroutine"):
+            call(decide)
+    with pytest.raises(TypeError, match="coroutine"):
+        TableTransaction({"a": 1}, decide).insert("b", 2)
+    assert table.items() == {"a": 1}
+    typed = TypedCollection("t", str, int)
+    async with ap.stash.open("mem://") as stash:
+        await typed.upsert_key(stash, "a", 1)
+        with pytest.raises(TypeError, match="coroutine"):
+            await typed.delete(stash, decide)
+        assert await typed.peek_one(stash) == {"a": 1}
