@@ -36,7 +36,7 @@ from aiopersist.storage.address import Address, scheme_of
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.layers import Retry
 from aiopersist.storage.memory import MemoryConsensus
-from aiopersist.storage.urls import extra
+from aiopersist.storage.urls import extra, memory_name
 
 DEFAULT_NAME = "stash"
 
@@ -174,7 +174,7 @@ def _import() -> None:
 def _place(url: str, runtime: Runtime, settings: Settings) -> Place:
     scheme = scheme_of(url) if isinstance(url, str) else None
     if scheme == "mem":
-        return _in_memory(MemoryConsensus(_memory_name(url)), DEFAULT_NAME)
+        return _in_memory(MemoryConsensus(memory_name(url)), DEFAULT_NAME)
     if scheme == "sqlite":
         return _sqlite(Address.parse(url).file_path, DEFAULT_NAME, runtime)
     if scheme in ("postgres", "postgresql"):
@@ -195,13 +195,6 @@ def _sqlite(path: str, name: str, runtime: Runtime) -> Place:
     from aiopersist.stash.sqlite import SqliteStore
 
     return Place(SqliteStash, lambda create: SqliteStore(path, name, runtime, create=create))
-
-
-def _memory_name(url: str) -> str:
-    address = Address.parse(url)
-    if address.user or address.password:
-        raise InvalidLocation("mem: a name has no user")
-    return (address.host + address.path).rstrip("/")
 
 
 def _check_name(name: object) -> None:

@@ -79,13 +79,13 @@ def register_consensus_scheme(scheme: str, factory: Callable[[str], Consensus]) 
 def _memory_blob(url: str, runtime: Runtime) -> Blob:
     from aiopersist.storage.memory import MemoryBlob
 
-    return MemoryBlob(_name(url))
+    return MemoryBlob(memory_name(url))
 
 
 def _memory_consensus(url: str, runtime: Runtime) -> Consensus:
     from aiopersist.storage.memory import MemoryConsensus
 
-    return MemoryConsensus(_name(url), runtime=runtime)
+    return MemoryConsensus(memory_name(url), runtime=runtime)
 
 
 def _files(url: str, runtime: Runtime) -> Blob:
@@ -145,7 +145,8 @@ def extra(name: str) -> Iterator[None]:
         raise InvalidLocation(f"{name}: pip install 'aiopersist[{name}]'") from error
 
 
-def _name(url: str) -> str:
+def memory_name(url: str) -> str:
+    """The name of the place in memory that `mem://name` means; empty for a private one."""
     address = Address.parse(url)
     if address.user or address.password:
         raise InvalidLocation("mem: a name has no user")
