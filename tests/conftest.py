@@ -250,6 +250,9 @@ def pytest_sessionstart() -> None:
         "httpx",
     ):
         importlib.import_module(name)
+    importlib.import_module("polars").DataFrame({"a": [[1]]}).sort(
+        "a"
+    )  # its threads start with the first use
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

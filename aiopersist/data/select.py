@@ -17,12 +17,17 @@ from functools import reduce
 from math import isnan
 from typing import Any
 
+from aiopersist.data.annotations import of_arrow
 from aiopersist.data.codec import Schema
 from aiopersist.data.jsonable import from_json
 from aiopersist.data.lazy import ds, fs, pa, pc
+from aiopersist.data.nested import Structs
 from aiopersist.data.stats import leaf_types
-from aiopersist.data.types import Field
+from aiopersist.data.types import Codec, Field
 from aiopersist.errors import InvalidUsage, UsageKind
+
+# Functions, as an expression is written, that make no NaN of what is none; any other may.
+_WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unless_null"}
 
 
 def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
@@ -39,12 +44,16 @@ def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
 def apply_where(table: pa.Table, where: Any, schema: Schema[Any, Any, Any]) -> pa.Table:
     """The rows that match: those for which the condition is true, not null."""
     names = table.column_names
-    return _with_flat(table, schema).filter(where).select(names)
+    try:
+        return _with_flat(table, schema).filter(where).select(names)
+    except pa.ArrowException as e:  # a division by zero, say
+        raise _invalid(f"where={where}: {e}") from e
 
 
 def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
     """The path of each column asked for. `INVALID_COLUMN` for an unknown or repeated one."""
-    if isinstance(columns, str) or len(set(columns)) < len(columns):
+    wrong = isinstance(columns, str) or not all(isinstance(name, str) for name in columns)
+    if wrong or len(set(columns)) < len(columns):
         raise _invalid(f"columns={columns!r} is no list of different names")
     flat = flat_names(schema)
     resolved = {}
@@ -78,9 +87,17 @@ def decode_projected(
 def _field(path: tuple[str, ...], schema: Schema[Any, Any, Any]) -> Field:
     field = schema.key if path[0] == "key" else schema.val
     for name in path[1:]:
-        inner: Field = field.codec.fields[name]  # type: ignore[attr-defined]  # a struct has them
+        inner = _inner(field.codec, name)
         field = inner._replace(nullable=inner.nullable or field.nullable)
     return field
+
+
+def _inner(codec: Codec, name: str) -> Field:
+    """A field of a struct, be it of ours or of an own codec's Arrow type."""
+    if isinstance(codec, Structs):
+        return codec.fields[name]
+    child = codec.arrow_type.field(name)
+    return of_arrow(child.type, nullable=child.nullable)
 
 
 def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
@@ -101,7 +118,7 @@ def prune(
     columns that are left out prune nothing. `schema` is that of the statistics' data or an evolved
     one: a column that they do not tell of may hold anything."""
     types = leaf_types(schema)
-    if re.search(r"\bnan\b", str(where)):
+    if set(re.findall(r"\bnan\b|(?<=\b)\w+(?=\()", str(where))) - _WITHOUT_NAN:
         types = {name: t for name, t in types.items() if not pa.types.is_floating(t)}
     flat = {path: name for name, path in flat_names(schema).items()}
     layout = ds.ParquetFileFormat()  # never opened: only the expressions matter
@@ -112,7 +129,10 @@ def prune(
     ]
     bindable = _with_flat(schema.arrow_schema.empty_table(), schema).schema
     dataset = ds.FileSystemDataset(pieces, bindable, layout)
-    kept = {int(piece.path) for piece in dataset.get_fragments(filter=where)}
+    try:
+        kept = {int(piece.path) for piece in dataset.get_fragments(filter=where)}
+    except pa.ArrowException:  # it cannot be evaluated on bounds
+        return [True] * len(records)
     return [i in kept for i in range(len(records))]
 
 
@@ -145,11 +165,17 @@ def _facts(field: Any, entry: Mapping[str, Any], t: pa.DataType) -> list[Any]:
 
 
 def _with_flat(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """The table and, beside it, the fields that go by their names alone."""
-    for name, path in flat_names(schema).items():
+    """Key and val, the fields that go by their names alone, then what else the table has: in this order, so
+    that a number stands for one column, too."""
+    fields, columns = [], []
+    for name, path in {"key": ("key",), "val": ("val",), **flat_names(schema)}.items():
         column, nullable = _at(table, path)
-        table = table.append_column(pa.field(name, column.type, nullable), column)
-    return table
+        columns.append(column)
+        fields.append(pa.field(name, column.type, nullable))
+    for name in table.column_names[2:]:
+        columns.append(table.column(name))
+        fields.append(table.schema.field(name))
+    return pa.table(columns, pa.schema(fields))
 
 
 def _at(table: pa.Table, path: tuple[str, ...]) -> tuple[Any, bool]:

@@ -6,19 +6,22 @@ blobs, so it must be open until the last one is fetched.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from aiopersist.data.assemble import at_time
 from aiopersist.data.codec import Schema
-from aiopersist.data.stats import ColumnStats, decode_stats
+from aiopersist.data.stats import ColumnStats, decode_stats, leaf_types, merge
 from aiopersist.data.updates import Updates
-from aiopersist.errors import CodecMismatch, Corruption, LeaseExpired
-from aiopersist.frontier import Time
+from aiopersist.errors import CodecMismatch, InvalidUpdate, InvalidUsage, LeaseExpired
+from aiopersist.frontier import Time, shaped
 from aiopersist.resource import Scope
+from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.envelope import Envelope
-from aiopersist.shard.fetch import Fetch, Named, Selection
+from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
 from aiopersist.shard.shard import Shard
-from aiopersist.state.model import HollowBatch, Record, State
+from aiopersist.state.keys import BlobKey
+from aiopersist.state.model import HollowBatch, HollowPart, Record, State
 
 ENVELOPE = Envelope("part", format=1)
 
@@ -62,10 +65,8 @@ class LeasedPart:
     @property
     def stats(self) -> dict[str, ColumnStats] | None:
         """Bounds of the values of each leaf column, by its dotted name; `None` if it has none."""
-        stored = self._part.stats
-        if stored is None:
-            return None
-        return decode_stats(stored, self._fetch.shard.schema(self._part.schema_id))
+        stored = stats_of(self._part)
+        return None if stored is None else decode_stats(stored, self._fetch.schema)
 
     def to_transmittable(self) -> bytes:
         """What another process hands to `client.fetch_part` while the snapshot is open."""
@@ -98,24 +99,67 @@ class FetchesParts(ABC):
         as of that time, not consolidated across parts. By the stored schema, or one that is the same.
 
         `InvalidUpdate` for what is no part; `LeaseExpired` once the snapshot was closed, or its lease lost,
-        and the part is gone. One request for the shard's head, and one for the part if it is not inline."""
+        and the part is gone. One request for the shard's head (its whole state, if this client does not
+        know it), and one for the part if it is not inline."""
         with self._calls.call():
             told = ENVELOPE.open(data, TransmittedPart)
-            shard = await self._existing(told.shard)
+            shard = await self._existing(_checked(told))
+            if not {told.schema_id, told.batch.parts[0].schema_id} <= shard.state.schemas.keys():
+                raise InvalidUpdate("a transmitted part has a schema that the shard does not know")
             stored = shard.schema(told.schema_id)
+            try:
+                shaped(told.as_of, stored.time_length)
+            except InvalidUsage as error:
+                raise InvalidUpdate(f"a transmitted part has no time of the shard: {error}") from error
             if schema is not None and not stored.same_as(schema):
                 raise CodecMismatch(schema, stored, shard_id=shard.id)
             fetch = Fetch(shard, schema or stored)
             named = [(told.batch, part) for part in told.batch.parts]
             try:
                 table = await fetch.table(named, Selection(as_of=told.as_of), told.reader)
-            except Corruption:
+            except MissingPart:
                 there = _names(await shard.open())
                 if any(part.key in there for _, part in named):
                     raise
                 what = "the snapshot was closed, and a part of it is gone"
                 raise LeaseExpired(what, shard_id=shard.id) from None
             return Updates(at_time(table, told.as_of, fetch.schema), fetch.schema)
+
+
+def stats_of(part: HollowPart) -> dict[str, Any] | None:
+    """The stored statistics that hold of what is read: times of a rewritten part are others."""
+    if part.stats is None or part.rewrite is None:
+        return part.stats
+    return {name: entry for name, entry in part.stats.items() if name.partition(".")[0] != "time"}
+
+
+def common_stats(parts: Sequence[HollowPart], schema: Schema[Any, Any, Any]) -> dict[str, ColumnStats]:
+    """Bounds over all parts, of the columns that all tell of and that `schema` has."""
+    records = [stats_of(part) for part in parts]
+    known = [record for record in records if record is not None]
+    if not known or len(known) < len(records):
+        return {}
+    common = set.intersection(leaf_types(schema).keys() & known[0].keys(), *map(set, known))
+    return decode_stats(merge([{name: r[name] for name in sorted(common)} for r in known], schema), schema)
+
+
+def _checked(told: TransmittedPart) -> str:
+    """The shard, if what was told can be a part of one; `InvalidUpdate`."""
+    (part, *others) = told.batch.parts or (None,)
+    if part is None or others or (part.key is None) is (part.inline is None):
+        raise InvalidUpdate("a transmitted part names no part, or several")
+    if part.size < 0 or not 0 <= part.footer_bytes <= part.size:
+        raise InvalidUpdate(
+            f"a transmitted part has {part.size} bytes, {part.footer_bytes} of them its index"
+        )
+    try:
+        ShardId.parse(told.shard)
+        mine = part.key is None or BlobKey.parse(part.key).shard == told.shard
+    except InvalidUsage as error:
+        raise InvalidUpdate(f"a transmitted part cannot be read: {error}") from error
+    if not mine:
+        raise InvalidUpdate(f"part {part.key} is not of shard {told.shard}")
+    return told.shard
 
 
 def _names(state: State) -> set[str | None]:

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
 from aiopersist.data.assemble import at_time, concat
-from aiopersist.data.stats import ColumnStats, decode_stats
-from aiopersist.data.stats import merge as merge_stats
+from aiopersist.data.stats import ColumnStats
 from aiopersist.data.updates import Updates
 from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Time
-from aiopersist.read.leased import LeasedPart
+from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import contents_in_batches, projected_in_batches
 from aiopersist.resource import Puller, Resource, Scope, run_bounded
 from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.hold import Need, SharedHold
+from aiopersist.shard.runs import plan_runs
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES
 from aiopersist.state.model import State
 
@@ -140,16 +140,14 @@ class Snapshot(Resource, Generic[K, V]):
     async def stats(self) -> SnapshotStats:
         """What is known of the contents without reading them. No request."""
         with self._scope.call():
-            records = [part.stats for _, part in self._parts]
-            known = [record for record in records if record is not None]
-            common = set.intersection(*map(set, known)) if known and len(known) == len(records) else set()
-            trimmed = [{name: record[name] for name in sorted(common)} for record in known]
-            merged = merge_stats(trimmed, self._fetch.schema) if common else {}
+            columns = await self._fetch.stack.compute(
+                common_stats, [part for _, part in self._parts], self._fetch.schema
+            )
             return SnapshotStats(
                 parts=len(self._parts),
                 updates_max=sum(part.rows for _, part in self._parts),
                 encoded_bytes=sum(part.size for _, part in self._parts),
-                columns=decode_stats(merged, self._fetch.schema),
+                columns=columns,
             )
 
     def _iteration(self, items: AsyncGenerator[T, None]) -> "Items[T]":
@@ -171,7 +169,7 @@ class Snapshot(Resource, Generic[K, V]):
         return Query.of(self._fetch.schema, where, columns)
 
     async def _matching(self, query: Query) -> list[Named]:
-        if query.where is None:
+        if query.where is None or all(part.stats is None for _, part in self._parts):
             return self._parts
         return await self._fetch.stack.compute(query.matching, self._parts)
 
@@ -201,7 +199,10 @@ class Snapshot(Resource, Generic[K, V]):
     async def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
         selection = Selection(as_of=self.as_of, where=query.where)
-        given = self._fetch, await self._matching(query), selection, self._reader
+        kept = {id(part) for _, part in await self._matching(query)}
+        # Planned on all parts: a batch says of its runs where in its parts they begin.
+        runs = [[named for named in run if id(named[1]) in kept] for run in plan_runs(self._parts)]
+        given = self._fetch, [run for run in runs if run], selection, self._reader
         merged = contents_in_batches(*given) if query.paths is None else projected_in_batches(*given, query)
         async with aclosing(merged) as batches:
             try:

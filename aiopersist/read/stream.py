@@ -6,33 +6,34 @@ from typing import TYPE_CHECKING
 
 from aiopersist.read.query import Query
 from aiopersist.shard.fetch import Fetch, Named, Selection
-from aiopersist.shard.runs import merged, plan_runs
+from aiopersist.shard.runs import merged
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
+Runs = list[list[Named]]
 BATCH_ROWS = 65_536  # of a batch that is handed out
 FOLD_ROWS_MIN = 4 * BATCH_ROWS  # of a projection, before they are summed
 
 
 async def contents_in_batches(
-    fetch: Fetch, parts: list[Named], selection: Selection, reader: str
+    fetch: Fetch, runs: Runs, selection: Selection, reader: str
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
     """Contents, globally consolidated, in key order."""
-    async with aclosing(merged(fetch, plan_runs(parts), selection, reader, final=True)) as tables:
+    async with aclosing(merged(fetch, runs, selection, reader, final=True)) as tables:
         async for table in tables:
             for batch in _batches(table):
                 yield batch
 
 
 async def projected_in_batches(
-    fetch: Fetch, parts: list[Named], selection: Selection, reader: str, query: Query
+    fetch: Fetch, runs: Runs, selection: Selection, reader: str, query: Query
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
     """The columns of `query`, summed, in their order. Rows that are far apart may be one in a projection, so
     the result is held in memory; what it is made of is not."""
     held: list[pa.Table] = []
     rows, bound = 0, FOLD_ROWS_MIN
-    async with aclosing(merged(fetch, plan_runs(parts), selection, reader, final=False)) as tables:
+    async with aclosing(merged(fetch, runs, selection, reader, final=False)) as tables:
         async for table in tables:
             held.append(query.projected(table))
             rows += table.num_rows

@@ -55,6 +55,10 @@ Named = tuple[HollowBatch, HollowPart]
 GAP_BYTES = 256 * 1024  # between two ranges: fetched along, since another request costs more
 
 
+class MissingPart(Corruption):
+    """A blob is not there, and the reader who wants it is registered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which updates a read asks for; each bound where it is given."""
@@ -241,7 +245,7 @@ class Fetch:
             return LeaseExpired(
                 f"the lease of reader {reader} ran out, and part {part.key} is gone", shard_id=self.shard.id
             )
-        return Corruption(f"part {part.key} is named by the state and is not there", shard_id=self.shard.id)
+        return MissingPart(f"part {part.key} is named by the state and is not there", shard_id=self.shard.id)
 
     def _inline(self, named: Sequence[Named], selection: Selection) -> "pa.Table":
         tables = []

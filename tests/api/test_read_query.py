@@ -152,6 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a column that is not unique": ({"columns": ["number"]}, "'number'"),
     "a column twice": ({"columns": ["key", "key"]}, "different"),
     "no list": ({"columns": "key"}, "list"),
+    "no name": ({"columns": [["key"]]}, "list"),
     "the diff": ({"columns": ["diff"]}, "'diff'"),
 }
 
@@ -281,3 +282,83 @@ async def test_parts_are_fetched_one_by_one_elsewhere(bounds: str) -> None:
             with pytest.raises(ap.LeaseExpired):
                 for data in sent:
                     await elsewhere.fetch_part(data)
+
+
+@pytest.mark.parametrize("bounds", ["tiny parts", "tiny row groups"])
+async def test_runs_of_a_batch_whose_parts_are_passed_over(bounds: str) -> None:
+    """Goal: what a condition passes over does not move where the runs of a batch begin."""
+    async with client_of(bounds) as client:
+        async with client.writer("t", PLAIN) as writer, writer.builder(0) as builder:
+            for part in range(6):
+                await builder.extend([(f"k{key:03}", part % 2, 0, 1) for key in range(60)])
+            batch = await builder.finish(1)
+            assert bounds != "tiny parts" or len(batch.parts) > len(batch.runs) + 1 > 2
+            await writer.compare_and_append_batch([batch], 0, 1)
+        async with client.reader("t", PLAIN) as reader, reader.snapshot() as s:
+            where = (pc.field("key") >= "k017") & (pc.field("key") < "k041")
+            rows = await s.rows(where)
+            assert rows == [(f"k{key:03}", val, 3) for key in range(17, 41) for val in (0, 1)]
+            found = [
+                tuple(row.values()) for b in [b async for b in s.batches(where)] for row in b.to_pylist()
+            ]
+            assert found == rows
+
+
+async def test_a_number_stands_for_one_column() -> None:
+    """Goal: of key, val, and then the fields by their own names; never of the time or the diff."""
+    async with client_of("blobs") as client:
+        model = await filled(client)
+        async with client.reader("s", MODELS) as reader, reader.snapshot() as s:
+            assert sorted_rows(await s.rows(pc.field(2) == "a")) == sorted_rows(
+                row for row in model if row[0].region == "a"
+            )
+            with pytest.raises(ap.InvalidUsage):
+                await s.rows(pc.field(5) == 1)
+
+
+async def test_conditions_that_fail_on_data() -> None:
+    """Goal: an error of this library; and no row is lost where a function may make NaN of numbers."""
+    schema = ap.Schema(key=str, val=float)
+    async with client_of("blobs") as client:
+        async with client.writer("t", PLAIN) as writer:
+            await writer.compare_and_append([("a", 1, 0, 1), ("b", 0, 0, 1)], 0, 1)
+        async with client.writer("f", schema) as floats:
+            await floats.compare_and_append([("a", 1.0, 0, 1), ("b", 2.0, 0, 1)], 0, 1)
+        async with client.reader("t", PLAIN) as reader, reader.snapshot() as s:
+            with pytest.raises(ap.InvalidUsage, match="zero"):
+                await s.rows(pc.field("val") / 0 > 1)
+        async with client.reader("f", schema) as reader, reader.snapshot() as s:
+            assert len(await s.rows(~(pc.field("val") < pc.sqrt(pc.scalar(-1.0))))) == 2
+
+
+async def test_estimates_of_an_older_schema() -> None:
+    class Later(Val):
+        note: str | None = None
+
+    async with client_of("blobs") as client:
+        async with client.writer("s", MODELS):
+            await client.compare_and_evolve_schema("s", 0, ap.Schema(key=Key, val=Later))
+        async with client.writer("s", ap.Schema(key=Key, val=Later)) as writer:
+            row = (Key(region="a", number=0), Later(amount=1, number=0.5, note="n"), 0, 1)
+            await writer.compare_and_append([row], 0, 1)
+        async with client.reader("s", MODELS) as reader, reader.snapshot() as s:
+            told = await s.stats()
+            assert (told.updates_max, told.columns["val.amount"].max) == (1, 1)
+            assert "val.note" not in told.columns
+            assert s.parts()[0].stats == told.columns
+
+
+async def test_a_damaged_part_is_not_told_as_a_lost_lease() -> None:
+    name = uuid.uuid4().hex
+    blob = ap.open_blob(f"mem://{name}")
+    async with client_of("tiny row groups", blob, f"mem://{name}") as client:
+        await filled(client)
+        async with client.reader("s", MODELS) as reader, reader.snapshot() as s:
+            part = s.parts()[0]
+            assert part.key is not None
+            data = await blob.get(part.key)
+            assert data is not None
+            await blob.set(part.key, data[:100] + bytes(reversed(data[100:])))
+            with pytest.raises(ap.Corruption):
+                await client.fetch_part(part.to_transmittable())
+    await blob.aclose()
