@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -80,6 +81,15 @@ def postgres_schema() -> str:
 def postgres_url(postgres_server: servers.PostgresServer, postgres_schema: str) -> str:
     """A consensus URL of an empty place in the real Postgres."""
     return postgres_server.url(postgres_schema)
+
+
+@pytest.fixture
+async def admin(postgres_server: servers.PostgresServer, postgres_schema: str) -> AsyncIterator[Any]:
+    """A connection behind the library's back, in its schema."""
+    settings = {"search_path": postgres_schema}
+    connection = await asyncpg.connect(postgres_server.dsn(), server_settings=settings)
+    yield connection
+    await connection.close()
 
 
 class PostgresProxy(NamedTuple):

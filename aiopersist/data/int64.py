@@ -16,6 +16,11 @@ def int64_array(values: Iterable[int]) -> pa.Int64Array:
     return pa.Array.from_buffers(pa.int64(), len(data), [None, pa.py_buffer(data)])
 
 
+def integer_of(t: pa.DataType) -> pa.DataType:
+    """The integers that Arrow stores for points in time and durations of the type `t`."""
+    return pa.int32() if t.bit_width == 32 else pa.int64()
+
+
 @lru_cache(maxsize=1024)
 def int64_scalar(value: int) -> pa.Int64Scalar:
     """The value as kernels take it."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pydantic_core
 
+from aiopersist.data.int64 import integer_of
 from aiopersist.data.lazy import pa, pc
 
 
@@ -53,7 +54,7 @@ def from_json(value: Any, t: pa.DataType) -> Any:
     if pa.types.is_decimal(t):
         return Decimal(value)
     if pa.types.is_temporal(t):
-        return pa.scalar(value, _number(t)).cast(t).as_py()
+        return pa.scalar(value, integer_of(t)).cast(t).as_py()
     if pa.types.is_string(t) or pa.types.is_large_string(t) or not _is_bytes(t):
         return value
     return b64decode(value, validate=True)
@@ -118,7 +119,7 @@ def _plain_values(column: Any) -> list[Any]:
     """The values of a column without parts, as JSON has them."""
     t = column.type
     if pa.types.is_temporal(t):
-        column = column.cast(_number(t))
+        column = column.cast(integer_of(t))
     values: list[Any] = column.to_pylist()
     if pa.types.is_decimal(t):
         return [None if value is None else str(value) for value in values]
@@ -143,7 +144,7 @@ def _column(values: list[Any], t: pa.DataType) -> pa.Array:
             pa.array([0, *ends], pa.int32()), elements, type=t, mask=_absent(values)
         )
     if pa.types.is_temporal(t):
-        return pa.array(values, _number(t)).cast(t)
+        return pa.array(values, integer_of(t)).cast(t)
     if pa.types.is_decimal(t):
         values = [None if value is None else Decimal(value) for value in values]
     elif _is_bytes(t):
@@ -156,8 +157,3 @@ def _column(values: list[Any], t: pa.DataType) -> pa.Array:
 def _absent(values: list[Any]) -> pa.Array | None:
     absent = [value is None for value in values]
     return pa.array(absent, pa.bool_()) if any(absent) else None
-
-
-def _number(t: pa.DataType) -> pa.DataType:
-    """The integers that stand for points in time and durations of the type."""
-    return pa.int32() if t.bit_width == 32 else pa.int64()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from aiopersist.data.cast import retyped
+from aiopersist.data.int64 import integer_of
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.times import components, from_components
 
@@ -113,5 +114,5 @@ def _physical(t: pa.DataType) -> pa.DataType:
     if pa.types.is_list(t):
         return pa.list_(_physical(t.value_type))
     if pa.types.is_temporal(t):
-        return pa.int32() if t.bit_width == 32 else pa.int64()
+        return integer_of(t)
     return t

@@ -199,10 +199,11 @@ class Snapshot(Resource, Generic[K, V]):
     async def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
         selection = Selection(as_of=self.as_of, where=query.where)
-        kept = {id(part) for _, part in await self._matching(query)}
-        # Planned on all parts: a batch says of its runs where in its parts they begin.
-        runs = [[named for named in run if id(named[1]) in kept] for run in plan_runs(self._parts)]
-        given = self._fetch, [run for run in runs if run], selection, self._reader
+        runs = plan_runs(self._parts)  # on all: a batch says of its runs where in its parts they begin
+        if query.where is not None:
+            kept = {id(part) for _, part in await self._matching(query)}
+            runs = [found for run in runs if (found := [named for named in run if id(named[1]) in kept])]
+        given = self._fetch, runs, selection, self._reader
         merged = contents_in_batches(*given) if query.paths is None else projected_in_batches(*given, query)
         async with aclosing(merged) as batches:
             try:

@@ -18,6 +18,7 @@ import anyio.to_thread
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import contents, sum_columns
 from aiopersist.data.convert import to_table
+from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.types import Refusal, short
@@ -53,7 +54,7 @@ def decode(rows: Rows, schema: Schema[Any, Any, Any], since: int) -> list[Any]:
     """The rows as entries `((key, val), time, diff)`, times forwarded to `since`, in the order of (key, val,
     time), summed. `DiffOverflow` for a sum beyond 64 bits."""
     table = _table(rows, schema)
-    times = pc.max_element_wise(table.column("time"), pa.scalar(since, pa.int64()))
+    times = pc.max_element_wise(table.column("time"), int64_scalar(since))
     table = sum_columns(table.set_column(2, table.schema.field("time"), times), schema)
     keys, vals, diffs = _values(table, schema)
     return list(zip(zip(keys, vals, strict=True), table.column("time").to_pylist(), diffs, strict=True))
@@ -137,7 +138,7 @@ def _table(rows: Rows, schema: Schema[Any, Any, Any]) -> pa.Table:
         )
     except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
         raise Corruption(f"a stash holds what is no value of its codec: {error}") from error
-    numbers = [pa.array(column, pa.int64()) for column in (rows.times, rows.diffs)]
+    numbers = [int64_array(column) for column in (rows.times, rows.diffs)]
     return pa.table([keys, vals, *numbers], columns)
 
 

@@ -1,7 +1,7 @@
 """The calls of a stash. Each is one transaction: plan with `rules`, commit through the `session`."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -231,20 +231,12 @@ class Stash(Resource):
                 return
             self._session.writing()
             collections = [c for _, c, _ in given]
-            names = [c.name for c in collections]
-            if twice := [name for name in names if names.count(name) > 1]:
+            if twice := [name for name, times in Counter(c.name for c in collections).items() if times > 1]:
                 raise StashError(f"collection {twice[0]!r}: it is named twice in one append")
-            bounds = {
-                c.id: [int_frontier(f) for f in (batch.lower, batch.upper, batch.compact)]
-                for batch, c, _ in given
-            }
-            encoded = {c.id: await self._encoded(entries, c) for _, c, entries in given}
-
-            def move(now: Frontiers, c: StashCollection[Any, Any]) -> Move:
-                (lower, upper, compact), rows = bounds[c.id], encoded[c.id]
-                return Move(rules.appended(c.name, now, lower, upper, compact, rows.times), rows)
-
-            await self._moves(collections, move)
+            bounds = [tuple(map(int_frontier, (b.lower, b.upper, b.compact))) for b, _, _ in given]
+            encoded = [await self._encoded(entries, c) for _, c, entries in given]
+            ready = zip(bounds, encoded, strict=True)
+            await self._append_encoded(dict(zip(collections, ready, strict=True)))
 
     async def make_batch(self, c: StashCollection[K, V]) -> AppendBatch:
         """See `StashCollection.make_batch`."""
@@ -317,14 +309,21 @@ class Stash(Resource):
         """Append the rows at the upper of `now`, if it is still that, and seal it."""
         time = rules.next_time(c.name, now)
         at, beyond = Antichain(time), Antichain(time + 1)
-        rows = replace(rows, times=[time] * len(rows))
-
-        def move(found: Frontiers, _: StashCollection[Any, Any]) -> Move:
-            return Move(rules.appended(c.name, found, at, beyond, at, rows.times), rows)
-
         with self._scope.call():
             self._session.writing()
-            await self._moves([c], move)
+            rows = replace(rows, times=[time] * len(rows))
+            await self._append_encoded({c: ((at, beyond, at), rows)})
+
+    async def _append_encoded(
+        self, ready: Mapping[StashCollection[Any, Any], tuple[tuple[Antichain, ...], Rows]]
+    ) -> None:
+        """Append to each its rows, with a `lower`, an `upper` and a `compact`."""
+
+        def move(now: Frontiers, c: StashCollection[Any, Any]) -> Move:
+            (lower, upper, compact), rows = ready[c]
+            return Move(rules.appended(c.name, now, lower, upper, compact, rows.times), rows)
+
+        await self._moves(list(ready), move)
 
     async def _head(self, c: StashCollection[Any, Any]) -> Stored:
         with self._scope.call():

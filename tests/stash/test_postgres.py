@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import pytest
 
 import aiopersist as ap
@@ -13,15 +12,6 @@ from aiopersist.testing.servers import PostgresServer
 
 USERS = TypedCollection("users", int, str)
 Admin = Any
-
-
-@pytest.fixture
-async def admin(postgres_server: PostgresServer, postgres_schema: str) -> AsyncIterator[Admin]:
-    """A connection behind the library's back, in its schema."""
-    settings = {"search_path": postgres_schema}
-    connection = await asyncpg.connect(postgres_server.dsn(), server_settings=settings)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import random
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import asyncpg
 import pytest
 
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
@@ -24,15 +23,6 @@ async def consensus(postgres_url: str) -> AsyncIterator[PostgresConsensus]:
     consensus = PostgresConsensus(postgres_url)
     yield consensus
     await consensus.aclose()
-
-
-@pytest.fixture
-async def admin(postgres_server: PostgresServer, postgres_schema: str) -> AsyncIterator[Admin]:
-    """A connection behind the library's back, in its schema."""
-    settings = {"search_path": postgres_schema}
-    connection = await asyncpg.connect(postgres_server.dsn(), server_settings=settings)
-    yield connection
-    await connection.close()
 
 
 async def check_tables(admin: Admin) -> None:
