@@ -25,7 +25,9 @@ from aiopersist.frontier import Antichain, Time, frontier
 from aiopersist.gc.collect import bury
 from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.rounds import Rounds
+from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.maintenance.upkeep import Upkeep
+from aiopersist.more import Handle, OpensMore
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.leased import FetchesParts
 from aiopersist.read.since import SinceHandle
@@ -38,8 +40,6 @@ from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.stash.open import DEFAULT_NAME, Mode, opened, place_beside
-from aiopersist.stash.stash import Stash
 from aiopersist.state.lifecycle import EvolveSchema, Finalize
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
@@ -51,7 +51,6 @@ from aiopersist.write.handle import WriteHandle
 
 K = TypeVar("K")
 V = TypeVar("V")
-Handle = WriteHandle[Any, Any] | ReadHandle[Any, Any] | SinceHandle | Stash
 H = TypeVar("H", bound=Handle)
 
 CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a few statements
@@ -105,7 +104,7 @@ def open(  # noqa: A001  # `ap.open`
     return Opening(connect)
 
 
-class Client(Upkeep, FetchesParts, Resource):
+class Client(Upkeep, FetchesParts, OpensMore, Resource):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(
@@ -131,7 +130,9 @@ class Client(Upkeep, FetchesParts, Resource):
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
         self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
         self._maintenance = Maintenance(self._stack, background=maintenance)
-        self._rounds = Rounds(self._stack, lambda shard: self._maintenance.of(self._shard(shard)))
+        self._rounds = Rounds(
+            self._stack, lambda shard: self._maintenance.of(self._shard(catalog.id_of(shard)))
+        )
         self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
         self._handles: set[Handle] = set()
 
@@ -165,7 +166,7 @@ class Client(Upkeep, FetchesParts, Resource):
             if not is_warm():
                 await self._stack.compute(warm_up)
             self._maintenance.expect_writes()
-            found = self._shard(await catalog.resolve_or_create(self._stack, shard))
+            found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId))
             return await WriteHandle.open(found, schema, self._scope)
 
         return Opening(lambda: self._opened(open_writer))
@@ -216,7 +217,7 @@ class Client(Upkeep, FetchesParts, Resource):
             if lease_s is not None and not (isinstance(lease_s, int | float) and 0 < lease_s < inf):
                 raise ValueError(f"lease_s={lease_s!r} is not a positive number of seconds")
             if create and schema is not None:
-                found = self._shard(await catalog.resolve_or_create(self._stack, shard))
+                found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId))
                 await found.open_or_create(schema)
             else:
                 found = await self._existing(shard)
@@ -244,28 +245,6 @@ class Client(Upkeep, FetchesParts, Resource):
             return await SinceHandle.open(found, reader, opaque, self._scope)
 
         return Opening(lambda: self._opened(open_since))
-
-    def stash(
-        self,
-        name: str = DEFAULT_NAME,
-        *,
-        exclusive: bool = True,
-        readonly: bool = False,
-        savepoint: bool = False,
-    ) -> Opening[Stash]:
-        """The stash of that name in the consensus database of this location; modes and errors are those of
-        `aiopersist.stash.open`. `Unsupported` if the consensus store was given as an instance."""
-        mode = Mode(exclusive, readonly, savepoint)
-        mode.check()
-        stack = self._stack
-        place = place_beside(
-            self._consensus_url, self._consensus, name, runtime=stack.runtime, settings=stack.settings
-        )
-
-        async def open_stash() -> Stash:
-            return await opened(place, mode, stack.settings, stack.runtime, self._scope)
-
-        return Opening(lambda: self._opened(open_stash))
 
     # --- shards ----------------------------------------------------------------------------------
 
@@ -385,6 +364,9 @@ class Client(Upkeep, FetchesParts, Resource):
         shard = self._shard(await catalog.resolve(self._stack, name))
         await shard.open()
         return shard
+
+    def _upkeep_of(self, shard_id: str) -> ShardUpkeep:
+        return self._maintenance.of(self._shard(catalog.id_of(shard_id)))
 
     def _shard(self, shard_id: ShardId) -> Shard:
         shard = self._shards.get(shard_id)

@@ -1,92 +1,32 @@
 """Compaction: neighbouring batches become one, sorted and consolidated, with times advanced to since.
 
 1. *Claim* what the spec names, unless it is small and inline, which costs less than a claim.
-2. Read. What is little, all at once. What is much, each run slab by slab, merged (`shard/runs.py`) on a
-   thread of its own; all inline parts are one run. If there are more runs than the memory allows, only
-   some of them, or fewer batches: the next attempt goes on from there.
-3. Write parts (`shard/sorted_parts.py`).
-4. *Apply*: the state replaces the inputs, if they are still what was read. If not, what was written is
+2. *Rewrite* (`shard/rewrite.py`). If there are more runs than the memory allows, only some of them, or fewer
+   batches: the next attempt goes on from there.
+3. *Apply*: the state replaces the inputs, if they are still what was read. If not, what was written is
    deleted; if it is not known whether it was applied, it is left to the sweep.
 
 Memory: `settings.compaction_memory_bytes`, whatever the size of the input. Readers go on around it: what
 they have pinned stays until garbage collection finds that nobody needs it.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import aclosing, nullcontext
-from functools import partial
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from aiopersist.data.assemble import concat
-from aiopersist.data.consolidate import diff_sum
 from aiopersist.errors import BatchExpired, Corruption, LeaseExpired
 from aiopersist.frontier import Antichain
-from aiopersist.resource import run_bounded
-from aiopersist.settings import MIB, Settings
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit
-from aiopersist.shard.fetch import Fetch, Named, Selection
+from aiopersist.shard.fetch import Named, Selection
 from aiopersist.shard.registration import Registration
-from aiopersist.shard.runs import merged, plan_runs
+from aiopersist.shard.rewrite import Budget, Target, rewrite
+from aiopersist.shard.runs import plan_runs
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.sorted_parts import SortedParts
-from aiopersist.shard.stack import Stack
-from aiopersist.state.compaction import (
-    ReleaseClaim,
-    Replace,
-    Spec,
-    TakeClaim,
-    Total,
-    goodbytes_at_most,
-    plan_all,
-    run_count,
-)
-from aiopersist.state.model import HollowBatch, HollowPart
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
-
-RANGE_BYTES = 2 * MIB  # fetched at once of a run: enough that a request does not matter
-PAGES_BYTES = 2 * MIB  # decoded beside a slab: a page of each column
-SLABS_PER_RUN = 5  # in memory: one and a half that wait, and what a round makes of them as it sorts
-SLAB_MIN_BYTES = 64 * 1024  # smaller ones cost more calls than they save
-WHOLE_SHARE = 64  # of the memory, goodbytes that are read whole: sorted and encoded they are there five times
-WHOLE_BYTES_MAX = 4 * MIB  # more gains nothing
-
-
-class Budget(NamedTuple):
-    """How the memory of a compaction is divided: 3/8 for what was fetched, encoded; 3/16 for slabs; 1/4 for
-    the part that is written and the one that is uploaded; the rest is for what allocators keep."""
-
-    memory: int
-    row_group_bytes: int
-    part_bytes_max: int
-
-    @classmethod
-    def of(cls, settings: Settings) -> "Budget":
-        return cls(settings.compaction_memory_bytes, settings.row_group_bytes, settings.blob_target_size)
-
-    def runs_max(self, parts: Iterable[HollowPart]) -> int:
-        """How many runs of such parts may be read at once."""
-        shares = (part.size / part.goodbytes for part in parts if part.key is not None and part.goodbytes)
-        row_group = min(self.row_group_bytes, int(self.row_group_bytes * max(shares, default=1.0)) + 1)
-        return max(self.memory * 3 // 8 // (max(RANGE_BYTES, row_group) + PAGES_BYTES), 2)
-
-    def slab_bytes(self, runs: int) -> int:
-        """Goodbytes that are decoded at once of each of so many runs."""
-        share = self.memory * 3 // 16 // (SLABS_PER_RUN * max(runs, 1))
-        return max(min(self.row_group_bytes, share), min(self.row_group_bytes, SLAB_MIN_BYTES))
-
-    @property
-    def part_bytes(self) -> int:
-        """Encoded bytes at which a part is cut."""
-        return max(min(self.part_bytes_max, self.memory // 8), 1)
-
-
-def whole_bytes(settings: Settings) -> int:
-    """Goodbytes that are read, sorted and written all at once."""
-    return min(settings.compaction_memory_bytes // WHOLE_SHARE, WHOLE_BYTES_MAX)
+from aiopersist.state.compaction import ReleaseClaim, Replace, Spec, TakeClaim, Total, plan_all, run_count
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart
 
 
 class Work(NamedTuple):
@@ -196,75 +136,21 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     empty = HollowBatch(lower=first.lower, upper=last.upper, since=since)
     if not since.elements:  # nobody will ever read it
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
-    goodbytes = sum(goodbytes_at_most(part) for run in work.read for _, part in run)
-    is_little = goodbytes <= whole_bytes(shard.stack.settings)
-    with nullcontext(shard.stack) if is_little else shard.stack.on_one_thread() as stack:
-        output = _output(shard, stack, work, writer, first.lower)
-        merge = _whole if is_little else _slab_by_slab
-        try:
-            read = await merge(_input(shard, stack, work), work, output)
-            parts = await output.finish()
-        except BaseException:
-            stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
-            raise
-    runs = tuple(len(parts) + start for start in work.kept_runs)
-    loose = None if work.kept else output.loose
-    batch = empty.replace(parts=(*parts, *work.kept), runs=runs if parts else runs[1:], loose=loose)
-    return await _apply(shard, Replace(writer, inputs, batch, read, output.wrote), output)
-
-
-def _input(shard: Shard, stack: Stack, work: Work) -> Fetch:
-    """Where they come from."""
-    return Fetch(
-        shard,
-        shard.schema(shard.state.schema_id),
-        cached=False,
-        range_bytes=RANGE_BYTES,
-        slab_bytes=Budget.of(stack.settings).slab_bytes(len(work.read)),
-        stack=stack,
+    done = await rewrite(
+        shard, work.read, Selection(advance_to=since), _target(shard, work, writer, first.lower)
     )
+    runs = tuple(len(done.parts) + start for start in work.kept_runs)
+    loose = None if work.kept else done.output.loose
+    parts = (*done.parts, *work.kept)
+    batch = empty.replace(parts=parts, runs=runs if done.parts else runs[1:], loose=loose)
+    return await _apply(shard, Replace(writer, inputs, batch, done.read, done.output.wrote), done.output)
 
 
-def _output(shard: Shard, stack: Stack, work: Work, writer: str, lower: Antichain) -> SortedParts:
-    """Where the updates go. They stay in the state only if they were there before."""
-    settings = stack.settings
+def _target(shard: Shard, work: Work, writer: str, lower: Antichain) -> Target:
+    """Updates stay in the state only if they were there before."""
     inline = sum(part.size for run in work.read for _, part in run if part.inline is not None)
-    return SortedParts(
-        shard,
-        shard.schema(shard.state.schema_id),
-        writer,
-        lower,
-        work.spec.since,
-        part_bytes=Budget.of(settings).part_bytes,
-        inline_max_bytes=min(settings.inline_writes_single_max_bytes, inline),
-        stack=stack,
-    )
-
-
-async def _whole(fetch: Fetch, work: Work, output: SortedParts) -> Total:
-    """Read all at once, and write it as one part; what was read."""
-    parts = [named for run in work.read for named in run]
-    selection = Selection(advance_to=work.spec.since)
-    groups = [[named] for named in parts if named[1].key is not None]
-    groups += [inline] if (inline := [named for named in parts if named[1].key is None]) else []
-    jobs = [partial(fetch.table, group, selection, "") for group in groups]
-    tables = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
-    return await output.add_all(concat(tables, fetch.schema))
-
-
-async def _slab_by_slab(fetch: Fetch, work: Work, output: SortedParts) -> Total:
-    """Merge the runs into parts, in bounded memory; what was read."""
-    read = Total(0, 0)
-
-    def count(slab: "pa.Table") -> None:
-        nonlocal read
-        read = Total(read.rows + slab.num_rows, (read.diffs + diff_sum(slab)) % 2**64)
-
-    selection = Selection(advance_to=work.spec.since)
-    async with aclosing(merged(fetch, work.read, selection, "", final=False, on_slab=count)) as tables:
-        async for table in tables:
-            await output.add(table)
-    return read
+    inline_max = min(shard.stack.settings.inline_writes_single_max_bytes, inline)
+    return Target(shard.schema(shard.state.schema_id), writer, lower, work.spec.since, inline_max)
 
 
 async def _apply(shard: Shard, command: Replace, output: SortedParts | None) -> bool:

@@ -144,8 +144,12 @@ class Scope:
     def check(self) -> None:
         """Raise `InvalidUsage` unless a call may begin here and now."""
         if self.closed:
-            raise InvalidUsage(UsageKind.CLOSED, f"{self.what} is closed", shard_id=self.shard_id)
+            raise self.closed_error(f"{self.what} is closed")
         self.check_place()
+
+    def closed_error(self, message: str) -> InvalidUsage:
+        """What a call gets that comes too late."""
+        return InvalidUsage(UsageKind.CLOSED, message, shard_id=self.shard_id)
 
     def check_place(self) -> None:
         """Raise `InvalidUsage` in another process, thread or event loop than it was opened in."""
@@ -203,8 +207,7 @@ class _Call:
             error.shard_id = self._scope.shard_id
         mine = self._interrupted and self._task.uncancel() <= self._cancelling
         if mine and isinstance(error, asyncio.CancelledError):
-            what, shard_id = f"{self._scope.what} was closed", self._scope.shard_id
-            raise InvalidUsage(UsageKind.CLOSED, what, shard_id=shard_id) from None
+            raise self._scope.closed_error(f"{self._scope.what} was closed") from None
 
     def interrupt(self) -> None:
         if self._task is not asyncio.current_task():

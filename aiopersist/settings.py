@@ -97,6 +97,14 @@ class Settings(BaseModel):
     )
     """Columns whose statistics stay beyond the budget."""
 
+    # Indexed
+    indexed_inline_total_max_bytes: NonNegativeInt = 8 * MIB
+    """Bytes of inline parts per `Indexed`: bounds its state, which serves many streams."""
+    indexed_step_s: PositiveFloat = 1.0
+    """At most so often the background task of an `Indexed` does a step, while anything changes."""
+    listen_queue_max: PositiveInt = 1024
+    """Commits that a listener of a stream may be behind: bounds what is kept for it."""
+
     # Stash
     stash_idle_in_transaction_s: PositiveFloat = 10.0
     """After this long the server ends a transaction whose client is gone: bounds a take-over's wait."""

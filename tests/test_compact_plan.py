@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from aiopersist.compact import bounded
 from aiopersist.frontier import Antichain
 from aiopersist.state.compaction import Spec, run_count
-from aiopersist.state.model import HollowBatch, HollowPart
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart
 
 
 def spec(batches: list[tuple[int, int]]) -> Spec:

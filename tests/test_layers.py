@@ -29,6 +29,7 @@ ORDER = (
     ("write", "read", "rollup", "compact", "gc"),
     ("maintenance",),
     ("indexed",),
+    ("more",),
     ("client",),
     ("inspect",),
     ("spark", "cli", "web"),

@@ -12,7 +12,7 @@ from typing import Any
 from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain, Time
+from aiopersist.frontier import TIME_MAX, Antichain, Time
 
 GREATEST_ROWS = 8192  # product times are reduced to maximal ones when so many have come
 PRUNINGS = 256  # bounds the work where no time is greater than another
@@ -117,6 +117,39 @@ def advance(table: pa.Table, frontier: Antichain) -> pa.Table:
     joined = [_each(pc.max_element_wise, parts, element) for element in _shaped(frontier, len(parts))]
     met = [reduce(pc.min_element_wise, same_component) for same_component in zip(*joined, strict=True)]
     return table.set_column(index, table.schema.field(index), from_components(met, times.type))
+
+
+class Seen:
+    """Int times in the order they came: the least and the greatest, and every one that was less than all
+    before it, which the first below any bound always is."""
+
+    def __init__(self) -> None:
+        self.least = TIME_MAX
+        self.greatest = 0
+        self._lows: list[pa.Array] = []
+
+    def add(self, table: pa.Table) -> None:
+        """All times of `table`."""
+        if not table.num_rows:
+            return
+        lows = pc.unique(pc.cumulative_min(table.column("time").combine_chunks()))
+        self._add(lows, lows[-1].as_py(), pc.max(table.column("time")).as_py())
+
+    def merge(self, other: Seen) -> None:
+        """All that `other` has seen, after all that came here."""
+        for lows in other._lows:
+            self._add(lows, other.least, other.greatest)
+
+    def _add(self, lows: pa.Array, least: int, greatest: int) -> None:
+        self._lows.append(lows)
+        self.least, self.greatest = min(self.least, least), max(self.greatest, greatest)
+
+    def first_below(self, bound: int) -> int | None:
+        """The first time that was less than `bound`."""
+        if bound <= self.least:
+            return None
+        found = (lows.filter(pc.less(lows, int64_scalar(bound))) for lows in self._lows)
+        return next(int(below[0].as_py()) for below in found if len(below))
 
 
 class Greatest:

@@ -22,7 +22,7 @@ from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import EndCollection
 from aiopersist.state.model import State
-from aiopersist.state.names import Trail, part_keys
+from aiopersist.state.names import Trail, live_parts
 
 
 class Collected(NamedTuple):
@@ -97,7 +97,7 @@ async def bury(shard: Shard) -> Collected | None:
     if earliest in trail.rollups:
         base = await read_rollup(stack, trail.rollups[earliest].key, trail.rollups[earliest].checksum)
         if base is not None:
-            parts |= part_keys(base.batches.values())
+            parts |= live_parts(base)
             rollups |= {rollup.key for rollup in base.rollups.values()}
     await stack.blob.delete(sorted(parts))
     versions = await stack.consensus.truncate(key, head.seqno)
@@ -119,7 +119,7 @@ async def trail_from(stack: Stack, state: State, earliest: int, last: int) -> Tr
 
 async def _trail_of(stack: Stack, shard: str, base: State | None, first: int, last: int) -> Trail:
     """What the versions from `first`, whose state is `base`, to `last` have named. `Truncated`."""
-    trail = Trail(base.batches if base is not None else None)
+    trail = Trail(base)
     async for versions in versions_between(stack, shard, first, last):
         await stack.compute(trail.add, [version.data for version in versions])
     return trail

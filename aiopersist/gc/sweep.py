@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from aiopersist.errors import Corruption
 from aiopersist.gc.collect import trail_from
-from aiopersist.shard.log import SHARD_PREFIX, Truncated, consensus_key, load
+from aiopersist.shard.log import Truncated, consensus_key, list_shards, load
 from aiopersist.shard.stack import Stack
 from aiopersist.state.keys import writer_of
-from aiopersist.state.names import part_keys
+from aiopersist.state.names import live_parts, registered
 
 
 class Sweep(NamedTuple):
@@ -89,8 +89,8 @@ class _Named(NamedTuple):
 
 
 async def _shards(stack: Stack) -> AsyncIterator[str]:
-    for key in await stack.consensus.list_keys(SHARD_PREFIX):
-        yield key.removeprefix(SHARD_PREFIX)
+    for shard in await list_shards(stack):
+        yield shard
 
 
 async def _listed(stack: Stack, shard: str) -> dict[str, int]:
@@ -109,7 +109,7 @@ async def _named(stack: Stack, shard: str) -> _Named | None:
             return _Named(nothing, nothing, nothing, nothing)
         first = await stack.consensus.scan(consensus_key(shard), 0, 1)
         earliest = first[0].seqno if first else head.seqno + 1
-        current = part_keys(head.batches.values())
+        current = live_parts(head)
         rollups = {rollup.key for rollup in head.rollups.values()}
         try:
             trail = await trail_from(stack, head, earliest, head.seqno)
@@ -121,4 +121,4 @@ async def _named(stack: Stack, shard: str) -> _Named | None:
             continue
         older = trail.parts | {rollup.key for rollup in trail.rollups.values()}
         named = frozenset(current | rollups | older)
-        return _Named(frozenset(head.writers), named, frozenset(current | rollups), frozenset(current))
+        return _Named(frozenset(registered(head)), named, frozenset(current | rollups), frozenset(current))

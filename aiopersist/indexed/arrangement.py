@@ -8,8 +8,8 @@
 4. *Compact*: two neighbours of the trace of equal level become one.
 
 A plan (`Drain`, `Trim`, `Compaction`) says what is to be read and written; whoever carries it out comes back
-with a batch, and gets the `Changes` to be made, or `None` where the plan no longer fits. Nothing here reads
-data, so nothing here can tell whether the batch is the right one: `invariants` says what can be told.
+with a batch, and gets the `Rearrangement` to be made, or `None` where the plan no longer fits. Nothing here
+reads data, so nothing here can tell whether the batch is the right one: `streams_invariants` says what can.
 
 *Why the work is O(n log n).* A merge costs what its parents hold. Where nothing cancels, the result holds as
 much and is a level higher, so an update is rewritten once per level. What cancels is never rewritten again,
@@ -20,12 +20,12 @@ of one level are merged as soon as since has passed them: so there are few batch
 from dataclasses import dataclass
 from itertools import pairwise
 
-from aiopersist.indexed.model import Arrangement, Changes, TraceBatch, UnsealedBatch
+from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, UnsealedBatch
 
 # --- unsealed --------------------------------------------------------------------------------------
 
 
-def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Changes:
+def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Rearrangement:
     """The batch is the newest. `ValueError` unless it holds anything, begins at the stream's seqno, covers at
     least one, and holds no time before the trace's upper."""
     if not any(part.rows for part in batch.parts):
@@ -37,7 +37,7 @@ def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Changes:
             f"unsealed batch {_interval(batch)} holds time {batch.time_least}, "
             f"but the trace's upper is {{{arrangement.trace_upper}}}"
         )
-    return Changes.of(unsealed={batch.seqno_lower: batch}, seqno=batch.seqno_upper)
+    return Rearrangement.of(unsealed={batch.seqno_lower: batch}, seqno=batch.seqno_upper)
 
 
 def unsealed_between(arrangement: Arrangement, lower: int, upper: int | None = None) -> list[UnsealedBatch]:
@@ -52,11 +52,11 @@ def unsealed_between(arrangement: Arrangement, lower: int, upper: int | None = N
     ]
 
 
-def evicted(arrangement: Arrangement) -> Changes | None:
+def evicted(arrangement: Arrangement) -> Rearrangement | None:
     """Without the batches that lie wholly before the trace's upper; `None` if there are none."""
     upper = arrangement.trace_upper
     gone = tuple(at for at, batch in arrangement.unsealed.items() if batch.time_greatest < upper)
-    return Changes.of(drop_unsealed=gone) if gone else None
+    return Rearrangement.of(drop_unsealed=gone) if gone else None
 
 
 @dataclass(frozen=True)
@@ -76,24 +76,24 @@ def to_trim(arrangement: Arrangement) -> Trim | None:
     return None
 
 
-def trimmed(arrangement: Arrangement, trim: Trim, batch: UnsealedBatch) -> Changes | None:
+def trimmed(arrangement: Arrangement, trim: Trim, batch: UnsealedBatch) -> Rearrangement | None:
     """`batch` instead of the one that was to be trimmed; `None` if that is no longer there."""
     if arrangement.unsealed.get(trim.batch.seqno_lower) != trim.batch:
         return None
-    return Changes.of(unsealed={trim.batch.seqno_lower: batch})
+    return Rearrangement.of(unsealed={trim.batch.seqno_lower: batch})
 
 
 # --- frontiers -------------------------------------------------------------------------------------
 
 
-def sealed(arrangement: Arrangement, time: int) -> Changes | None:
+def sealed(arrangement: Arrangement, time: int) -> Rearrangement | None:
     """Updates before `time` are complete; `None` if more than that was sealed before."""
-    return Changes.of(seal=time) if arrangement.seal <= time else None
+    return Rearrangement.of(seal=time) if arrangement.seal <= time else None
 
 
-def compaction_allowed(arrangement: Arrangement, since: int) -> Changes | None:
+def compaction_allowed(arrangement: Arrangement, since: int) -> Rearrangement | None:
     """History before `since` may be forgotten; `None` if that would bring some back."""
-    return Changes.of(since=since) if arrangement.since <= since else None
+    return Rearrangement.of(since=since) if arrangement.since <= since else None
 
 
 # --- the trace -------------------------------------------------------------------------------------
@@ -117,14 +117,14 @@ def to_drain(arrangement: Arrangement) -> Drain | None:
     return Drain(lower, upper, batches) if batches else None
 
 
-def drained(arrangement: Arrangement, drain: Drain, batch: TraceBatch) -> Changes | None:
+def drained(arrangement: Arrangement, drain: Drain, batch: TraceBatch) -> Rearrangement | None:
     """`batch` is the youngest of the trace; `None` if the trace has moved on. A batch without updates says
     that what was read came to nothing, so that it can be evicted; where nothing was read there is none."""
     if arrangement.trace_upper != drain.lower:
         return None
     if (batch.lower, batch.upper, batch.since, batch.level) != (drain.lower, drain.upper, 0, 0):
         raise ValueError(f"{batch!r} is not what {drain!r} asks for")
-    return Changes.of(trace={batch.lower: batch})
+    return Rearrangement.of(trace={batch.lower: batch})
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def level_after(compaction: Compaction, updates: int) -> int:
     return older.level + (updates > older.updates and updates > younger.updates)
 
 
-def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatch) -> Changes | None:
+def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatch) -> Rearrangement | None:
     """`batch` instead of the two; `None` if one of them is no longer there as it was."""
     older, younger = compaction.older, compaction.younger
     if arrangement.trace.get(older.lower) != older or arrangement.trace.get(younger.lower) != younger:
@@ -161,7 +161,7 @@ def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatc
     wanted = (older.lower, younger.upper, compaction.since, level)
     if (batch.lower, batch.upper, batch.since, batch.level) != wanted:
         raise ValueError(f"{batch!r} is not what {compaction!r} asks for")
-    return Changes.of(trace={older.lower: batch}, drop_trace=(younger.lower,))
+    return Rearrangement.of(trace={older.lower: batch}, drop_trace=(younger.lower,))
 
 
 # --- reading ---------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from aiopersist.shard.fetch import Fetch
 from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.runs import plan_runs
 from aiopersist.shard.shard import Shard
-from aiopersist.state.model import HollowBatch, HollowPart, State
+from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.record import HollowPart
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -58,7 +59,7 @@ async def fsck(shard: Shard) -> FsckReport:
         return FsckReport(shard_id=shard.id, problems=[str(error)], parts=0, updates=0)
     await shard.open()  # `UnknownShard`, `ShardFinalized`
     await shard.hold.acquire()  # what is looked at stays while it is looked at
-    release = shard.register.pin(shard.state)
+    release = shard.register.pin(shard.state.seqno)
     try:
         return await _checked(shard, shard.state)
     finally:

@@ -14,8 +14,7 @@ from aiopersist.errors import Error, ShardFinalized
 from aiopersist.gc.collect import bury, can_collect
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
-from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.log import SHARD_PREFIX, consensus_key
+from aiopersist.shard.log import consensus_key, list_shards
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
 from aiopersist.state.diff import decode_diff
@@ -63,17 +62,16 @@ class MaintenanceRound(BaseModel):
 class Rounds:
     """Remembers which shards have not changed since they were tended."""
 
-    def __init__(self, stack: Stack, upkeep_of: Callable[[ShardId], ShardUpkeep]) -> None:
+    def __init__(self, stack: Stack, upkeep_of: Callable[[str], ShardUpkeep]) -> None:
         self._stack = stack
         self._upkeep_of = upkeep_of
-        self._ended: set[ShardId] = set()  # of these a tombstone is left, for ever
-        self._rested: dict[ShardId, int] = {}  # the version at which nothing was left to do
-        self._resting: dict[ShardId, ShardUpkeep] = {}  # they know what failed there, and how often
+        self._ended: set[str] = set()  # of these a tombstone is left, for ever
+        self._rested: dict[str, int] = {}  # the version at which nothing was left to do
+        self._resting: dict[str, ShardUpkeep] = {}  # they know what failed there, and how often
 
     async def once(self) -> MaintenanceRound:
         """Look at every shard, and do what is due."""
-        keys = await self._stack.consensus.list_keys(SHARD_PREFIX)
-        shards = [ShardId.parse(key.removeprefix(SHARD_PREFIX)) for key in keys]
+        shards = await list_shards(self._stack)
         for shard in self._rested.keys() - {*shards}:
             del self._rested[shard]
         left = [shard for shard in shards if shard not in self._ended]
@@ -81,7 +79,7 @@ class Rounds:
         rounds = await run_bounded(self._stack.settings.compactions_max, jobs)
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
 
-    async def _try(self, shard: ShardId) -> MaintenanceRound:
+    async def _try(self, shard: str) -> MaintenanceRound:
         try:
             return await self._tend(shard)
         except ShardFinalized:
@@ -94,7 +92,7 @@ class Rounds:
                 shards=1, looked_at=1, failures={shard: f"{type(error).__name__}: {error}"}
             )
 
-    async def _tend(self, shard: ShardId) -> MaintenanceRound:
+    async def _tend(self, shard: str) -> MaintenanceRound:
         head = await self._stack.consensus.head(consensus_key(shard))
         if head is None or self._rested.get(shard) == head.seqno:
             return MaintenanceRound(shards=1)
@@ -121,7 +119,7 @@ class Rounds:
             versions=collected.versions if collected else 0,
         )
 
-    async def _remember(self, shard: ShardId, upkeep: ShardUpkeep) -> None:
+    async def _remember(self, shard: str, upkeep: ShardUpkeep) -> None:
         """A claim of somebody else may become void without a new version, and what is kept by age falls due
         without one."""
         state = upkeep.shard.state

@@ -7,7 +7,7 @@ one.
 
 from collections.abc import Callable
 
-from aiopersist.compact import compact, compact_all, whole_bytes
+from aiopersist.compact import compact, compact_all
 from aiopersist.errors import BatchExpired
 from aiopersist.gc.collect import Collected, can_collect, collect
 from aiopersist.maintenance.due import all_inputs, has_long_tail
@@ -17,6 +17,7 @@ from aiopersist.rollup import write_rollup
 from aiopersist.settings import MIB, Settings
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
+from aiopersist.shard.rewrite import whole_bytes
 from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Spec, plan
 from aiopersist.state.model import COLLECTION, State

@@ -21,7 +21,8 @@ from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
 from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
-from aiopersist.state.model import HollowBatch, HollowPart, Record, State
+from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.record import HollowPart, Record
 
 ENVELOPE = Envelope("part", format=1)
 

@@ -29,7 +29,8 @@ from aiopersist.read.cursor import Cursor, encode
 from aiopersist.resource import Puller, Resource, Scope, in_order
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.hold import Need, SharedHold
-from aiopersist.state.model import HollowBatch, HollowPart, State
+from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.record import HollowPart
 
 SMALL_PARTS = 64  # inline parts that are delivered together: one Updates for many tiny appends
 
@@ -175,7 +176,7 @@ class Listen(Resource):
         while position.elements and not (until is not None and until <= position):
             state = await self._fetch.shard.register.wait(partial(self._past, position))
             upper = until if until is not None and until <= state.upper else state.upper
-            release = self._fetch.shard.register.pin(state)
+            release = self._fetch.shard.register.pin(state.seqno)
             try:
                 async with aclosing(self._interval(state, position, upper)) as interval:
                     async for updates in interval:

@@ -78,7 +78,7 @@ class Snapshot(Resource, Generic[K, V]):
         self._reader = hold.reader
         self._need = need
         self._closed = closed
-        self._release: Callable[[], None] = fetch.shard.register.pin(state)
+        self._release: Callable[[], None] = fetch.shard.register.pin(state.seqno)
         self._parts = parts_at(state, as_of)
         self._iterations: WeakSet[Items[Any]] = WeakSet()
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind
@@ -19,32 +19,38 @@ from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.shard.stack import Stack
 
-PREFIX = "name/"
 NAME_BYTES_MAX = 512
 READS_AT_ONCE = 16
 
-_FORM = re.compile(r"s[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 
 class ShardId(str):
     """`s` and a random UUID: the name of a shard that nobody else has."""
 
     __slots__ = ()
+    letter: ClassVar[str] = "s"
+    names: ClassVar[str] = "name/"
+    """Under which keys of the consensus store their names are."""
 
-    def __new__(cls, text: str) -> "ShardId":
-        if not isinstance(text, str) or not _FORM.fullmatch(text):
-            raise InvalidUsage(
-                UsageKind.INVALID_NAME, f"{text!r} is not a shard id: s and a uuid4", name=text
-            )
+    def __new__(cls, text: str) -> Self:
+        if not isinstance(text, str) or not cls.is_id(text):
+            what = f"{text!r} is not {cls.__name__}: {cls.letter} and a uuid4"
+            raise InvalidUsage(UsageKind.INVALID_NAME, what, name=text)
         return super().__new__(cls, text)
 
     @classmethod
-    def new(cls, runtime: Runtime = SYSTEM) -> "ShardId":
-        """A fresh one."""
-        return cls(f"s{runtime.uuid()}")
+    def is_id(cls, text: str) -> bool:
+        """Whether it has the form of one."""
+        return re.fullmatch(cls.letter + _UUID4, text) is not None
 
     @classmethod
-    def parse(cls, text: str) -> "ShardId":
+    def new(cls, runtime: Runtime = SYSTEM) -> Self:
+        """A fresh one."""
+        return cls(f"{cls.letter}{runtime.uuid()}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
         """The id that `text` is; `InvalidUsage` of kind `INVALID_NAME` for anything else."""
         return cls(text)
 
@@ -53,27 +59,48 @@ class ShardId(str):
         return uuid.UUID(self[1:])
 
     def __repr__(self) -> str:
-        return f"ShardId({str(self)!r})"
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+class IndexedId(ShardId):
+    """`i` and a random UUID: of an `Indexed`, whose names are others than those of shards."""
+
+    __slots__ = ()
+    letter = "i"
+    names = "indexed-name/"
+
+
+Id = TypeVar("Id", bound=ShardId)
+
+
+def id_of(text: str) -> ShardId:
+    """The id that `text` is, of a shard or of an `Indexed`."""
+    return IndexedId(text) if text.startswith(IndexedId.letter) else ShardId(text)
 
 
 async def resolve(stack: Stack, name: str) -> ShardId:
     """The shard that `name` names; `UnknownShard`. An id names itself. One request for a name."""
-    shard, _ = await _read(stack, name)
+    shard = await find(stack, name, ShardId)
     if shard is None:
         raise UnknownShard(f"there is no shard named {name!r}")
     return shard
 
 
-async def resolve_or_create(stack: Stack, name: str) -> ShardId:
-    """The shard that `name` names, which may have to be created yet. Two requests for a new name."""
-    fresh = ShardId.new(stack.runtime)
+async def find(stack: Stack, name: str, kind: type[Id]) -> Id | None:
+    """What `name` names, if anything."""
+    return (await _read(stack, name, kind))[0]
+
+
+async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
+    """What `name` names, which may have to be created yet. Two requests for a new name."""
+    fresh = kind.new(stack.runtime)
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
-        shard, seqno = await _read(stack, name)
+        shard, seqno = await _read(stack, name, kind)
         if shard is not None:
             return shard
-        await _write(stack, name, seqno, fresh)
+        await _write(stack, name, kind, seqno, fresh)
     raise AssertionError("delays do not end")
 
 
@@ -82,10 +109,10 @@ async def free(stack: Stack, name: str, shard: ShardId) -> None:
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
-        found, seqno = await _read(stack, name)
+        found, seqno = await _read(stack, name, ShardId)
         if found != shard or found == name:
             return
-        await _write(stack, name, seqno, None)
+        await _write(stack, name, ShardId, seqno, None)
 
 
 def _pauses(runtime: Runtime) -> Iterator[float]:
@@ -95,35 +122,37 @@ def _pauses(runtime: Runtime) -> Iterator[float]:
 
 async def names(stack: Stack) -> dict[str, ShardId]:
     """All names in use. One request, and one more for each."""
-    keys = await stack.consensus.list_keys(PREFIX)
-    found = [unquote(key.removeprefix(PREFIX)) for key in keys]
-    read = await run_bounded(READS_AT_ONCE, [partial(_read, stack, name) for name in found])
+    keys = await stack.consensus.list_keys(ShardId.names)
+    found = [unquote(key.removeprefix(ShardId.names)) for key in keys]
+    read = await run_bounded(READS_AT_ONCE, [partial(_read, stack, name, ShardId) for name in found])
     return {name: shard for name, (shard, _) in zip(found, read, strict=True) if shard is not None}
 
 
-async def _read(stack: Stack, name: str) -> tuple[ShardId | None, int | None]:
-    if _FORM.fullmatch(check_name(name)):
-        return ShardId(name), None
-    head = await stack.consensus.head(_key(name))
+async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int | None]:
+    if kind is ShardId and kind.is_id(check_name(name)):
+        return kind(name), None
+    head = await stack.consensus.head(_key(name, kind))
     if head is None:
         return None, None
     try:
         value: dict[str, Any] = json.loads(head.data)
-        return (ShardId(value["shard"]) if value["shard"] else None), head.seqno
+        return (kind(value["shard"]) if value["shard"] else None), head.seqno
     except (ValueError, KeyError, TypeError) as e:
         raise Corruption(f"the name {name!r} says {head.data[:80]!r}") from e
 
 
-async def _write(stack: Stack, name: str, expected: int | None, shard: ShardId | None) -> None:
+async def _write(
+    stack: Stack, name: str, kind: type[ShardId], expected: int | None, shard: ShardId | None
+) -> None:
     data = json.dumps({"format": 1, "shard": shard}).encode()
     try:
-        await stack.consensus.compare_and_set(_key(name), expected, data)
+        await stack.consensus.compare_and_set(_key(name, kind), expected, data)
     except Indeterminate:
         pass  # the caller reads what is there
 
 
-def _key(name: str) -> str:
-    return PREFIX + quote(name, safe=" ")
+def _key(name: str, kind: type[ShardId]) -> str:
+    return kind.names + quote(check_name(name), safe=" ")
 
 
 def check_name(name: object) -> str:

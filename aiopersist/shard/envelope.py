@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from aiopersist.data.inline import checksum
 from aiopersist.errors import InvalidUpdate
-from aiopersist.state.model import Record
+from aiopersist.state.record import Record
 
 R = TypeVar("R", bound=Record)
 

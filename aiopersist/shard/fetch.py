@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -39,7 +39,8 @@ from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import goodbytes_at_most
-from aiopersist.state.model import HollowBatch, HollowPart
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart
 from aiopersist.storage.blob import Blob
 
 if TYPE_CHECKING:
@@ -152,19 +153,24 @@ class Fetch:
             return max(group.rows for group in index.row_groups)
         return max(part.rows * self._slab_bytes // part.goodbytes, 1)
 
-    async def raw_slabs(self, part: HollowPart, reader: str = "") -> "AsyncGenerator[pa.Table, None]":
-        """The part as it was written, row group by row group."""
+    async def raw_slabs(
+        self, part: HollowPart, reader: str = "", rows: range | None = None
+    ) -> "AsyncGenerator[pa.Table, None]":
+        """The part as it was written, row group by row group; of `rows` only those, and what they are in."""
         schema = self.shard.schema(part.schema_id)
         if part.inline is not None:
-            yield decode_inline(part.inline, schema, part.checksum)
+            yield _rows_of(decode_inline(part.inline, schema, part.checksum), 0, rows)
             return
-        async with aclosing(self._row_groups(part, reader)) as ranges:
+        async with aclosing(self._row_groups(part, reader, rows=rows)) as ranges:
             async for index, offset, data, numbers in ranges:
-                for number in numbers:
-                    yield await self.stack.compute(read_row_groups, index, [(offset, data)], [number], schema)
+                for number in _holding(index, numbers, rows):
+                    table = await self.stack.compute(
+                        read_row_groups, index, [(offset, data)], [number], schema
+                    )
+                    yield _rows_of(table, sum(g.rows for g in index.row_groups[:number]), rows)
 
     async def _row_groups(
-        self, part: HollowPart, reader: str, where: Any = None
+        self, part: HollowPart, reader: str, where: Any = None, rows: range | None = None
     ) -> AsyncGenerator[tuple[PartIndex, int, bytes, list[int]], None]:
         """The row groups of a part, of a larger one those that may match, by ranges: where one begins, its
         bytes, checked, and their numbers."""
@@ -174,7 +180,7 @@ class Fetch:
             return
         at = part.size - part.footer_bytes
         index = await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
-        chosen = await self._matching(index, where)
+        chosen = _holding(index, await self._matching(index, where), rows)
         for numbers, (offset, length) in _ranges(index, chosen, 0, self.range_bytes):
             check = partial(checked, index, offset, row_groups=numbers)
             yield index, offset, await self._read(part, offset, length, reader, check), numbers
@@ -289,6 +295,22 @@ def _ranges(
         ([n for n in numbers if offset <= index.row_groups[n].offset < offset + length], (offset, length))
         for offset, length in plan
     ]
+
+
+def _holding(index: PartIndex, numbers: Sequence[int], rows: range | None) -> list[int]:
+    """Those row groups of `numbers` that hold any of `rows`."""
+    if rows is None:
+        return list(numbers)
+    starts = list(accumulate((group.rows for group in index.row_groups), initial=0))
+    return [n for n in numbers if starts[n] < rows.stop and rows.start < starts[n + 1]]
+
+
+def _rows_of(table: "pa.Table", first: int, rows: range | None) -> "pa.Table":
+    """What `table`, which begins at row `first`, has of `rows`."""
+    if rows is None:
+        return table
+    start = max(rows.start - first, 0)
+    return table.slice(start, max(rows.stop - first - start, 0))
 
 
 def _int(frontier: Antichain) -> int | None:

@@ -13,7 +13,8 @@ from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.compaction import Replace, Total, largest_inline_run
-from aiopersist.state.model import HollowBatch, HollowPart
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart
 
 
 def must_flush(shard: Shard) -> bool:

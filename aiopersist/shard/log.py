@@ -15,7 +15,7 @@ from aiopersist.state.invariants import check_state
 from aiopersist.state.model import State
 from aiopersist.storage.consensus import Versioned
 
-SHARD_PREFIX = "shard/"
+PREFIXES = {"s": "shard/", "i": "indexed/"}  # by the first letter of an id: of a shard, of an `Indexed`
 SCAN_LIMIT = 512  # versions per request: a few MB at most, since inline parts are small
 FEW = 8  # versions: applying them takes less than a millisecond
 
@@ -26,7 +26,13 @@ class Truncated(Exception):
 
 def consensus_key(shard: str) -> str:
     """Where the versions of `shard` are."""
-    return SHARD_PREFIX + shard
+    return PREFIXES[shard[0]] + shard
+
+
+async def list_shards(stack: Stack) -> list[str]:
+    """The ids of all shards, and of every `Indexed`. Two requests."""
+    listed = [(prefix, await stack.consensus.list_keys(prefix)) for prefix in PREFIXES.values()]
+    return [key.removeprefix(prefix) for prefix, keys in listed for key in keys]
 
 
 async def versions_between(

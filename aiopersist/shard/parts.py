@@ -6,7 +6,7 @@ from aiopersist.data.inline import checksum, encode_inline
 from aiopersist.data.part import EncodedPart, StatsSpec
 from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.settings import Settings
-from aiopersist.state.model import HollowPart
+from aiopersist.state.record import HollowPart
 from aiopersist.storage.blob import Blob
 
 if TYPE_CHECKING:

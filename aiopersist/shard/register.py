@@ -158,18 +158,19 @@ class Register:
 
     # --- pins ------------------------------------------------------------------------------------
 
-    def pin(self, state: State) -> Callable[[], None]:
-        """Keep the blobs that `state` names for this process's readers, until the result is called."""
-        self.pins[state.seqno] += 1
+    def pin(self, seqno: int) -> Callable[[], None]:
+        """Keep the blobs that are named from version `seqno` on for this process's readers, until the result
+        is called."""
+        self.pins[seqno] += 1
         released = False
 
         def release() -> None:
             nonlocal released
             if not released:
                 released = True
-                self.pins[state.seqno] -= 1
-                if not self.pins[state.seqno]:
-                    del self.pins[state.seqno]
+                self.pins[seqno] -= 1
+                if not self.pins[seqno]:
+                    del self.pins[seqno]
 
         return release
 

@@ -18,7 +18,7 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
 from aiopersist.state.keys import BlobKey
-from aiopersist.state.model import HollowPart
+from aiopersist.state.record import HollowPart
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs

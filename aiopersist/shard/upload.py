@@ -28,7 +28,7 @@ from aiopersist.data.convert import Rows, is_arrow, pieces_of, rough_bytes, to_t
 from aiopersist.data.order import row_key
 from aiopersist.data.part import EncodedPart, encode_part
 from aiopersist.data.sizes import check_update_size, goodbytes
-from aiopersist.data.times import Greatest, first_row_not_beyond
+from aiopersist.data.times import Greatest, Seen, first_row_not_beyond
 from aiopersist.data.tiny import PlainRows, Tiny, tiny
 from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
@@ -37,7 +37,8 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
 from aiopersist.state.keys import BlobKey
-from aiopersist.state.model import HollowBatch, HollowPart
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart
 
 log = logging.getLogger("aiopersist")
 
@@ -52,7 +53,8 @@ TIME_AND_DIFF_BYTES = 16
 
 class Upload:
     """One batch in the making. Not for several tasks at once. `gathered`: what was inline becomes one blob,
-    whatever its size."""
+    whatever its size. `raw`: updates at any times stay as they come, neither sorted nor summed; `pieces` is
+    instead of `finish`."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Upload:
         *,
         gathered: bool = False,
         since: Antichain | None = None,
+        raw: bool = False,
     ) -> None:
         self.writer = writer
         self.lower = lower
@@ -80,6 +83,9 @@ class Upload:
         self._tiny: Tiny | None = None
         self._gathered = gathered
         self._greatest = Greatest()
+        self._raw = raw
+        self.seen = Seen()
+        """The times, if it is raw."""
         self._in_flight: deque[asyncio.Task[_Part | None]] = deque()
         self._parts: list[_Part] = []
         self._finished = 0
@@ -177,6 +183,13 @@ class Upload:
         parts = tuple(part.hollow for part in self._parts)
         return HollowBatch.of(lower=self.lower, upper=upper, since=self._since, parts=parts, runs=runs)
 
+    async def pieces(self) -> "list[HollowPart | pa.Table]":
+        """What came, in its order: parts, all uploaded, and what is left, which is less than a part."""
+        rest = [self._buffer.take()] if self._buffer.rows else []
+        while self._in_flight:
+            await self._collect()
+        return [*(part.hollow for part in self._parts), *rest]
+
     @property
     def wrote(self) -> Total:
         """What is in the parts. Not known of inline ones."""
@@ -197,7 +210,7 @@ class Upload:
         if not keys:
             return None
         return self._stack.supervisor.spawn(
-            _delete(self._stack, list(self._in_flight), keys), "delete blobs of a failed append"
+            delete_blobs(self._stack, list(self._in_flight), keys), "delete blobs of a failed append"
         )
 
     # --- the steps -------------------------------------------------------------------------------
@@ -219,15 +232,22 @@ class Upload:
 
     async def _push(self, piece: Any, row_base: int) -> None:
         if is_small(piece):
-            table, greatest = self._checked(piece, row_base)
+            table, times = self._checked(piece, row_base)
         else:
-            table, greatest = await self._stack.compute(self._checked, piece, row_base)
-        self._greatest.merge(greatest)
+            table, times = await self._stack.compute(self._checked, piece, row_base)
+        if isinstance(times, Seen):
+            self.seen.merge(times)
+        else:
+            self._greatest.merge(times)
         await self._add(table)
 
-    def _checked(self, piece: Any, row_base: int) -> "tuple[pa.Table, Greatest]":
+    def _checked(self, piece: Any, row_base: int) -> "tuple[pa.Table, Greatest | Seen]":
         table = to_table(piece, self._schema, row_base=row_base)
         check_update_size(table, self._stack.settings.update_size_max, row_base=row_base)
+        if self._raw:
+            seen = Seen()
+            seen.add(table)
+            return table, seen
         row = first_row_not_beyond(table, self.lower) if table.num_rows else None
         if row is not None:
             raise _not_beyond(_time(table.column("time")[row].as_py()), self.lower)
@@ -272,14 +292,15 @@ class Upload:
 
     async def _upload(self, key: str, only: list["pa.Table"]) -> "_Part | None":
         """`only` holds the table, and nobody else does: it is gone as soon as it is not needed."""
-        async with self._sorting:
-            await self._stack.compute(_sort, only)
+        if not self._raw:
+            async with self._sorting:
+                await self._stack.compute(_sort, only)
         encoded = await self._stack.compute(self._encode, only)
         if encoded is None:
             return None
         part, first, last, diffs = encoded
         hollow = await put(self._stack.blob, key, part, self._schema_id)
-        return _Part(hollow, first, last, diffs)
+        return _Part(hollow.replace(key_lower=None) if self._raw else hollow, first, last, diffs)
 
     def _encode(self, only: list["pa.Table"]) -> "tuple[EncodedPart, Any, Any, int] | None":
         if not only[0].num_rows:
@@ -339,7 +360,7 @@ def is_small(rows: Any) -> bool:
     )
 
 
-async def _delete(stack: Stack, in_flight: list[asyncio.Task[Any]], keys: list[str]) -> None:
+async def delete_blobs(stack: Stack, in_flight: list[asyncio.Task[Any]], keys: list[str]) -> None:
     """Delete `keys` once nothing can write them any more. What fails is left to the sweep."""
     if in_flight:
         await asyncio.wait(in_flight)

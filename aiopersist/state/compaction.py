@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
-from aiopersist.state.model import COLLECTION, Claim, HollowBatch, HollowPart, State
+from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State
+from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 PASSED_MIN = 1024  # updates: less is not worth a thought

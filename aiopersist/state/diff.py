@@ -10,7 +10,7 @@ comes from a store that was restored from a backup (`follows`).
 
 import gzip
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,13 +24,14 @@ from aiopersist.state.model import (
     HollowBatch,
     LeasedReader,
     Level,
-    Record,
     Retention,
     Rollup,
     State,
     Transaction,
     Writer,
 )
+from aiopersist.state.record import HollowPart, Record
+from aiopersist.state.streams import StreamsChanges, changed_streams, gone_parts, new_parts
 
 MAPS = (
     "schemas",
@@ -65,6 +66,7 @@ class Changes(Record):
     claims: dict[int, Claim] = {}
     rollups: dict[int, Rollup] = {}
     collected: int | None = None
+    streams: StreamsChanges | None = None
     drop: dict[str, tuple[int | str, ...]] = {}
 
 
@@ -132,11 +134,12 @@ def apply(diff: Diff, state: State | None) -> State:
     if state is None:
         maps = {name: getattr(changes, name) for name in MAPS}
         first = {name: getattr(changes, name) for name in ("shard", "since", "upper", "finalized")}
-        return State.of(**first, **maps, **update)
+        streams = None if changes.streams is None else changed_streams(changes.streams, None)
+        return State.of(**first, **maps, **update, streams=streams)
     if changes.finalized:
         return tombstone(diff, state.shard)
     for name in changes.model_fields_set:
-        if name == "drop":
+        if name in ("drop", "streams"):
             continue
         value = getattr(changes, name)
         update[name] = {**getattr(state, name), **value} if name in MAPS else value
@@ -145,9 +148,12 @@ def apply(diff: Diff, state: State | None) -> State:
         for key in keys:
             del kept[int(key) if name in _INT_KEYS else key]
         update[name] = kept
-    if changes.batches or "batches" in changes.drop:
-        update["inline_bytes"] = state.inline_bytes + _inline_change(changes, state)
-        if _drops_blobs(changes, state):
+    if changes.streams is not None:
+        update["streams"] = changed_streams(changes.streams, state.streams)
+    if changes.batches or "batches" in changes.drop or changes.streams is not None:
+        new, gone = added_parts(changes), replaced_parts(changes, state)
+        update["inline_bytes"] = state.inline_bytes + inline_bytes(new) - inline_bytes(gone)
+        if _blobs(gone) - _blobs(new):
             update["dropped_at"] = diff.seqno
     return state.replace(**update)
 
@@ -166,17 +172,25 @@ def tombstone(diff: Diff, shard: str) -> State:
     )
 
 
-def _inline_change(changes: Changes, state: State) -> int:
-    replaced = (*changes.batches, *changes.drop.get("batches", ()))
-    gone = (state.batches.get(int(ordinal)) for ordinal in replaced)
-    return sum(b.inline_bytes for b in changes.batches.values()) - sum(b.inline_bytes for b in gone if b)
+def added_parts(changes: Changes) -> list[HollowPart]:
+    """The parts of the batches that are set."""
+    return [part for batch in changes.batches.values() for part in batch.parts] + new_parts(changes.streams)
 
 
-def _drops_blobs(changes: Changes, state: State) -> bool:
-    replaced = (*changes.batches, *map(int, changes.drop.get("batches", ())))
-    gone = (state.batches[ordinal] for ordinal in replaced if ordinal in state.batches)
-    keys = {part.key for batch in gone for part in batch.parts if part.key is not None}
-    return bool(keys) and not keys <= {p.key for batch in changes.batches.values() for p in batch.parts}
+def replaced_parts(changes: Changes, state: State) -> list[HollowPart]:
+    """The parts of the batches of `state` that are replaced or dropped."""
+    ordinals = (*changes.batches, *map(int, changes.drop.get("batches", ())))
+    gone = (state.batches[ordinal] for ordinal in ordinals if ordinal in state.batches)
+    return [part for batch in gone for part in batch.parts] + gone_parts(changes.streams, state.streams)
+
+
+def inline_bytes(parts: Iterable[HollowPart]) -> int:
+    """Of those that are inline."""
+    return sum(part.size for part in parts if part.inline is not None)
+
+
+def _blobs(parts: Iterable[HollowPart]) -> set[str]:
+    return {part.key for part in parts if part.key is not None}
 
 
 _INT_KEYS = ("schemas", "retention", "batches", "levels", "claims", "rollups")

@@ -5,13 +5,16 @@ A violation before the write is a bug of ours, and nothing is written; after the
 `Corruption`, and nothing is served.
 """
 
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from aiopersist.errors import Corruption
-from aiopersist.state.diff import Diff
+from aiopersist.state.diff import Diff, added_parts, inline_bytes, replaced_parts
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import State
+from aiopersist.state.names import registered
 from aiopersist.state.spine import is_contiguous
+from aiopersist.state.streams import parts_of_streams
+from aiopersist.state.streams_invariants import broken, streams_are_arranged
 
 
 def frontiers_never_go_back(before: State, after: State) -> bool:
@@ -46,20 +49,28 @@ def trace_ends_at_upper(state: State) -> bool:
 
 def inline_bytes_add_up(state: State) -> bool:
     """The sum that `apply` keeps is the sum."""
-    return state.inline_bytes == sum(batch.inline_bytes for batch in state.batches.values())
+    batches = (part for batch in state.batches.values() for part in batch.parts)
+    return state.inline_bytes == inline_bytes(chain(batches, parts_of_streams(state.streams)))
+
+
+def streams_hold(state: State) -> bool:
+    """What `streams_invariants` say of each arrangement, and of all together."""
+    streams = state.streams
+    return streams is None or (
+        streams_are_arranged(streams) and not any(map(broken, streams.arrangements.values()))
+    )
 
 
 def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> bool:
     """Every blob key that this version adds carries the id of a writer that is registered in it:
     what makes the leak sweep safe. Parts that a batch takes over from those it replaces are not new."""
-    keys = {part.key for batch in diff.changes.batches.values() for part in batch.parts if part.key}
+    keys = {part.key for part in added_parts(diff.changes) if part.key}
     keys |= {rollup.key for rollup in diff.changes.rollups.values()}
-    if all(writer_of(key) in after.writers for key in keys):
+    writers = registered(after)
+    if all(writer_of(key) in writers for key in keys):
         return True
-    replaced = {*diff.changes.batches, *map(int, diff.changes.drop.get("batches", ()))}
-    gone = [before.batches[o] for o in replaced if o in before.batches] if before is not None else []
-    keys -= {part.key for batch in gone for part in batch.parts if part.key}
-    return all(writer_of(key) in after.writers for key in keys)
+    gone = replaced_parts(diff.changes, before) if before is not None else []
+    return all(writer_of(key) in writers for key in keys - {part.key for part in gone})
 
 
 def check_version(diff: Diff, before: State | None, after: State) -> None:
@@ -72,11 +83,24 @@ def check_version(diff: Diff, before: State | None, after: State) -> None:
         assert known or ordinal == next(reversed(after.batches)), diff
     assert trace_ends_at_upper(after), after
     assert new_blobs_are_registered(diff, before, after), diff
+    if diff.changes.streams is not None and after.streams is not None:
+        assert streams_are_arranged(after.streams), diff
+        for name in diff.changes.streams.arrangements.keys() & after.streams.arrangements.keys():
+            assert not (names := broken(after.streams.arrangements[name])), (name, names, diff)
+
+
+ALL = (
+    batches_are_contiguous,
+    spine_covers_batches,
+    trace_ends_at_upper,
+    inline_bytes_add_up,
+    streams_hold,
+)
 
 
 def check_state(state: State) -> State:
     """`state` itself, or `Corruption`."""
-    for holds in (batches_are_contiguous, spine_covers_batches, trace_ends_at_upper, inline_bytes_add_up):
+    for holds in ALL:
         if not holds(state):
             raise Corruption(f"of {state!r} it does not hold that {holds.__name__}", shard_id=state.shard)
     return state

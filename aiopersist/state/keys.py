@@ -8,7 +8,7 @@ from uuid import UUID
 from aiopersist.errors import InvalidUsage, UsageKind
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_FORM = re.compile(rf"(s{_UUID})/(w{_UUID})/({_UUID})\.parquet")
+_FORM = re.compile(rf"([si]{_UUID})/(w{_UUID})/({_UUID})\.parquet")
 
 
 class BlobKey(NamedTuple):

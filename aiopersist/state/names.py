@@ -5,12 +5,16 @@ A part is *live* at a version if a batch of the state there names it. Keys never
 named once and is not live any more is dropped for good.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, ValidationError
 
 from aiopersist.state.diff import RollupName, check_format, not_understood
-from aiopersist.state.model import HollowBatch
+from aiopersist.state.model import State
+from aiopersist.state.record import HollowPart
+
+Place = int | tuple[str, str, int]
+"""Where a batch is in the state: its ordinal; or its stream, which half of that, and the number there."""
 
 
 class _Part(BaseModel):
@@ -30,10 +34,37 @@ class _Drop(BaseModel):
     batches: tuple[int, ...] = ()
 
 
+class _Arrangement(BaseModel):
+    unsealed: dict[int, _Batch] = {}
+    trace: dict[int, _Batch] = {}
+    drop_unsealed: tuple[int, ...] = ()
+    drop_trace: tuple[int, ...] = ()
+
+
+class _Streams(BaseModel):
+    destroyed: tuple[str, ...] = ()
+    arrangements: dict[str, _Arrangement] = {}
+
+
 class _Changes(BaseModel):
     batches: dict[int, _Batch] = {}
     rollups: dict[int, _Rollup] = {}
+    streams: _Streams = _Streams()
     drop: _Drop = _Drop()
+
+    def set_batches(self) -> Iterator[tuple[Place, _Batch]]:
+        """What is set, by its place."""
+        yield from self.batches.items()
+        for name, changes in self.streams.arrangements.items():
+            yield from (((name, "unsealed", at), batch) for at, batch in changes.unsealed.items())
+            yield from (((name, "trace", at), batch) for at, batch in changes.trace.items())
+
+    def dropped_places(self) -> Iterator[Place]:
+        """What is dropped one by one; a stream that is destroyed is dropped whole."""
+        yield from self.drop.batches
+        for name, changes in self.streams.arrangements.items():
+            yield from ((name, "unsealed", at) for at in changes.drop_unsealed)
+            yield from ((name, "trace", at) for at in changes.drop_trace)
 
 
 class Names(BaseModel):
@@ -57,9 +88,9 @@ def decode_names(data: bytes) -> Names:
 class Trail:
     """What a row of versions has named, and what is live at the last of them."""
 
-    def __init__(self, batches: Mapping[int, HollowBatch] | None = None) -> None:
-        """`batches` of the state that the row begins at; none at version 0."""
-        self._live = {ordinal: part_keys([batch]) for ordinal, batch in (batches or {}).items()}
+    def __init__(self, base: State | None = None) -> None:
+        """`base` is the state that the row begins at; none at version 0."""
+        self._live = {} if base is None else {place: _keys(parts) for place, parts in _batches(base)}
         self.parts: set[str] = {key for keys in self._live.values() for key in keys}
         """Every part that was named."""
         self.rollups: dict[int, RollupName] = {}
@@ -69,11 +100,13 @@ class Trail:
         """The next ones."""
         for data in versions:
             names = decode_names(data)
-            for ordinal in names.changes.drop.batches:
-                self._live.pop(ordinal, None)
-            for ordinal, batch in names.changes.batches.items():
-                self._live[ordinal] = {part.key for part in batch.parts if part.key is not None}
-                self.parts |= self._live[ordinal]
+            for place in names.changes.dropped_places():
+                self._live.pop(place, None)
+            for place, batch in names.changes.set_batches():
+                self._live[place] = _keys(batch.parts)
+                self.parts |= self._live[place]
+            if gone := {*names.changes.streams.destroyed}:
+                self._live = {place: keys for place, keys in self._live.items() if _stream(place) not in gone}
             for seqno, rollup in names.changes.rollups.items():
                 self.rollups[seqno] = RollupName(seqno=seqno, key=rollup.key, checksum=rollup.checksum)
             if names.rollup is not None:
@@ -85,6 +118,30 @@ class Trail:
         return self.parts.difference(*self._live.values())
 
 
-def part_keys(batches: Iterable[HollowBatch]) -> set[str]:
-    """The keys of the parts that these batches name."""
-    return {part.key for batch in batches for part in batch.parts if part.key is not None}
+def live_parts(state: State) -> set[str]:
+    """The keys of all parts that the state names."""
+    return _keys(part for _, parts in _batches(state) for part in parts)
+
+
+def registered(state: State) -> set[str]:
+    """Whose blobs may be named, now or later: the registered writers, and the owner of streams."""
+    streams = state.streams
+    return {*state.writers, streams.owner} if streams is not None else {*state.writers}
+
+
+def _batches(state: State) -> Iterator[tuple[Place, Iterable[HollowPart]]]:
+    for ordinal, batch in state.batches.items():
+        yield ordinal, batch.parts
+    for name, arrangement in state.streams.arrangements.items() if state.streams is not None else ():
+        for at, unsealed in arrangement.unsealed.items():
+            yield (name, "unsealed", at), unsealed.parts
+        for at, trace in arrangement.trace.items():
+            yield (name, "trace", at), trace.parts
+
+
+def _stream(place: Place) -> str | None:
+    return None if isinstance(place, int) else place[0]
+
+
+def _keys(parts: Iterable[_Part | HollowPart]) -> set[str]:
+    return {part.key for part in parts if part.key is not None}

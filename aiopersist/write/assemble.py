@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain
-from aiopersist.state.model import HollowBatch, HollowPart
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart
 
 
 class Rewritten(NamedTuple):

@@ -32,7 +32,8 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
-from aiopersist.state.model import HollowBatch, HollowPart
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart
 from aiopersist.state.writing import Spend, Staged
 from aiopersist.write.checks import check_frontier
 from aiopersist.write.transmit import Transmittable, encode

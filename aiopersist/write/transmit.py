@@ -10,7 +10,8 @@ from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.envelope import Envelope
-from aiopersist.state.model import HollowBatch, Record
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import Record
 
 ENVELOPE = Envelope("batch", format=1)
 

@@ -65,7 +65,7 @@ async def test_a_shard_whose_drop_broke_off_is_refused() -> None:
     from aiopersist.state.lifecycle import Finalize
 
     async with ap.open("mem://") as client:
-        shard_id = await catalog.resolve_or_create(client._stack, "t")
+        shard_id = await catalog.resolve_or_create(client._stack, "t", catalog.ShardId)
         shard = client._shard(shard_id)
         await commit(shard.register, Finalize(shard_id), Slot())
         other = ap.Schema(key=int, val=int)
@@ -213,7 +213,7 @@ async def test_a_name_whose_write_is_lost_again_and_again_is_tried_with_pauses()
     runtime, consensus = Sleeps(), Losing()
     settings = ap.Settings(retry_timeout_s=0.0)
     async with ap.open(blob=MemoryBlob(), consensus=consensus, settings=settings, runtime=runtime) as client:
-        name = await catalog.resolve_or_create(client._stack, "t")
+        name = await catalog.resolve_or_create(client._stack, "t", catalog.ShardId)
         pauses = len([pause for pause in runtime.slept if pause > 0])
         assert pauses >= 5
         consensus.lost = 0

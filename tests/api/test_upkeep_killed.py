@@ -28,7 +28,7 @@ from aiopersist.state.compaction import plan
 from aiopersist.state.diff import apply, decode_diff, decode_rollup
 from aiopersist.state.lifecycle import Finalize
 from aiopersist.state.model import State
-from aiopersist.state.names import part_keys
+from aiopersist.state.names import live_parts
 from aiopersist.state.writing import ExpireWriter
 from tests.api.upkeep_process import AFTER, BEFORE, BUSY, DURING, ENDED, LIMITS, WORKS, stores
 
@@ -177,7 +177,7 @@ async def live_states(urls: Urls, shard: str) -> list[State]:
 async def named(urls: Urls, shard: str) -> set[str]:
     """The parts of all live states, and the rollups of the newest."""
     states = await live_states(urls, shard)
-    parts = {key for state in states for key in part_keys(state.batches.values())}
+    parts = {key for state in states for key in live_parts(state)}
     return parts | {rollup.key for rollup in states[-1].rollups.values()}
 
 

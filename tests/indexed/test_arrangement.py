@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiopersist.indexed import arrangement as rules
-from aiopersist.indexed import invariants
 from aiopersist.indexed.arrangement import Compaction, Drain, Trim
-from aiopersist.indexed.model import Arrangement, Changes, TraceBatch, UnsealedBatch, apply
-from aiopersist.state.model import HollowPart
+from aiopersist.state import streams_invariants as invariants
+from aiopersist.state.record import HollowPart
+from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, UnsealedBatch, rearranged
 
 Update = tuple[str, int, int]
 """Key, time, diff."""
@@ -53,9 +53,9 @@ class Game:
         self.seqno = 0
         self.rewritten = 0
 
-    def make(self, changes: Changes | None) -> None:
+    def make(self, changes: Rearrangement | None) -> None:
         assert changes is not None
-        self.now = apply(changes, self.now)
+        self.now = rearranged(changes, self.now)
         assert invariants.broken(self.now) == []
         plan = rules.contents(self.now)
         unsealed = [u for u in self.blobs.read(*plan.unsealed) if u[1] >= plan.trace_upper]
@@ -247,11 +247,11 @@ def test_batches_that_cannot_be_appended(batch: UnsealedBatch, why: str) -> None
     now = arranged(trace(0, 4), seqno=3)
     with pytest.raises(ValueError, match=why):
         rules.appended(now, batch)
-    assert apply(rules.appended(now, unsealed(3, 7, 4, 9)), now).seqno == 7
+    assert rearranged(rules.appended(now, unsealed(3, 7, 4, 9)), now).seqno == 7
 
 
 def test_an_interval_may_be_empty_and_not_reversed() -> None:
-    now = apply(rules.appended(Arrangement(), unsealed(0, 1, 2, 5)), Arrangement())
+    now = rearranged(rules.appended(Arrangement(), unsealed(0, 1, 2, 5)), Arrangement())
     assert rules.unsealed_between(now, 3, 3) == []
     with pytest.raises(ValueError, match=r"upper \{2\} is before lower \{3\}"):
         rules.unsealed_between(now, 3, 2)
@@ -261,20 +261,20 @@ def test_frontiers_do_not_go_back() -> None:
     now = Arrangement(seal=5, since=7)
     assert rules.sealed(now, 4) is None
     assert rules.compaction_allowed(now, 6) is None
-    assert apply(rules.sealed(now, 5) or Changes(), now).seal == 5
-    assert apply(rules.compaction_allowed(now, 9) or Changes(), now).since == 9  # beyond seal
+    assert rearranged(rules.sealed(now, 5) or Rearrangement(), now).seal == 5
+    assert rearranged(rules.compaction_allowed(now, 9) or Rearrangement(), now).since == 9  # beyond seal
 
 
 def test_nothing_is_drained_where_nothing_is() -> None:
     """Goal: the trace stays behind where no unsealed batch can hold anything; what cancels leaves a batch."""
     now = Arrangement(seal=3)
     assert rules.to_drain(now) is None
-    now = apply(rules.appended(now, unsealed(0, 1, 3, 5)), now)
+    now = rearranged(rules.appended(now, unsealed(0, 1, 3, 5)), now)
     assert rules.to_drain(now) is None
-    now = apply(rules.sealed(now, 4) or Changes(), now)
+    now = rearranged(rules.sealed(now, 4) or Rearrangement(), now)
     plan = rules.to_drain(now)
     assert plan == Drain(0, 4, (unsealed(0, 1, 3, 5),))
-    after = apply(rules.drained(now, plan, trace(0, 4, updates=0)) or Changes(), now)
+    after = rearranged(rules.drained(now, plan, trace(0, 4, updates=0)) or Rearrangement(), now)
     assert (after.trace_upper, rules.to_drain(after)) == (4, None)
     assert rules.drained(after, plan, trace(0, 4)) is None
     with pytest.raises(ValueError, match="is not what"):
@@ -290,10 +290,10 @@ def test_evict_and_trim() -> None:
         },
         trace={0: trace(0, 4)},
     )
-    assert rules.evicted(now) == Changes(drop_unsealed=(0,))
+    assert rules.evicted(now) == Rearrangement(drop_unsealed=(0,))
     plan = rules.to_trim(now)
     assert plan == Trim(unsealed(1, 2, 3, 4), 4)
-    after = apply(rules.trimmed(now, plan, unsealed(1, 2, 4, 4)) or Changes(), now)
+    after = rearranged(rules.trimmed(now, plan, unsealed(1, 2, 4, 4)) or Rearrangement(), now)
     assert (after.unsealed[1], rules.to_trim(after)) == (unsealed(1, 2, 4, 4), None)
     assert rules.trimmed(after, plan, unsealed(1, 2, 4, 4)) is None
 
@@ -337,7 +337,7 @@ def test_a_response_that_no_longer_fits_changes_nothing() -> None:
     now = arranged(one, two, three)
     plan = Compaction(one, two, 10)
     result = trace(0, 2, since=10, level=1, updates=2)
-    after = apply(rules.compacted(now, plan, result) or Changes(), now)
+    after = rearranged(rules.compacted(now, plan, result) or Rearrangement(), now)
     assert list(after.trace.values()) == [result, three]
     assert rules.compacted(after, plan, result) is None
     assert rules.compacted(arranged(one, trace(1, 2, updates=2), three), plan, result) is None

@@ -16,8 +16,9 @@ from aiopersist.state.command import Command, Commit, Context, Keep
 from aiopersist.state.compaction import Replace, Total, largest_inline_run
 from aiopersist.state.invariants import check_state, check_version
 from aiopersist.state.lifecycle import AddRollup, Create, EvolveSchema, Finalize
-from aiopersist.state.model import FORMAT, HollowBatch, HollowPart, Rollup, State
+from aiopersist.state.model import FORMAT, HollowBatch, Rollup, State
 from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
+from aiopersist.state.record import HollowPart
 from aiopersist.state.writing import (
     Append,
     ExpireWriter,

@@ -9,8 +9,9 @@ import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep
 from aiopersist.state.compaction import Replace, Spec, Total, plan, plan_passed
-from aiopersist.state.model import COLLECTION, Claim, HollowBatch, HollowPart, State, Writer
+from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State, Writer
 from aiopersist.state.names import Trail
+from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import Spine
 
 NOW = 5.0
@@ -143,7 +144,7 @@ def parts(*keys: str) -> dict[str, Any]:
 
 def test_a_trail_tells_what_was_dropped() -> None:
     """Goal: what was named and is named no more; a part that another batch took over is still named."""
-    trail = Trail({0: batch(0, 1, 3)})
+    trail = Trail(state(0, [3]))
     trail.add([version(1, batches={"1": parts("a"), "2": parts("b", "c")})])
     assert trail.dropped == set()
     trail.add([version(2, batches={"1": parts("d", "c")}, drop={"batches": [2], "claims": [1]})])

@@ -3,7 +3,7 @@ full state that is read."""
 
 from itertools import pairwise
 
-from aiopersist.indexed.model import Arrangement
+from aiopersist.state.streams import Arrangement, Streams
 
 
 def seqno_intervals_are_in_order(arrangement: Arrangement) -> bool:
@@ -60,3 +60,10 @@ ALL = (
 def broken(arrangement: Arrangement) -> list[str]:
     """The names of those that do not hold."""
     return [holds.__name__ for holds in ALL if not holds(arrangement)]
+
+
+def streams_are_arranged(streams: Streams) -> bool:
+    """Each stream that there is has its data, no other has any, and no name is both there and destroyed."""
+    return (
+        streams.names.keys() == streams.arrangements.keys() and not streams.destroyed & streams.names.keys()
+    )

@@ -1,0 +1,254 @@
+"""Group commit: commands that arrive together become one version, in the order in which they were called.
+
+1. A command takes its place in the queue before its call first waits. Its updates are converted meanwhile.
+2. The commands at the head of the queue that are ready are a *group*. They are applied to a draft of the
+   streams (`draft.py`), one after the other.
+3. What was accepted is written: small updates into the version itself, others as blobs.
+4. One compare-and-set makes the draft durable. Only then do the callers return, those who were refused, too,
+   and the listeners hear. While it is on its way the next group gathers.
+
+Nobody sees a draft: what is read is the durable state. So a commit that failed has nothing to take back. If
+its outcome is unknown, it is settled before anything else is decided, as for every handle.
+"""
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import Any
+
+from aiopersist.data.sizes import goodbytes
+from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.indexed.commands import Change
+from aiopersist.indexed.core import Core
+from aiopersist.indexed.draft import AllowCompaction, Barrier, Command, Draft, Rows, Seal, Write
+from aiopersist.indexed.errors import Fenced
+from aiopersist.indexed.hollow import ZERO
+from aiopersist.indexed.raw import RawParts
+from aiopersist.resource import run_bounded
+from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.commit import commit, settle
+from aiopersist.shard.upload import Upload
+from aiopersist.state.record import HollowPart
+
+AT_ONCE = 32  # small entries of a write that are converted before others have a turn
+
+
+class Pending:
+    """A command in the queue, and who waits for it."""
+
+    def __init__(self, command: Command, *, ready: bool) -> None:
+        self.command = command
+        self.ready = ready
+        self.uploads: list[Upload] = []
+        self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def discard(self) -> None:
+        """Delete what was uploaded for it: surely nothing names it."""
+        for upload in self.uploads:
+            upload.discard()
+
+
+class Committer:
+    """See the header."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._queue: deque[Pending] = deque()
+        self._group: list[Pending] = []
+        self._under_way: asyncio.Future[None] | None = None
+        self._slot = Slot()
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, command: Command) -> Any:
+        """The command's result, once it is durable, or its refusal. Cancelled before its commit began it is
+        not applied."""
+        return await self._outcome(self._enqueue(command, ready=True))
+
+    async def write(self, entries: list[tuple[Rows, Any]]) -> int:
+        """Convert these updates, and write them. The place among other commands is that of this call."""
+        core, turn = self._core, self._core.stack.runtime.sleep
+        pending = self._enqueue(command := Write([rows for rows, _ in entries]), ready=False)
+        try:
+            for number, (rows, updates) in enumerate(entries):
+                schema_id = core.streams.names.get(rows.stream, 0)  # of one that is not there it is refused
+                upload = Upload(core.shard, rows.schema, schema_id, core.check_owner(), ZERO, raw=True)
+                pending.uploads.append(upload)
+                await upload.take(updates)
+                if number % AT_ONCE == AT_ONCE - 1:
+                    await turn(0)
+            for rows, upload in zip(command.entries, pending.uploads, strict=True):
+                rows.pieces, rows.seen, rows.count = await upload.pieces(), upload.seen, upload.rows_taken
+                rows.goodbytes = sum(map(_goodbytes, rows.pieces))
+        except BaseException:
+            self._withdraw(pending)
+            raise
+        pending.ready = True
+        self._kick()
+        seqno: int = await self._outcome(pending)
+        return seqno
+
+    async def flush(self) -> None:
+        """Return when all that was called before is durable; with the error of its commit if that failed."""
+        under_way = self._under_way
+        if self._queue or under_way is not None:
+            await self.run(Barrier())
+        if under_way is not None:
+            await asyncio.shield(under_way)
+
+    async def aclose(self) -> None:
+        """Cut off what is not durable yet."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for pending in [*self._group, *self._queue]:
+            if not pending.outcome.done():
+                pending.outcome.set_exception(Indeterminate("it was stopped before the answer of the store"))
+                pending.outcome.exception()
+        self._queue.clear()
+        self._group = []
+
+    # --- the queue -------------------------------------------------------------------------------
+
+    def _enqueue(self, command: Command, *, ready: bool) -> Pending:
+        self._core.check_owner()
+        pending = Pending(command, ready=ready)
+        self._queue.append(pending)
+        if ready:
+            self._kick()
+        return pending
+
+    async def _outcome(self, pending: Pending) -> Any:
+        try:
+            return await asyncio.shield(pending.outcome)
+        except asyncio.CancelledError:
+            if pending in self._queue:
+                self._withdraw(pending)
+            raise
+
+    def _withdraw(self, pending: Pending) -> None:
+        """It was cancelled, or its updates cannot be stored: it was never called."""
+        self._queue.remove(pending)
+        pending.outcome.cancel()
+        pending.discard()
+        self._kick()
+
+    def _kick(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = self._core.stack.supervisor.spawn(self._work(), "commit the commands of an Indexed")
+
+    async def _work(self) -> None:
+        await self._core.stack.runtime.sleep(
+            0
+        )  # who calls in this turn of the loop belongs to the first group
+        while group := self._take():
+            self._group, self._under_way = group, asyncio.get_running_loop().create_future()
+            try:
+                await self._commit(group)
+            except Exception as error:
+                self._under_way.set_exception(error)
+                self._under_way.exception()
+            else:
+                self._under_way.set_result(None)
+            self._group, self._under_way = [], None
+
+    def _take(self) -> list[Pending]:
+        """The next group: all at the head that are ready."""
+        group: list[Pending] = []
+        while self._queue and self._queue[0].ready and not (group and self._queue[0].command.alone):
+            group.append(self._queue.popleft())
+            if group[-1].command.alone:
+                break
+        return group
+
+    # --- a group ---------------------------------------------------------------------------------
+
+    async def _commit(self, group: list[Pending]) -> None:
+        """Make it durable and answer its callers; what it raises they have got."""
+        raw: RawParts | None = None
+        try:
+            await self._settle()
+            core = self._core
+            owner = core.check_owner()
+            draft = Draft(core.state, core.shard.schema)
+            outcomes = [_applied(pending.command, draft) for pending in group]
+            raw = RawParts(core.shard, owner, core.inline_room)
+            await self._make_durable(draft, raw, owner)
+        except Exception as error:
+            self._fail(group, raw, error)
+            raise
+        for pending, outcome in zip(group, outcomes, strict=True):
+            self._answer(pending, outcome)
+
+    async def _make_durable(self, draft: Draft, raw: RawParts, owner: str) -> None:
+        core = self._core
+        jobs = [partial(self._written, name, rows, draft, raw) for name, rows in draft.accepted.items()]
+        parts = await run_bounded(core.stack.settings.fetch_max_outstanding_parts, jobs)
+        changes = draft.finish(dict(zip(draft.accepted, parts, strict=True)))
+        if changes is None:
+            return
+        seqno: int = await commit(core.shard.register, Change(owner, changes, draft.schemas), self._slot)
+        core.feed.publish(seqno, changes)
+
+    async def _written(
+        self, name: str, every: list[Rows], draft: Draft, raw: RawParts
+    ) -> tuple[HollowPart, ...]:
+        pieces = [piece for rows in every for piece in rows.pieces]
+        return await raw.write(pieces, every[0].schema, draft.schema_id(name))
+
+    async def _settle(self) -> None:
+        """What an earlier commit has come to, if that is not known; the listeners hear of it now."""
+        try:
+            attempt = await settle(self._slot)
+        except Unknowable:  # another has taken over meanwhile: the next commit will tell
+            return
+        except Error as error:
+            text = f"an earlier commit is not decided yet, so this one was not begun: {error}"
+            raise StorageUnavailable(text, shard_id=self._core.shard.id) from error
+        if attempt is not None and attempt.happened and isinstance(attempt.command, Change):
+            self._core.feed.publish(attempt.seqno, attempt.command.changes)
+
+    def _fail(self, group: list[Pending], raw: RawParts | None, error: Exception) -> None:
+        core = self._core
+        if isinstance(error, Fenced):
+            core.be_fenced(error)
+        for pending in group:
+            core.counts["failed_commands"] += isinstance(pending.command, CONSUMING)
+            if not self._slot.busy:  # nothing of it can be durable
+                pending.discard()
+            if not pending.outcome.done():
+                pending.outcome.set_exception(error)
+                pending.outcome.exception()
+        if raw is not None and not self._slot.busy:
+            raw.discard()
+
+    def _answer(self, pending: Pending, outcome: Any) -> None:
+        counts = self._core.counts
+        if isinstance(outcome, Exception):
+            counts["failed_commands"] += isinstance(pending.command, CONSUMING)
+            pending.discard()
+        elif isinstance(pending.command, Write):
+            counts["writes"] += 1
+            counts["records"] += sum(rows.count for rows in pending.command.entries)
+            counts["bytes"] += sum(rows.goodbytes for rows in pending.command.entries)
+        if pending.outcome.done():
+            return
+        if isinstance(outcome, Exception):
+            pending.outcome.set_exception(outcome)
+            pending.outcome.exception()
+        else:
+            pending.outcome.set_result(outcome)
+
+
+CONSUMING = (Write, Seal, AllowCompaction)
+
+
+def _goodbytes(piece: Any) -> int:
+    return (piece.goodbytes or piece.size) if isinstance(piece, HollowPart) else goodbytes(piece)
+
+
+def _applied(command: Command, draft: Draft) -> Any:
+    """The command's result, or its refusal."""
+    try:
+        return command(draft)
+    except Error as refusal:
+        return refusal

@@ -1,0 +1,126 @@
+"""What the parts of one `Indexed` share: its shard, what it has seen, what it counts."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from aiopersist.data.codec import Schema
+from aiopersist.errors import CodecMismatch, InvalidUsage, UsageKind
+from aiopersist.indexed.errors import Fenced, UnknownStream
+from aiopersist.indexed.listen import Feed
+from aiopersist.shard.shard import Shard
+from aiopersist.state.model import State
+from aiopersist.state.streams import Arrangement, Streams
+
+COUNTERS = (
+    "writes",
+    "records",
+    "bytes",
+    "failed_commands",
+    "failed_steps",
+    "compactions",
+    "compaction_seconds",
+    "compaction_bytes",
+    "skipped_compactions",
+    "failed_compactions",
+    "unexpected_responses",
+)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, repr=False)
+class Stream(Generic[K, V]):
+    """A stream of an `Indexed`, as `register` and `load` give it: its name, and how its keys and vals are
+    read and written here."""
+
+    name: str
+    schema: Schema[K, V, int]
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r}, {self.schema!r})"
+
+
+class Core:
+    """See the header."""
+
+    def __init__(self, shard: Shard, owner: str | None) -> None:
+        self.shard = shard
+        self.stack = shard.stack
+        self.owner = owner
+        """The id under which it changes streams; `None` for a reader."""
+        self.fenced: Fenced | None = None
+        """Once it is known that another has taken over."""
+        self.feed = Feed(shard, follows=owner is None)
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def state(self) -> State:
+        """The newest durable one that this instance knows."""
+        return self.shard.state
+
+    @property
+    def streams(self) -> Streams:
+        """All streams, as they are there."""
+        streams = self.state.streams
+        assert streams is not None
+        return streams
+
+    def arrangement(self, name: str) -> Arrangement:
+        """The data of a stream; `UnknownStream`."""
+        found = self.streams.arrangements.get(name)
+        if found is not None:
+            return found
+        destroyed = name in self.streams.destroyed
+        raise UnknownStream(f"stream {name!r} {'was destroyed' if destroyed else 'was never registered'}")
+
+    def schema(self, name: str) -> Schema[Any, Any, Any]:
+        """As it is stored, of a stream that is there."""
+        return self.shard.schema(self.streams.names[name])
+
+    def check_schema(self, stream: Stream[Any, Any]) -> None:
+        """`CodecMismatch` unless it is read as it is stored; `UnknownStream`."""
+        self.arrangement(stream.name)
+        stored = self.schema(stream.name)
+        if not stored.same_as(stream.schema):
+            raise CodecMismatch(stream.schema, stored, shard_id=self.shard.id)
+
+    def check_owner(self) -> str:
+        """The owner's id; `Fenced` if it is known to be another by now."""
+        if self.fenced is not None:
+            raise Fenced(*self.fenced.args, shard_id=self.shard.id)
+        if self.owner is None:
+            raise InvalidUsage(UsageKind.INVALID_MODE, "it was opened readonly", shard_id=self.shard.id)
+        return self.owner
+
+    def look_at_owner(self) -> None:
+        """By the newest state that is known."""
+        if self.owner is not None and self.streams.owner != self.owner:
+            self.be_fenced(Fenced("another instance has taken over", shard_id=self.shard.id))
+
+    def be_fenced(self, error: Fenced) -> None:
+        """From now on every call of this instance is told so, and its listeners are."""
+        if self.fenced is None:
+            self.fenced = error
+            self.feed.fail(error)
+
+    @property
+    def inline_room(self) -> int:
+        """Bytes that may still be inline."""
+        return self.stack.settings.indexed_inline_total_max_bytes - self.state.inline_bytes
+
+    def counters(self) -> dict[str, int | float]:
+        """What this instance did since it was opened, and what is there."""
+        arrangements = self.streams.arrangements.values()
+        unsealed = [p for a in arrangements for batch in a.unsealed.values() for p in batch.parts]
+        trace = [p for a in arrangements for batch in a.trace.values() for p in batch.parts]
+        return {
+            "streams": len(self.streams.names),
+            "unsealed_blobs": sum(part.key is not None for part in unsealed),
+            "unsealed_bytes": sum(part.size for part in unsealed),
+            "trace_blobs": sum(part.key is not None for part in trace),
+            "trace_bytes": sum(part.size for part in trace),
+            **{name: self.counts[name] for name in COUNTERS},
+        }

@@ -1,0 +1,305 @@
+"""What a group of commands makes of the streams, before it is durable: pure.
+
+Commands are applied one after the other, in the order in which they were called, each to what those before
+it have left. What is refused changes nothing but the seqno that it consumes. When all have been applied, the
+draft says which updates must be written, and then what becomes of the streams.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.times import Seen
+from aiopersist.errors import CodecMismatch
+from aiopersist.frontier import Antichain
+from aiopersist.indexed import arrangement as rules
+from aiopersist.indexed.errors import Refused, UnknownStream
+from aiopersist.state.model import State
+from aiopersist.state.record import HollowPart
+from aiopersist.state.streams import (
+    Arrangement,
+    Rearrangement,
+    Streams,
+    StreamsChanges,
+    UnsealedBatch,
+    difference,
+    rearranged,
+)
+
+
+@dataclass(eq=False)
+class Rows:
+    """Updates for one stream, converted and checked."""
+
+    stream: str
+    schema: Schema[Any, Any, Any]
+    pieces: list[Any] = field(default_factory=list)
+    """Tables, and hollow parts of what was too much to wait in memory: in their order."""
+    seen: Seen = field(default_factory=Seen)
+    count: int = 0
+    goodbytes: int = 0
+
+
+class Command(Protocol):
+    """Something that a caller wants. It raises if it is refused, and has changed nothing then, except that
+    the seqno is consumed. One that stands `alone` shares its commit with none before it."""
+
+    @property
+    def alone(self) -> bool: ...
+    def __call__(self, draft: "Draft") -> Any: ...
+
+
+class Draft:
+    """See the header."""
+
+    def __init__(self, state: State, stored: Callable[[int], Schema[Any, Any, Any]]) -> None:
+        """`stored` gives a schema of `state` by its id."""
+        assert state.streams is not None
+        self.seqno = state.streams.seqno
+        self.accepted: dict[str, list[Rows]] = {}
+        """By stream, in the order of the commands."""
+        self.schemas: dict[int, dict[str, Any]] = {}
+        """Those that are new."""
+        self._stored_ids = tuple(state.schemas)
+        self._stored = stored
+        self._streams: Streams = state.streams
+        self._touched: dict[str, Arrangement] = {}
+        self._names: dict[str, int] = {}
+        self._destroyed: list[str] = []
+
+    def consume(self) -> int:
+        """The next seqno."""
+        self.seqno += 1
+        return self.seqno
+
+    # --- streams ---------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Arrangement | None:
+        """The stream as the commands so far have left it."""
+        if name in self._destroyed:
+            return None
+        return self._touched.get(name) or self._streams.arrangements.get(name)
+
+    def change(self, name: str, changes: Rearrangement | None) -> None:
+        """Make these changes of a stream that is there."""
+        if changes is not None:
+            now = self.find(name)
+            assert now is not None, name
+            self._touched[name] = rearranged(changes, now)
+
+    def was_destroyed(self, name: str) -> bool:
+        """Whether there was a stream of that name."""
+        return name in self._destroyed or name in self._streams.destroyed
+
+    def schema_id(self, name: str) -> int:
+        """Of a stream that is there."""
+        found = self._names.get(name)
+        return self._streams.names[name] if found is None else found
+
+    def check_schema(self, name: str, schema: Schema[Any, Any, Any]) -> None:
+        """`CodecMismatch` unless the stream stores the same."""
+        stored = self._schema(self.schema_id(name))
+        if not stored.same_as(schema):
+            raise CodecMismatch(schema, stored)
+
+    def _schema(self, schema_id: int) -> Schema[Any, Any, Any]:
+        record = self.schemas.get(schema_id)
+        return self._stored(schema_id) if record is None else Schema.from_record(record)
+
+    def create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
+        """A stream that was never there."""
+        known = (*self._stored_ids, *self.schemas)
+        schema_id = next((n for n in known if self._schema(n).same_as(schema)), None)
+        if schema_id is None:
+            schema_id = max(known, default=-1) + 1
+            self.schemas[schema_id] = schema.to_record()
+        self._names[name] = schema_id
+        self._touched[name] = Arrangement()
+
+    def destroy(self, name: str) -> None:
+        """A stream that is there."""
+        self._destroyed.append(name)
+        self._touched.pop(name, None)
+        self.accepted.pop(name, None)
+
+    def accept(self, rows: Rows) -> None:
+        """Updates that are not refused."""
+        if rows.count:
+            self.accepted.setdefault(rows.stream, []).append(rows)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def finish(self, written: Mapping[str, tuple[HollowPart, ...]]) -> StreamsChanges | None:
+        """What becomes of the streams, now that what was accepted is in these parts; `None` for nothing."""
+        for name, every in self.accepted.items():
+            self.change(name, self._appended(name, every, written[name]))
+        changed = {
+            name: change
+            for name, after in self._touched.items()
+            if (change := difference(self._streams.arrangements.get(name, NEW), after)) is not None
+        }
+        gone = [name for name in self._destroyed if name in self._streams.names]
+        if not changed and not self._names and not gone and self.seqno == self._streams.seqno:
+            return None
+        changes: dict[str, Any] = {"revision": self._streams.revision + 1, "seqno": self.seqno}
+        if self._names:
+            changes["names"] = self._names
+        if gone:
+            changes["destroyed"] = tuple(gone)
+        if changed:
+            changes["arrangements"] = changed
+        return StreamsChanges.of(**changes)
+
+    def _appended(self, name: str, every: Sequence[Rows], parts: tuple[HollowPart, ...]) -> Rearrangement:
+        now = self.find(name)
+        assert now is not None, name
+        batch = UnsealedBatch.of(
+            seqno_lower=now.seqno,
+            seqno_upper=self.seqno,
+            time_least=min(rows.seen.least for rows in every),
+            time_greatest=max(rows.seen.greatest for rows in every),
+            parts=parts,
+        )
+        return rules.appended(now, batch)
+
+
+NEW = Arrangement()
+
+
+# --- commands --------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Write:
+    """All of the updates, or none. The result is its seqno."""
+
+    alone: ClassVar[bool] = False
+    entries: list[Rows] = field(default_factory=list)
+
+    def __call__(self, draft: Draft) -> int:
+        there = {rows.stream: draft.find(rows.stream) for rows in self.entries}
+        for rows in self.entries:
+            if there[rows.stream] is not None:
+                draft.check_schema(rows.stream, rows.schema)
+        seqno = draft.consume()
+        for rows in self.entries:
+            found = there[rows.stream]
+            if found is None:
+                raise Refused(seqno, rows.stream, None, None)
+            if (time := rows.seen.first_below(found.seal)) is not None:
+                raise Refused(seqno, rows.stream, time, Antichain(found.seal))
+        for rows in self.entries:
+            draft.accept(rows)
+        return seqno
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Of all of these streams, or of none. The result is its seqno."""
+
+    alone: ClassVar[bool] = False
+    streams: tuple[str, ...]
+    time: int
+
+    def __call__(self, draft: Draft) -> int:
+        seqno = draft.consume()
+        for name in self.streams:
+            found = draft.find(name)
+            if found is None:
+                raise Refused(seqno, name, None, None)
+            if rules.sealed(found, self.time) is None:
+                raise Refused(seqno, name, self.time, Antichain(found.seal))
+        for name in self.streams:
+            draft.change(name, Rearrangement.of(seal=self.time))
+        return seqno
+
+
+@dataclass(frozen=True)
+class AllowCompaction:
+    """All of these, or none; one after the other, so a stream that is named twice does not go back. The
+    result is its seqno."""
+
+    alone: ClassVar[bool] = False
+    sinces: tuple[tuple[str, int], ...]
+
+    def __call__(self, draft: Draft) -> int:
+        seqno, moved = draft.consume(), dict[str, Arrangement]()
+        for name, since in self.sinces:
+            found = moved.get(name) or draft.find(name)
+            if found is None:
+                raise Refused(seqno, name, None, None)
+            if (change := rules.compaction_allowed(found, since)) is None:
+                raise Refused(seqno, name, since, Antichain(found.since))
+            moved[name] = rearranged(change, found)
+        for name, after in moved.items():
+            draft.change(name, Rearrangement.of(since=after.since))
+        return seqno
+
+
+@dataclass(frozen=True)
+class Register:
+    """Create the stream, unless it is there."""
+
+    alone: ClassVar[bool] = False
+    stream: str
+    schema: Schema[Any, Any, Any]
+
+    def __call__(self, draft: Draft) -> None:
+        if draft.was_destroyed(self.stream):
+            raise UnknownStream(f"stream {self.stream!r} was destroyed")
+        if draft.find(self.stream) is None:
+            draft.create(self.stream, self.schema)
+        else:
+            draft.check_schema(self.stream, self.schema)
+
+
+@dataclass(frozen=True)
+class Destroy:
+    """Forget the stream and its data, for ever. The result says whether it was there. It stands alone, so
+    that what was written before it is told to listeners."""
+
+    alone: ClassVar[bool] = True
+    stream: str
+
+    def __call__(self, draft: Draft) -> bool:
+        if draft.was_destroyed(self.stream):
+            return False
+        if draft.find(self.stream) is None:
+            raise UnknownStream(f"stream {self.stream!r} was never registered")
+        draft.destroy(self.stream)
+        return True
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """Change nothing, after all that was called before is durable."""
+
+    alone: ClassVar[bool] = False
+
+    def __call__(self, draft: Draft) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Maintain:
+    """What a step has made, where it still fits. The result says of which streams."""
+
+    alone: ClassVar[bool] = False
+    made: Iterable[tuple[str, "Made"]]
+
+    def __call__(self, draft: Draft) -> set[str]:
+        applied: set[str] = set()
+        for name, made in self.made:
+            now = draft.find(name)
+            changes = made(now) if now is not None else None
+            if changes is not None:
+                draft.change(name, changes)
+                applied.add(name)
+        return applied
+
+
+class Made(Protocol):
+    """The changes that a result makes of the arrangement as it is now; `None` if it no longer fits."""
+
+    def __call__(self, arrangement: Arrangement, /) -> Rearrangement | None: ...

@@ -1,0 +1,32 @@
+"""The batches of an arrangement as those of a shard, which is what parts are read by."""
+
+from collections.abc import Iterable
+
+from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.shard.fetch import Named
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.streams import TraceBatch, UnsealedBatch
+
+ZERO = Antichain(0)
+
+
+def of_unsealed(batches: Iterable[UnsealedBatch]) -> list[Named]:
+    """Their parts, in their order."""
+    return [(hollow, part) for batch in batches for hollow in [_unsealed(batch)] for part in batch.parts]
+
+
+def of_trace(batches: Iterable[TraceBatch]) -> list[Named]:
+    """Their parts, in their order."""
+    return [(hollow, part) for batch in batches for hollow in [_trace(batch)] for part in batch.parts]
+
+
+def _unsealed(batch: UnsealedBatch) -> HollowBatch:
+    greatest = batch.time_greatest
+    upper = Antichain() if greatest == TIME_MAX else Antichain(greatest + 1)
+    lower = Antichain(batch.time_least)
+    return HollowBatch.of(lower=lower, upper=upper, since=ZERO, parts=batch.parts)
+
+
+def _trace(batch: TraceBatch) -> HollowBatch:
+    ends = {"lower": Antichain(batch.lower), "upper": Antichain(batch.upper), "since": Antichain(batch.since)}
+    return HollowBatch.of(**ends, parts=batch.parts)

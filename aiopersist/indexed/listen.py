@@ -1,0 +1,252 @@
+"""What happens next in a stream: per commit its new updates, then how far it is sealed.
+
+A *feed* tells its listeners of each version that changes streams, once and in order. The owner's feed is told
+by its own commits, without any I/O; a reader's reads the versions, once for all its listeners. What is told
+is the metadata: a listener fetches the updates when they are taken, and pins what it has not taken yet.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from aiopersist.data.updates import Updates
+from aiopersist.errors import Error, LeaseExpired
+from aiopersist.indexed.hollow import of_unsealed
+from aiopersist.resource import Resource, Scope
+from aiopersist.shard.fetch import Fetch, Selection
+from aiopersist.shard.log import Truncated, versions_between
+from aiopersist.shard.shard import Shard
+from aiopersist.state.diff import decode_diff
+from aiopersist.state.model import State
+from aiopersist.state.streams import StreamsChanges, UnsealedBatch
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Records(NamedTuple, Generic[K, V]):
+    """All updates that one commit wrote to the stream, in the order of the writes."""
+
+    updates: Updates[K, V, int]
+
+
+class Sealed(NamedTuple):
+    """Updates at times before it are complete."""
+
+    time: int
+
+
+class Events(NamedTuple):
+    """What one version did to a stream."""
+
+    seqno: int
+    """Of the version."""
+    batch: UnsealedBatch | None
+    seal: int | None
+
+
+class Feed:
+    """See the header. `follows`: it reads the versions itself."""
+
+    def __init__(self, shard: Shard, *, follows: bool) -> None:
+        self._shard = shard
+        self._follows = follows
+        self._listeners: dict[str, set[Listener[Any, Any]]] = {}
+        self._at = 0
+        self._following: asyncio.Task[None] | None = None
+
+    def add(self, listener: "Listener[Any, Any]") -> None:
+        """Tell it of all versions after the one that is known now."""
+        if not self._listeners:
+            self._at = self._shard.state.seqno
+        self._listeners.setdefault(listener.stream, set()).add(listener)
+        self.follow()
+
+    def remove(self, listener: "Listener[Any, Any]") -> None:
+        """Tell it nothing more. Idempotent."""
+        others = self._listeners.get(listener.stream, set())
+        others.discard(listener)
+        if not others:
+            self._listeners.pop(listener.stream, None)
+        if not self._listeners and self._following is not None:
+            self._following.cancel()
+            self._following = None
+
+    def publish(self, seqno: int, changes: StreamsChanges | None) -> None:
+        """Version `seqno` made these changes."""
+        self._at = max(self._at, seqno)
+        for name, listeners in list(self._listeners.items()):
+            events = _events(name, seqno, changes)
+            gone = changes is not None and name in changes.destroyed
+            for listener in list(listeners):
+                listener.hear(seqno, events, ends=gone)
+
+    def fail(self, error: Error) -> None:
+        """Nothing is told any more, and this is why."""
+        for listener in [listener for every in self._listeners.values() for listener in every]:
+            listener.fail(error)
+
+    def end(self) -> None:
+        """Nothing is told any more."""
+        for listener in [listener for every in self._listeners.values() for listener in every]:
+            listener.stop()
+
+    def follow(self) -> None:
+        """Read on, if that is how it is told. After a failure whoever waits next begins anew."""
+        if self._follows and self._listeners and (self._following is None or self._following.done()):
+            supervisor = self._shard.stack.supervisor
+            self._following = supervisor.background(self._follow(), "follow the versions of an Indexed")
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                newest: int = await self._shard.register.wait(self._newer)
+                await self._read(newest)
+        except Truncated:
+            self.fail(LeaseExpired("versions that were not read yet are gone", shard_id=self._shard.id))
+        except Error as error:
+            for listener in [listener for every in self._listeners.values() for listener in every]:
+                listener.interrupt(error)
+
+    def _newer(self, state: State) -> int | None:
+        return state.seqno if state.seqno > self._at else None
+
+    async def _read(self, newest: int) -> None:
+        stack = self._shard.stack
+        async for versions in versions_between(stack, self._shard.id, self._at + 1, newest):
+            size = sum(len(version.data) for version in versions)
+            diffs = await stack.compute_few(size, lambda many: [decode_diff(v.data) for v in many], versions)
+            for diff in diffs:
+                if diff.seqno == self._at + 1:  # else it was read meanwhile
+                    self.publish(diff.seqno, diff.changes.streams)
+
+
+def _events(name: str, seqno: int, changes: StreamsChanges | None) -> Events | None:
+    """What the version did to the stream of that name. A batch is new if the stream's seqno moved to its
+    end; others were trimmed."""
+    change = changes.arrangements.get(name) if changes is not None else None
+    if change is None or (change.seqno is None and change.seal is None):
+        return None
+    new = (batch for batch in change.unsealed.values() if batch.seqno_upper == change.seqno)
+    return Events(seqno, next(new, None), change.seal)
+
+
+class Listener(Resource, Generic[K, V]):
+    """An async iterator of `Records` and `Sealed`. A wait may be cancelled and repeated: nothing is lost. It
+    ends when the stream is destroyed, or the `Indexed` is stopped; `LeaseExpired` when it fell behind."""
+
+    def __init__(self, stream: str, fetch: Fetch, feed: Feed, reader: str, queue_max: int) -> None:
+        self.stream = stream
+        self._scope = Scope("the listener", None, fetch.shard.id)  # outlives the others: it ends, and says so
+        self._fetch = fetch
+        self._feed = feed
+        self._reader = reader
+        self._queue_max = queue_max
+        self._queue: deque[Events] = deque()
+        self._batch_is_told = False  # of the first one
+        self._after = fetch.shard.state.seqno
+        self._unpin: Callable[[], None] = fetch.shard.register.pin(fetch.shard.state.seqno)
+        self._woken = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._ended = False
+        self._failure: Error | None = None
+        self._interruption: Error | None = None
+        feed.add(self)
+
+    def __aiter__(self) -> "Listener[K, V]":
+        return self
+
+    async def __anext__(self) -> Records[K, V] | Sealed:
+        with self._scope.call():
+            async with self._turn:
+                while not self._queue:
+                    await self._wait()
+                events = self._queue[0]
+                if events.batch is not None and not self._batch_is_told:
+                    records = await self._records(events.batch)
+                    if self._failure is not None:
+                        raise self._failure
+                    self._batch_is_told = True  # no await from here
+                    self._take(done=events.seal is None)
+                    return Records(records)
+                assert events.seal is not None
+                self._take(done=True)
+                return Sealed(events.seal)
+
+    async def _wait(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._ended:
+            raise StopAsyncIteration
+        if self._interruption is not None:
+            error, self._interruption = self._interruption, None
+            raise error
+        self._feed.follow()
+        self._woken.clear()
+        await self._woken.wait()
+
+    async def _records(self, batch: UnsealedBatch) -> Updates[K, V, int]:
+        return await self._fetch.updates(of_unsealed([batch]), Selection(), self._reader)
+
+    def _take(self, *, done: bool) -> None:
+        """The first event of the queue is told; or all of that version, if it is `done`."""
+        if done:
+            self._batch_is_told = False
+            self._move_pin(self._queue.popleft().seqno)
+
+    # --- told by the feed ------------------------------------------------------------------------
+
+    def hear(self, seqno: int, events: Events | None, *, ends: bool) -> None:
+        """Of one version."""
+        if seqno <= self._after or self._ended or self._failure is not None:
+            return
+        self._after = seqno
+        if events is not None:
+            self._queue.append(events)
+        elif not self._queue:
+            self._move_pin(seqno)
+        if len(self._queue) > self._queue_max:
+            text = f"the listener is more than {self._queue_max} commits behind"
+            self.fail(LeaseExpired(text, shard_id=self._fetch.shard.id))
+        elif ends:
+            self.finish()
+        self._woken.set()
+
+    def finish(self) -> None:
+        """Nothing comes any more; what is there may be taken."""
+        self._ended = True
+        self._feed.remove(self)
+        self._woken.set()
+
+    def stop(self) -> None:
+        """It ends here."""
+        self.finish()
+        self._queue.clear()
+        self._unpin()
+
+    def fail(self, error: Error) -> None:
+        """Nothing comes any more, and what is there is lost."""
+        self._failure = error
+        self._queue.clear()
+        self._unpin()
+        self._feed.remove(self)
+        self._woken.set()
+
+    def interrupt(self, error: Error) -> None:
+        """Whoever waits is told; the next one waits again."""
+        if self._turn.locked():
+            self._interruption = error
+            self._woken.set()
+
+    async def aclose(self) -> None:
+        """Let go of what was not taken. Idempotent."""
+        self._scope.close()
+        self.stop()
+
+    def _move_pin(self, seqno: int) -> None:
+        if self._ended and not self._queue:
+            self._unpin()
+            return
+        unpin, self._unpin = self._unpin, self._fetch.shard.register.pin(seqno)
+        unpin()

@@ -1,0 +1,36 @@
+"""Opening an `Indexed`: to own it, or to follow along."""
+
+from aiopersist.indexed.commands import TakeOver
+from aiopersist.indexed.core import Core
+from aiopersist.indexed.errors import UnknownStream
+from aiopersist.indexed.indexed import Indexed
+from aiopersist.resource import Scope
+from aiopersist.shard import catalog
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.catalog import IndexedId
+from aiopersist.shard.commit import commit
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
+
+
+async def opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, background: bool) -> Indexed:
+    """The `Indexed` of that name, with a view of the state of its own: what another instance of this process
+    does is news for it, too. A request for its name, the state, and two commits (one for a reader)."""
+    if readonly:
+        found = await catalog.find(stack, name, IndexedId)
+        shard = None if found is None else Shard(stack, found)
+        if shard is None or await shard.register.refresh() is None:
+            raise UnknownStream(f"there is no Indexed named {name!r}")
+        owner = None
+    else:
+        shard = Shard(stack, await catalog.resolve_or_create(stack, name, IndexedId))
+        owner = f"w{stack.runtime.uuid()}"
+        await shard.register.refresh()
+        await commit(shard.register, TakeOver(shard.id, owner), Slot())
+    await shard.open()
+    await shard.hold.acquire()
+    try:
+        return Indexed(shard, Core(shard, owner), scope, background=background)
+    except BaseException:
+        stack.supervisor.spawn(shard.hold.release(), "release a reader")
+        raise

@@ -1,0 +1,85 @@
+"""Updates as they come, neither sorted nor summed, to the parts of unsealed batches."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.data.assemble import concat
+from aiopersist.data.codec import Schema
+from aiopersist.data.part import EncodedPart, encode_part
+from aiopersist.data.sizes import goodbytes
+from aiopersist.frontier import Antichain, Description
+from aiopersist.shard.parts import inline_part, put, stats_spec
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.upload import delete_blobs
+from aiopersist.state.keys import BlobKey
+from aiopersist.state.record import HollowPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+DESCRIPTION = Description(0, Antichain(), 0)
+
+
+class RawParts:
+    """Writes the parts of one commit under `writer`. Inline bytes, of all of them together, stay below
+    `inline_room`."""
+
+    def __init__(self, shard: Shard, writer: str, inline_room: int) -> None:
+        self._shard = shard
+        self._stack = shard.stack
+        self._writer = writer
+        self._room = inline_room
+        self._keys: list[str] = []
+        self._uploading: set[asyncio.Task[HollowPart]] = set()
+
+    async def write(
+        self, pieces: "Sequence[HollowPart | pa.Table]", schema: Schema[Any, Any, Any], schema_id: int
+    ) -> tuple[HollowPart, ...]:
+        """The parts of these pieces, in their order. Neighbouring tables become one part, until that is worth
+        a part."""
+        parts: list[HollowPart] = []
+        held: list[pa.Table] = []
+        size, target = 0, max(self._stack.settings.blob_target_size, 1)
+        for piece in pieces:
+            if isinstance(piece, HollowPart):
+                parts += await self._part(held, size, schema, schema_id)
+                held, size = [], 0
+                parts.append(piece)
+                continue
+            held.append(piece)
+            size += goodbytes(piece)
+            if size >= target:
+                parts += await self._part(held, size, schema, schema_id)
+                held, size = [], 0
+        return (*parts, *await self._part(held, size, schema, schema_id))
+
+    def discard(self) -> None:
+        """Delete what was uploaded: for what surely is not referenced."""
+        if self._keys:
+            work = delete_blobs(self._stack, list(self._uploading), self._keys)
+            self._stack.supervisor.spawn(work, "delete blobs of a failed commit")
+
+    async def _part(
+        self, tables: "list[pa.Table]", size: int, schema: Schema[Any, Any, Any], schema_id: int
+    ) -> list[HollowPart]:
+        if not tables or not (table := concat(tables, schema)).num_rows:
+            return []
+        if size < min(self._stack.settings.inline_writes_single_max_bytes, self._room):
+            part = inline_part(table, schema_id)
+            self._room -= part.size
+            return [part]
+        encoded = await self._stack.compute(self._encoded, table, schema)
+        key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())
+        self._keys.append(key)
+        upload = self._stack.supervisor.spawn(
+            put(self._stack.blob, key, encoded, schema_id), "upload a part of a commit"
+        )
+        self._uploading.add(upload)
+        upload.add_done_callback(self._uploading.discard)
+        return [(await asyncio.shield(upload)).replace(key_lower=None)]
+
+    def _encoded(self, table: "pa.Table", schema: Schema[Any, Any, Any]) -> EncodedPart:
+        settings = self._stack.settings
+        size, stats = settings.row_group_bytes, stats_spec(settings)
+        return encode_part(table, schema, DESCRIPTION, row_group_bytes=size, stats=stats)

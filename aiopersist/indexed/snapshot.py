@@ -1,0 +1,175 @@
+"""What a stream holds at one moment: its trace, then what is unsealed from the trace's upper on.
+
+A snapshot is taken of one durable state, without an await in between, and pins it: the blobs that it names
+stay until it is closed, whatever is compacted, dropped or destroyed meanwhile.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import accumulate, groupby, pairwise
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
+
+from aiopersist.data.assemble import concat
+from aiopersist.data.times import advance, filter_times
+from aiopersist.data.updates import Update, Updates
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.frontier import Antichain, frontier, shaped
+from aiopersist.indexed.arrangement import unsealed_between
+from aiopersist.indexed.hollow import of_trace, of_unsealed
+from aiopersist.read.snapshot import Items
+from aiopersist.resource import Resource, Scope, run_bounded
+from aiopersist.shard.fetch import Fetch, Named, Selection
+from aiopersist.shard.hold import SharedHold
+from aiopersist.state.streams import Arrangement
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+UNBOUNDED = Antichain()
+DECODE_ROWS = 4096  # rows that are made Python values at once
+
+
+class Source(NamedTuple):
+    """A part, and from which time on it counts (`None`: all of it does)."""
+
+    named: Named
+    lower: Antichain | None
+
+
+class StreamSnapshot(Resource, Generic[K, V]):
+    """The contents of a stream: everything up to command `seqno` is in, and nothing after. Times are advanced
+    to `since`. Close it to let its blobs go."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        fetch: Fetch,
+        hold: SharedHold,
+        arrangement: Arrangement,
+        seqno: int,
+    ) -> None:
+        self.seqno = seqno
+        self.since = Antichain(arrangement.since)
+        self.seal = Antichain(arrangement.seal)
+        self._arrangement = arrangement
+        self._scope = Scope("the snapshot", scope, fetch.shard.id)
+        self._fetch = fetch
+        self._hold = hold
+        self._reader = hold.reader
+        self._release: Callable[[], None] = fetch.shard.register.pin(fetch.shard.state.seqno)
+        self._iterations: WeakSet[Items[Any]] = WeakSet()
+
+    async def rows(self) -> list[Update[K, V, int]]:
+        """All updates, perhaps not consolidated: of the trace, then those not there yet. One request per part
+        that is not inline."""
+        with self._scope.call():
+            trace, unsealed = self._parts()
+            tables = [await self._table(trace, None), await self._table(unsealed, self._trace_upper)]
+            table = advance(concat(tables, self._fetch.schema), self.since)
+            return await self._decoded(table)
+
+    def split(self, n: int) -> list["Items[Update[K, V, int]]"]:
+        """`rows`, as so many async iterators of about as many updates each; every update is in one of them.
+        They may be read at the same time, and hold a row group each."""
+        self._scope.check()
+        if type(n) is not int or n < 1:
+            raise InvalidUsage(UsageKind.INVALID_BOUNDS, f"cannot split into {n!r:.80}: at least 1 is needed")
+        trace, unsealed = self._parts()
+        sources = [Source(named, None) for named in trace]
+        sources += [Source(named, self._trace_upper) for named in unsealed]
+        ends = list(accumulate((source.named[1].rows for source in sources), initial=0))
+        cuts = [ends[-1] * number // n for number in range(n + 1)]
+        return [
+            self._iteration(self._rows_between(sources, ends, range(first, last)))
+            for first, last in pairwise(cuts)
+        ]
+
+    async def trace_rows(self) -> Updates[K, V, int]:
+        """What is in the trace, at the times that are stored there: for looking at."""
+        with self._scope.call():
+            return Updates(await self._table(self._parts()[0], None), self._fetch.schema)
+
+    async def unsealed_rows(
+        self, lower: Antichain | int = 0, upper: Antichain | int = UNBOUNDED
+    ) -> Updates[K, V, int]:
+        """What is in the unsealed batches at stored times in `[lower, upper)`, also what is in the
+        trace, too, and not evicted yet. Equal bounds: nothing; `INVALID_BOUNDS` for an `upper` before
+        `lower`."""
+        with self._scope.call():
+            first, end = shaped(lower, None), shaped(upper, None)
+            if not first <= end:
+                text = f"upper {end} is before lower {first}"
+                raise InvalidUsage(UsageKind.INVALID_BOUNDS, text, lower=first, upper=end)
+            batches = [] if first == end else unsealed_between(self._arrangement, _int(first), _upper(end))
+            table = await self._table(of_unsealed(batches), first, end)
+            return Updates(table, self._fetch.schema)
+
+    async def aclose(self) -> None:
+        """Let go of the blobs; idempotent. Iterations end with `CLOSED`."""
+        self._scope.close()
+        self._release()
+        for items in list(self._iterations):
+            await items.aclose()
+
+    @property
+    def _trace_upper(self) -> Antichain:
+        return Antichain(self._arrangement.trace_upper)
+
+    def _parts(self) -> tuple[list[Named], list[Named]]:
+        self._hold.check(self._reader)
+        unsealed = unsealed_between(self._arrangement, self._arrangement.trace_upper)
+        return of_trace(self._arrangement.trace.values()), of_unsealed(unsealed)
+
+    async def _table(
+        self, parts: Sequence[Named], lower: Antichain | None, upper: Antichain | None = None
+    ) -> "pa.Table":
+        selection = Selection(lower=lower, upper=upper if upper is not None and upper.elements else None)
+        settings = self._fetch.stack.settings
+        jobs = [partial(self._fetch.table, group, selection, self._reader) for group in _in_order(parts)]
+        return concat(await run_bounded(settings.fetch_max_outstanding_parts, jobs), self._fetch.schema)
+
+    async def _decoded(self, table: "pa.Table") -> list[Update[K, V, int]]:
+        return await self._fetch.stack.compute_few(table.nbytes, Updates(table, self._fetch.schema).rows)
+
+    def _iteration(self, items: AsyncGenerator[Any, None]) -> "Items[Any]":
+        iteration = Items(self._scope, items, self._fetch)
+        self._iterations.add(iteration)
+        return iteration
+
+    async def _rows_between(
+        self, sources: list[Source], ends: list[int], wanted: range
+    ) -> AsyncGenerator[Update[K, V, int], None]:
+        """Of all rows side by side, `ends` of each source being known, those in `wanted`."""
+        for (named, lower), first, end in zip(sources, ends, ends[1:], strict=False):
+            rows = range(max(wanted.start - first, 0), min(wanted.stop, end) - first)
+            if not rows:
+                continue
+            async with aclosing(self._fetch.raw_slabs(named[1], self._reader, rows)) as slabs:
+                async for slab in slabs:
+                    kept = advance(filter_times(slab, lower=lower), self.since)
+                    for at in range(0, kept.num_rows, DECODE_ROWS):
+                        for update in await self._decoded(kept.slice(at, DECODE_ROWS)):
+                            yield update
+
+    def __repr__(self) -> str:
+        return f"<StreamSnapshot at seqno {self.seqno}: since {self.since}, seal {self.seal}>"
+
+
+def _in_order(parts: Sequence[Named]) -> list[list[Named]]:
+    """Parts that are fetched together: neighbours that are inline, each blob alone."""
+    return [list(group) for _, group in groupby(parts, key=lambda named: named[1].key)]
+
+
+def _int(bound: Antichain) -> int:
+    time = frontier(bound).time
+    assert isinstance(time, int)  # it has an upper beyond it
+    return time
+
+
+def _upper(bound: Antichain) -> int | None:
+    return _int(bound) if bound.elements else None

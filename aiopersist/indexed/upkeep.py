@@ -1,0 +1,250 @@
+"""One round of maintenance of all streams, and compactions that somebody else carries out.
+
+A step drains, evicts, trims, asks for compactions, and collects garbage. What it has to do is told from the
+state in memory; where nothing is to be done no store is touched. Writes go on around it.
+
+*Compactions.* At most one of a stream is in flight. The flight is this instance's: what another one has asked
+for is unknown here, and what comes back for it changes nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from aiopersist.errors import Corruption, Error, LeaseExpired, StorageUnavailable
+from aiopersist.indexed import arrangement as rules
+from aiopersist.indexed import work
+from aiopersist.indexed.arrangement import Compaction, Drain, Trim
+from aiopersist.indexed.committer import Committer
+from aiopersist.indexed.core import Core
+from aiopersist.indexed.draft import Made, Maintain
+from aiopersist.indexed.errors import Fenced
+from aiopersist.indexed.raw import RawParts
+from aiopersist.indexed.work import Place
+from aiopersist.maintenance.shard import ShardUpkeep
+from aiopersist.resource import run_bounded
+from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, difference, rearranged
+
+T = TypeVar("T")
+
+AT_ONCE = 4  # drains and trims: as many as there are worker threads
+
+
+@dataclass(frozen=True, eq=False)
+class CompactionRequest:
+    """Two batches of the trace of `stream` are to be one. Any instance that asked for it takes the response,
+    once."""
+
+    stream: str
+    plan: Compaction = field(repr=False)
+
+    @property
+    def updates(self) -> int:
+        """How many are to be read."""
+        return self.plan.older.updates + self.plan.younger.updates
+
+
+@dataclass(frozen=True, eq=False)
+class CompactionResponse:
+    """What was made of a request."""
+
+    request: CompactionRequest
+    batch: TraceBatch = field(repr=False)
+    seconds: float
+
+
+class Result(NamedTuple):
+    """What was made for a stream, and how to delete it where it is not wanted."""
+
+    stream: str
+    made: Made
+    discard: Callable[[], object] = lambda: None
+
+
+class Upkeep:
+    """See the header."""
+
+    def __init__(self, core: Core, committer: Committer) -> None:
+        self.garbage = ShardUpkeep(core.shard)
+        self._core = core
+        self._committer = committer
+        self._turn = asyncio.Lock()
+        self._in_flight: dict[str, CompactionRequest] = {}
+        self._answered: set[str] = set()  # streams whose response is on its way into the state
+        self._found_nothing: dict[str, Drain] = {}  # what was looked at in vain, until something is new
+
+    def in_flight(self, stream: str) -> bool:
+        """Whether a compaction of that stream was asked for, and not answered yet."""
+        return stream in self._in_flight
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    async def step(self) -> list[CompactionRequest]:
+        """One round; the compactions that it asks for. It does what it can, and raises what failed."""
+        failures: list[Error] = []
+        try:
+            async with self._turn:
+                await self._committer.flush()
+                await self._carry_out(self._to_drain(), self._drained, failures)
+                await self._carry_out(self._to_trim(), self._trimmed, failures)
+                requests = self._requests()
+                if self.owes_collection:
+                    await self.garbage.collect()
+            if failures:
+                raise await self._explained(failures[0])
+        except BaseException:
+            self._core.counts["failed_steps"] += 1
+            raise
+        return requests
+
+    @property
+    def owes_collection(self) -> bool:
+        """Whether a rollup, and what it lets go, are due by the number of versions."""
+        state = self._core.state
+        behind = state.seqno - (state.latest_rollup or 0)
+        return behind >= self._core.stack.settings.rollup_every
+
+    def _arrangements(self) -> Iterable[tuple[str, Arrangement]]:
+        return self._core.streams.arrangements.items()
+
+    def _to_drain(self) -> list[tuple[str, Drain | None]]:
+        """What is to be drained; and where nothing is, what is to be evicted."""
+        plans: list[tuple[str, Drain | None]] = []
+        for name, now in self._arrangements():
+            plan = rules.to_drain(now)
+            if plan is not None and plan != self._found_nothing.get(name):
+                plans.append((name, plan))
+            elif rules.evicted(now) is not None:
+                plans.append((name, None))
+        return plans
+
+    def _to_trim(self) -> list[tuple[str, Trim]]:
+        plans = ((name, rules.to_trim(now)) for name, now in self._arrangements())
+        return [(name, plan) for name, plan in plans if plan is not None]
+
+    def _requests(self) -> list[CompactionRequest]:
+        asked = []
+        for name, now in self._arrangements():
+            if name not in self._in_flight and (plan := rules.to_compact(now)) is not None:
+                asked.append(CompactionRequest(name, plan))
+        self._in_flight |= {request.stream: request for request in asked}
+        return asked
+
+    async def _carry_out(
+        self,
+        plans: Sequence[tuple[str, T]],
+        carry_out: Callable[[str, T], Awaitable[Result | None]],
+        failures: list[Error],
+    ) -> None:
+        """Make all of it, then apply what was made by one commit."""
+
+        async def one(name: str, plan: T) -> Result | None:
+            try:
+                return await carry_out(name, plan)
+            except Error as error:
+                failures.append(error)
+                return None
+
+        found = await run_bounded(AT_ONCE, [partial(one, *plan) for plan in plans])
+        results = [result for result in found if result is not None]
+        if not results:
+            return
+        applied: set[str] | None = None
+        try:
+            applied = await self._committer.run(Maintain([(r.stream, r.made) for r in results]))
+        except (StorageUnavailable, Fenced):  # it surely did not happen
+            applied = set()
+            raise
+        finally:
+            for result in results:
+                if applied is not None and result.stream not in applied:
+                    result.discard()
+
+    async def _drained(self, name: str, plan: Drain | None) -> Result | None:
+        output = await work.drain(self._place(name), plan) if plan is not None else None
+        if plan is None or output is None:
+            if plan is not None:
+                self._found_nothing[name] = plan
+            return Result(name, rules.evicted)
+        discard = partial(self._spawn, output.discard)
+        return Result(name, partial(_drained_and_evicted, plan, output.batch), discard)
+
+    async def _trimmed(self, name: str, plan: Trim) -> Result:
+        place = self._place(name)
+        raw = RawParts(self._core.shard, place.writer, self._core.inline_room)
+        try:
+            batch = await work.trim(place, plan, raw)
+        except BaseException:
+            raw.discard()
+            raise
+        return Result(name, lambda now: rules.trimmed(now, plan, batch), raw.discard)
+
+    async def _explained(self, error: Error) -> Error:
+        """A blob that is gone, since another has taken over and dropped it."""
+        if isinstance(error, Corruption | LeaseExpired):
+            await self._core.shard.register.refresh()
+            self._core.look_at_owner()
+            self._core.check_owner()
+        return error
+
+    def _place(self, name: str) -> Place:
+        core = self._core
+        return Place(core.shard, core.schema(name), core.streams.names[name], core.check_owner())
+
+    def _spawn(self, discard: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._core.stack.supervisor.spawn(discard(), "delete parts that no longer fit")
+
+    # --- compactions -----------------------------------------------------------------------------
+
+    async def compact(self, request: CompactionRequest) -> CompactionResponse:
+        """Carry out a request. It is not applied yet."""
+        self._core.arrangement(request.stream)
+        began = self._core.stack.runtime.monotonic()
+        output = await work.compact(self._place(request.stream), request.plan)
+        return CompactionResponse(request, output.batch, self._core.stack.runtime.monotonic() - began)
+
+    async def apply(self, stream: str, response: CompactionResponse | BaseException) -> None:
+        """Hand in what came of a request."""
+        counts, request = self._core.counts, self._in_flight.get(stream)
+        if stream not in self._core.streams.arrangements:
+            self._in_flight.pop(stream, None)
+            request = None
+        mine = isinstance(response, BaseException) or response.request is request
+        if request is None or not mine or stream in self._answered:
+            counts["unexpected_responses"] += 1
+            return
+        if isinstance(response, BaseException):
+            del self._in_flight[stream]
+            counts["failed_compactions"] += 1
+            return
+        await self._apply(response)
+
+    async def _apply(self, response: CompactionResponse) -> None:
+        counts, stream = self._core.counts, response.request.stream
+        self._answered.add(stream)
+        try:
+            made = partial(_compacted, response.request.plan, response.batch)
+            applied = await self._committer.run(Maintain([(stream, made)]))
+        finally:
+            self._answered.discard(stream)
+            self._in_flight.pop(stream, None)
+        if not applied:
+            counts["skipped_compactions"] += 1
+            return
+        counts["compactions"] += 1
+        counts["compaction_seconds"] += response.seconds  # type: ignore[assignment]  # a sum of floats
+        counts["compaction_bytes"] += sum(part.size for part in response.batch.parts)
+
+
+def _drained_and_evicted(plan: Drain, batch: TraceBatch, now: Arrangement) -> Rearrangement | None:
+    if (drained := rules.drained(now, plan, batch)) is None:
+        return None
+    after = rearranged(drained, now)
+    evicted = rules.evicted(after)
+    return difference(now, after if evicted is None else rearranged(evicted, after))
+
+
+def _compacted(plan: Compaction, batch: TraceBatch, now: Arrangement) -> Rearrangement | None:
+    return rules.compacted(now, plan, batch)

@@ -1,0 +1,187 @@
+"""What the plans of `arrangement.py` ask for, carried out: read, write, and come back with a batch.
+
+Nothing here changes the state, and nothing here holds up writes: what was made is applied by a commit of its
+own, if it still fits. Whatever fails deletes what it has written.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiopersist.data.buffer import Buffer
+from aiopersist.data.codec import Schema
+from aiopersist.data.times import Seen, filter_times
+from aiopersist.frontier import Antichain
+from aiopersist.indexed.arrangement import Compaction, Drain, Trim, level_after
+from aiopersist.indexed.hollow import ZERO, of_trace, of_unsealed
+from aiopersist.indexed.raw import RawParts
+from aiopersist.shard.fetch import Fetch, Named, Selection
+from aiopersist.shard.rewrite import Budget, Rewritten, Target, goodbytes_of, rewrite, whole_bytes
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.sorted_parts import SortedParts
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart
+from aiopersist.state.streams import TraceBatch, UnsealedBatch
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+SORT_SHARE = 8  # of the memory, goodbytes that are sorted at once: with what sorting takes
+
+
+class Place(NamedTuple):
+    """Whose batches are worked on, and who writes."""
+
+    shard: Shard
+    schema: Schema[Any, Any, Any]
+    schema_id: int
+    writer: str
+
+    def inline_max(self, parts: Sequence[Named]) -> int:
+        """Updates stay in the state only if they were there before."""
+        inline = sum(part.size for _, part in parts if part.inline is not None)
+        return min(self.shard.stack.settings.inline_writes_single_max_bytes, inline)
+
+
+class Output(NamedTuple):
+    """A batch, and who can delete its blobs as long as nothing names it."""
+
+    batch: TraceBatch
+    output: SortedParts
+
+    async def discard(self) -> None:
+        """Surely nothing names it."""
+        await self.output.discard()
+
+
+async def drain(place: Place, plan: Drain) -> Output | None:
+    """One batch of the trace, of what is unsealed in the interval; `None` if nothing is there. Costs
+    requests for every part that is read or written."""
+    parts = of_unsealed(plan.batches)
+    selection = Selection(lower=Antichain(plan.lower), upper=Antichain(plan.upper))
+    target = Target(place.schema, place.writer, Antichain(plan.lower), ZERO, place.inline_max(parts))
+    done = await _sorted_and_rewritten(place, parts, selection, target)
+    if not done.read.rows:
+        return None
+    updates = sum(part.rows for part in done.parts)
+    batch = TraceBatch(
+        lower=plan.lower, upper=plan.upper, since=0, level=0, updates=updates, parts=done.parts
+    )
+    return Output(batch, done.output)
+
+
+async def compact(place: Place, plan: Compaction) -> Output:
+    """One batch of two neighbours."""
+    runs = [of_trace([batch]) for batch in (plan.older, plan.younger) if batch.parts]
+    since = Antichain(plan.since)
+    inline_max = place.inline_max([named for run in runs for named in run])
+    target = Target(place.schema, place.writer, Antichain(plan.older.lower), since, inline_max)
+    done = await rewrite(place.shard, runs, Selection(advance_to=since), target)
+    updates = sum(part.rows for part in done.parts)
+    batch = TraceBatch(
+        lower=plan.older.lower,
+        upper=plan.younger.upper,
+        since=plan.since,
+        level=level_after(plan, updates),
+        updates=updates,
+        parts=done.parts,
+    )
+    return Output(batch, done.output)
+
+
+async def trim(place: Place, plan: Trim, raw: RawParts) -> UnsealedBatch:
+    """The batch without what is in the trace, in its order; written by `raw`. In memory is a part at a time,
+    beside what is left of small ones."""
+    seen = Seen()
+    fetch = Fetch(place.shard, place.schema, cached=False)
+    parts: list[HollowPart] = []
+    for named in of_unsealed([plan.batch]):
+        table = await fetch.table([named], Selection(lower=Antichain(plan.lower)), "")
+        seen.add(table)
+        parts += await raw.write([table], place.schema, place.schema_id)
+    batch = plan.batch
+    return batch.replace(time_least=seen.least, time_greatest=seen.greatest, parts=tuple(parts))
+
+
+# --- sorting what does not fit in memory -----------------------------------------------------------
+
+
+async def _sorted_and_rewritten(
+    place: Place, parts: list[Named], selection: Selection, target: Target
+) -> Rewritten:
+    """`rewrite` of parts that are in no order. What is much is sorted piece by piece, into parts of their own
+    that are deleted in the end; and while these are too many to be merged at once, some of them are."""
+    stack = place.shard.stack
+    if goodbytes_of([parts]) <= whole_bytes(stack.settings):
+        return await rewrite(place.shard, [parts], selection, target)
+    scratch = _Scratch(place, target)
+    try:
+        runs = [run async for run in scratch.sorted_pieces(parts, selection)]
+        budget = Budget.of(stack.settings)
+        while len(runs) > (most := budget.runs_max(part for run in runs for _, part in run)):
+            runs = [*runs[most:], await scratch.merged(runs[:most])]
+        return await rewrite(place.shard, runs, Selection(), target)
+    finally:
+        stack.supervisor.spawn(scratch.discard(), "delete sorted pieces")
+
+
+@dataclass(eq=False)
+class _Scratch:
+    """Sorted runs that nothing ever names."""
+
+    place: Place
+    target: Target
+    outputs: list[SortedParts] = field(default_factory=list)
+
+    async def sorted_pieces(
+        self, parts: list[Named], selection: Selection
+    ) -> AsyncGenerator[list[Named], None]:
+        """As many updates at once as may be sorted in memory."""
+        shard, schema = self.place.shard, self.place.schema
+        most = max(shard.stack.settings.compaction_memory_bytes // SORT_SHARE, 1)
+        fetch, buffer = Fetch(shard, schema, cached=False), Buffer(schema)
+        for _, part in parts:
+            async with aclosing(fetch.raw_slabs(part)) as slabs:
+                async for slab in slabs:
+                    buffer.add(filter_times(slab, lower=selection.lower, upper=selection.upper))
+                    while buffer.goodbytes >= most:
+                        yield await self._sorted(buffer.take_reaching(most))
+        if buffer.rows:
+            yield await self._sorted(buffer.take())
+
+    async def _sorted(self, table: "pa.Table") -> list[Named]:
+        output = self._output()
+        await output.add_all(table)
+        return self._run(await output.finish())
+
+    async def merged(self, runs: list[list[Named]]) -> list[Named]:
+        """Some runs as one."""
+        target = self.target._replace(inline_max_bytes=0)
+        done = await rewrite(self.place.shard, runs, Selection(), target)
+        self.outputs.append(done.output)
+        return self._run(done.parts)
+
+    async def discard(self) -> None:
+        """Nothing needs them any more."""
+        for output in self.outputs:
+            await output.discard()
+
+    def _output(self) -> SortedParts:
+        stack, target = self.place.shard.stack, self.target
+        output = SortedParts(
+            self.place.shard,
+            target.schema,
+            target.writer,
+            target.lower,
+            target.since,
+            part_bytes=Budget.of(stack.settings).part_bytes,
+            inline_max_bytes=0,
+            stack=stack,
+        )
+        self.outputs.append(output)
+        return output
+
+    def _run(self, parts: Any) -> list[Named]:
+        batch = HollowBatch.of(lower=self.target.lower, upper=Antichain(), since=ZERO, parts=parts)
+        return [(batch, part) for part in parts]

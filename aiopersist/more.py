@@ -1,0 +1,70 @@
+"""What a client opens beside writers and readers of shards: what stands on top of them, and stashes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from aiopersist.indexed.indexed import Indexed
+from aiopersist.indexed.open import opened
+from aiopersist.resource import Closeable, Opening, Scope
+from aiopersist.shard.stack import Stack
+from aiopersist.stash.open import DEFAULT_NAME, Mode, place_beside
+from aiopersist.stash.open import opened as open_place
+from aiopersist.stash.stash import Stash
+from aiopersist.storage.consensus import Consensus
+
+
+class Handle(Closeable, Protocol):
+    """What a client opens, and closes at the latest when it closes."""
+
+    @property
+    def _scope(self) -> Scope: ...
+
+
+H = TypeVar("H", bound=Handle)
+
+
+class OpensMore(ABC):
+    """A part of the client."""
+
+    _scope: Scope
+    _stack: Stack
+    _consensus: Consensus
+    _consensus_url: str | None
+
+    @abstractmethod
+    async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
+        """What `opener` gives, as a handle of the client."""
+
+    def indexed(self, name: str, *, readonly: bool = False, background: bool = True) -> Opening[Indexed]:
+        """The `Indexed` of that name, made on first use; it takes over from the instance before it.
+        `readonly`: any number of these follow along; `UnknownStream` if it is not there. `background=False`:
+        its maintenance is done by hand (`step`). Two commits (one for a reader), and a request for its name.
+        """
+        return Opening(
+            lambda: self._opened(
+                lambda: opened(self._stack, self._scope, name, readonly=readonly, background=background)
+            )
+        )
+
+    def stash(
+        self,
+        name: str = DEFAULT_NAME,
+        *,
+        exclusive: bool = True,
+        readonly: bool = False,
+        savepoint: bool = False,
+    ) -> Opening[Stash]:
+        """The stash of that name in the consensus database of this location; modes and errors are those of
+        `aiopersist.stash.open`. `Unsupported` if the consensus store was given as an instance."""
+        mode = Mode(exclusive, readonly, savepoint)
+        mode.check()
+        stack = self._stack
+        place = place_beside(
+            self._consensus_url, self._consensus, name, runtime=stack.runtime, settings=stack.settings
+        )
+
+        async def open_stash() -> Stash:
+            return await open_place(place, mode, stack.settings, stack.runtime, self._scope)
+
+        return Opening(lambda: self._opened(open_stash))

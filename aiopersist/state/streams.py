@@ -1,0 +1,210 @@
+"""What an `Indexed` holds: many streams, each with an arrangement of its data, under one owner.
+
+Times and seqnos are ints. Batches are kept in maps, by numbers that nothing but their replacement has again:
+unsealed ones by the seqno they begin at, those of the trace by the time they begin at. So a change names the
+few that it sets and drops, and what a commit writes is proportional to it.
+
+*Owner.* Only one instance at a time changes streams: its id stands in the state, every change checks it, and
+opening replaces it. It also stands in the keys of the blobs that the instance writes: it is their registered
+writer for as long as it is the owner.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TypeVar
+
+from aiopersist.state.record import HollowPart, Record
+
+B = TypeVar("B", "UnsealedBatch", "TraceBatch")
+
+
+class UnsealedBatch(Record):
+    """Updates as they came, of the commands with seqnos `n` in `seqno_lower < n <= seqno_upper`."""
+
+    seqno_lower: int
+    seqno_upper: int
+    time_least: int
+    time_greatest: int
+    """Of the updates in it, which are in no order of time."""
+    parts: tuple[HollowPart, ...]
+
+
+class TraceBatch(Record):
+    """All updates at times in `[lower, upper)`, sorted and consolidated, times advanced to `since`. So times
+    may reach or pass `upper`, where since does."""
+
+    lower: int
+    upper: int
+    since: int
+    level: int
+    updates: int
+    """How many are in its parts."""
+    parts: tuple[HollowPart, ...] = ()
+
+
+class Arrangement(Record):
+    """One stream's data. Logically all that is before `seal` is in the trace; physically what is before the
+    trace's upper."""
+
+    seal: int = 0
+    """Updates at times before it are complete."""
+    since: int = 0
+    """History before it is forgotten: every read advances times to it. It may be beyond `seal`."""
+    seqno: int = 0
+    """Where the next unsealed batch begins."""
+    unsealed: dict[int, UnsealedBatch] = {}
+    trace: dict[int, TraceBatch] = {}
+    """Oldest first, contiguous from 0."""
+
+    @property
+    def trace_upper(self) -> int:
+        """Updates at times before it are in the trace."""
+        return next(reversed(self.trace.values())).upper if self.trace else 0
+
+    @property
+    def parts(self) -> Iterator[HollowPart]:
+        """All that are named."""
+        return _parts_of(self.unsealed.values(), self.trace.values())
+
+
+class Rearrangement(Record):
+    """What becomes of an arrangement: what is set, and what is dropped by key. What is unset stays."""
+
+    seal: int | None = None
+    since: int | None = None
+    seqno: int | None = None
+    unsealed: dict[int, UnsealedBatch] = {}
+    trace: dict[int, TraceBatch] = {}
+    drop_unsealed: tuple[int, ...] = ()
+    drop_trace: tuple[int, ...] = ()
+
+
+class Streams(Record):
+    """All streams of an `Indexed`."""
+
+    owner: str
+    """The id of the instance that may change them; empty when the last one has left."""
+    revision: int = 0
+    """Rises with every change of an owner: what proves, after a lost answer, that it happened."""
+    seqno: int = 0
+    """Of the last command."""
+    names: dict[str, int] = {}
+    """Of the streams that there are: the id of the schema of each."""
+    destroyed: frozenset[str] = frozenset()
+    """Names that no stream ever has again."""
+    arrangements: dict[str, Arrangement] = {}
+
+
+class StreamsChanges(Record):
+    """What becomes of the streams."""
+
+    owner: str | None = None
+    revision: int | None = None
+    seqno: int | None = None
+    names: dict[str, int] = {}
+    """Streams that are new."""
+    destroyed: tuple[str, ...] = ()
+    """Streams that are no more, and their data with them."""
+    arrangements: dict[str, Rearrangement] = {}
+
+
+def rearranged(changes: Rearrangement, arrangement: Arrangement) -> Arrangement:
+    """The arrangement after the changes: the only way to the next one, for who commits and for who reads."""
+    return arrangement.replace(
+        **_set(changes, "seal", "since", "seqno"),
+        unsealed=_changed(arrangement.unsealed, changes.unsealed, changes.drop_unsealed),
+        trace=_changed(arrangement.trace, changes.trace, changes.drop_trace),
+    )
+
+
+def _changed(now: dict[int, B], changed: dict[int, B], dropped: tuple[int, ...]) -> dict[int, B]:
+    if not changed and not dropped:
+        return now
+    after = {**now, **changed}
+    for key in dropped:
+        del after[key]
+    return after
+
+
+def _set(changes: Rearrangement | StreamsChanges, *names: str) -> dict[str, object]:
+    return {name: value for name in names if (value := getattr(changes, name)) is not None}
+
+
+def difference(before: Arrangement, after: Arrangement) -> Rearrangement | None:
+    """What makes `after` of `before`; `None` where they are the same. Costs what they hold."""
+    changes = {
+        **{
+            name: getattr(after, name)
+            for name in ("seal", "since", "seqno")
+            if getattr(after, name) != getattr(before, name)
+        },
+        **_map_difference("unsealed", before.unsealed, after.unsealed),
+        **_map_difference("trace", before.trace, after.trace),
+    }
+    return Rearrangement.of(**changes) if changes else None
+
+
+def _map_difference(
+    name: str, before: Mapping[int, object], after: Mapping[int, object]
+) -> dict[str, object]:
+    if before is after:
+        return {}
+    changed = {key: batch for key, batch in after.items() if before.get(key) is not batch}
+    dropped = tuple(key for key in before if key not in after)
+    found = {name: changed, f"drop_{name}": dropped}
+    return {name: value for name, value in found.items() if value}
+
+
+def changed_streams(changes: StreamsChanges, streams: Streams | None) -> Streams:
+    """The streams after the changes; `None` before there were any."""
+    streams = Streams(owner="") if streams is None else streams
+    names, arrangements = streams.names, streams.arrangements
+    if changes.names or changes.destroyed:
+        names = {**names, **changes.names}
+    if changes.names or changes.destroyed or changes.arrangements:
+        arrangements = {**arrangements, **{name: Arrangement() for name in changes.names}}
+    for name, change in changes.arrangements.items():
+        arrangements[name] = rearranged(change, arrangements[name])
+    for name in changes.destroyed:
+        del names[name], arrangements[name]
+    return streams.replace(
+        **_set(changes, "owner", "revision", "seqno"),
+        names=names,
+        destroyed=streams.destroyed.union(changes.destroyed) if changes.destroyed else streams.destroyed,
+        arrangements=arrangements,
+    )
+
+
+# --- blobs -----------------------------------------------------------------------------------------
+
+
+def parts_of_streams(streams: Streams | None) -> Iterator[HollowPart]:
+    """All parts that the streams name."""
+    for arrangement in streams.arrangements.values() if streams is not None else ():
+        yield from arrangement.parts
+
+
+def new_parts(changes: StreamsChanges | None) -> list[HollowPart]:
+    """The parts of the batches that are set."""
+    every = changes.arrangements.values() if changes is not None else ()
+    return [part for change in every for part in _parts_of(change.unsealed.values(), change.trace.values())]
+
+
+def gone_parts(changes: StreamsChanges | None, streams: Streams | None) -> list[HollowPart]:
+    """The parts of the batches of `streams` that are replaced or dropped."""
+    if changes is None or streams is None:
+        return []
+    found: list[HollowPart] = []
+    for name in changes.destroyed:
+        found += streams.arrangements[name].parts
+    for name, change in changes.arrangements.items():
+        if (now := streams.arrangements.get(name)) is not None and name not in changes.destroyed:
+            unsealed = (now.unsealed.get(key) for key in (*change.unsealed, *change.drop_unsealed))
+            trace = (now.trace.get(key) for key in (*change.trace, *change.drop_trace))
+            found += _parts_of(filter(None, unsealed), filter(None, trace))
+    return found
+
+
+def _parts_of(unsealed: Iterable[UnsealedBatch], trace: Iterable[TraceBatch]) -> Iterator[HollowPart]:
+    batches: Iterable[UnsealedBatch | TraceBatch] = chain(unsealed, trace)
+    return (part for batch in batches for part in batch.parts)
