@@ -43,10 +43,13 @@ class Background:
             try:
                 if self._core.streams.revision != seen or self._upkeep.owes_collection:
                     seen, changed_at = self._core.streams.revision, now
-                    for request in await self._upkeep.step():
+                    requests, failure = await self._upkeep.round()
+                    for request in requests:
                         self._begin(self._compact(request), f"compact {request.stream}")
+                    if failure is not None:
+                        raise failure
                 elif now - changed_at > settings.compaction_idle_s and self._upkeep.garbage.owes_collection:
-                    await self._upkeep.garbage.collect()
+                    await self._upkeep.collect()
             except Fenced as error:
                 log.info("an Indexed is no longer maintained here: %s", error)
                 return

@@ -9,6 +9,7 @@ for is unknown here, and what comes back for it changes nothing.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -82,22 +83,50 @@ class Upkeep:
     # --- a step ----------------------------------------------------------------------------------
 
     async def step(self) -> list[CompactionRequest]:
-        """One round; the compactions that it asks for. It does what it can, and raises what failed."""
-        failures: list[Error] = []
-        try:
-            async with self._turn:
-                await self._committer.flush()
-                await self._carry_out(self._to_drain(), self._drained, failures)
-                await self._carry_out(self._to_trim(), self._trimmed, failures)
-                requests = self._requests()
-                if self.owes_collection:
-                    await self.garbage.collect()
-            if failures:
-                raise await self._explained(failures[0])
-        except BaseException:
-            self._core.counts["failed_steps"] += 1
-            raise
+        """One round; the compactions that it asks for. It does what it can, and raises what failed; then it
+        has asked for none."""
+        requests, failure = await self.round()
+        if failure is not None:
+            self.withdraw(requests)
+            raise failure
         return requests
+
+    async def round(self) -> tuple[list[CompactionRequest], Error | None]:
+        """All that a step does: the compactions that it asks for, and what failed of the rest. Raises only
+        what kept it from beginning."""
+        failures: list[Error] = []
+        async with self._turn:
+            await self._committer.flush()
+            for part in (
+                partial(self._carry_out, self._to_drain, self._drained, failures),
+                partial(self._carry_out, self._to_trim, self._trimmed, failures),
+                self._collect_if_due,
+            ):
+                try:
+                    await part()
+                except Error as error:
+                    failures.append(error)
+        self._core.counts["failed_steps"] += bool(failures)
+        failure = await self._explained(failures[0]) if failures else None
+        return self._requests(), failure
+
+    async def _collect_if_due(self) -> None:
+        if self.owes_collection:
+            await self.collect()
+
+    async def collect(self) -> None:
+        """One round of garbage collection. What the snapshots of this instance have let go of is told first:
+        its own reader would hold it back."""
+        hold = self._core.shard.hold
+        with suppress(LeaseExpired):  # then it holds nothing back
+            await hold.heartbeat()
+        await self.garbage.collect()
+
+    def withdraw(self, requests: Iterable[CompactionRequest]) -> None:
+        """Nobody carries them out: they are asked for again."""
+        for request in requests:
+            if self._in_flight.get(request.stream) is request:
+                del self._in_flight[request.stream]
 
     @property
     def owes_collection(self) -> bool:
@@ -134,7 +163,7 @@ class Upkeep:
 
     async def _carry_out(
         self,
-        plans: Sequence[tuple[str, T]],
+        plan: Callable[[], Sequence[tuple[str, T]]],
         carry_out: Callable[[str, T], Awaitable[Result | None]],
         failures: list[Error],
     ) -> None:
@@ -147,7 +176,7 @@ class Upkeep:
                 failures.append(error)
                 return None
 
-        found = await run_bounded(AT_ONCE, [partial(one, *plan) for plan in plans])
+        found = await run_bounded(AT_ONCE, [partial(one, *planned) for planned in plan()])
         results = [result for result in found if result is not None]
         if not results:
             return
@@ -183,10 +212,13 @@ class Upkeep:
 
     async def _explained(self, error: Error) -> Error:
         """A blob that is gone, since another has taken over and dropped it."""
-        if isinstance(error, Corruption | LeaseExpired):
-            await self._core.shard.register.refresh()
-            self._core.look_at_owner()
-            self._core.check_owner()
+        try:
+            if isinstance(error, Corruption | LeaseExpired):
+                await self._core.shard.register.refresh()
+                self._core.look_at_owner()
+                self._core.check_owner()
+        except Error as reason:
+            return reason
         return error
 
     def _place(self, name: str) -> Place:
