@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from aiopersist.cli import demo as demo_
+from aiopersist.cli import demo_indexed
 from aiopersist.cli import maintain as maintain_
 from aiopersist.cli.git import GitError
 from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
@@ -32,10 +33,14 @@ def demo(
     blob: Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")] = None,
     consensus: Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N commits.")] = None,
+    indexed: Annotated[
+        bool, typer.Option("--indexed", help="By author date, one stream per top-level folder.")
+    ] = False,
 ) -> None:
     """Store the history of a git repository, follow it live, and check it against git."""
     _check_place(location, blob, consensus)
-    _run(demo_.run(demo_.Options(repo, location, blob, consensus, limit), Console()))
+    options = demo_.Options(repo, location, blob, consensus, limit)
+    _run((demo_indexed.run if indexed else demo_.run)(options, Console()))
 
 
 @app.command()

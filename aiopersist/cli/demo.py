@@ -132,7 +132,7 @@ class Demo:
             start = min(_int(await writer.fetch_recent_upper()), len(self.commits))  # an earlier run's
         written = self.bars.add_task("written", total=len(self.commits), completed=start)
         followed = self.bars.add_task("followed", total=len(self.commits))
-        async with _closing(self.repository.changes(self.commits, start)) as stream:
+        async with closing(self.repository.changes(self.commits, start)) as stream:
             window = Window(stream, start)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow(followed))
@@ -143,7 +143,7 @@ class Demo:
         async with client.writer(self.shard, self.schema) as writer:
             while (commit := await window.next()) is not None:
                 number = commit.number
-                updates = _updates(commit)
+                updates = updates_of(commit)
                 self.race.started_s[number][name] = SYSTEM.monotonic()
                 try:
                     await writer.compare_and_append(updates, number, number + 1)
@@ -166,7 +166,7 @@ class Demo:
                 now = SYSTEM.monotonic()
                 for path, version, time, diff in step.updates:
                     if time <= last:
-                        _add(self.followed, (path, version), diff)
+                        add_row(self.followed, (path, version), diff)
                 upper = min(_int(step.upper), last + 1)
                 self.race.seen_s[seen:upper] = [now] * (upper - seen)
                 seen = upper
@@ -186,10 +186,10 @@ class Demo:
                 actual: Counter[Row] = Counter()
                 async with reader.snapshot(as_of=number) as snapshot:
                     async for path, version, diff in snapshot:
-                        _add(actual, (path, version), diff)
-                _compare(expected, actual, f"the snapshot at commit {number} ({self.commits[number]})")
+                        add_row(actual, (path, version), diff)
+                compare(expected, actual, f"the snapshot at commit {number} ({self.commits[number]})")
                 if number == last:
-                    _compare(expected, self.followed, "what the subscriber accumulated")
+                    compare(expected, self.followed, "what the subscriber accumulated")
                 rows += len(expected)
                 self.bars.advance(bar)
         return len(sampled), rows
@@ -199,15 +199,15 @@ async def run(options: Options, console: Console) -> None:
     """All of it; raises where it cannot begin or a check fails."""
     repository = await Repository.find(options.repository)
     commits = await repository.first_parents(options.limit)
-    await asyncio.to_thread(_import_all)
-    with _directory(options) as directory:
+    await asyncio.to_thread(import_all)
+    with place(options) as directory:
         async with AsyncExitStack() as stack:
-            with _quiet():
-                clients = [await stack.enter_async_context(_open(options, directory)) for _ in WRITERS]
+            with quiet():
+                clients = [await stack.enter_async_context(open_place(options, directory)) for _ in WRITERS]
             try:
                 await _run(clients, repository, commits, console)
             except* Exception as group:
-                raise _first(group) from None
+                raise first_error(group) from None
         if directory is not None:
             size = sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
             console.print(f"{size:,} bytes on disk, in {directory}", highlight=False, soft_wrap=True)
@@ -248,7 +248,7 @@ def _report(race: Race, seconds: float, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _updates(commit: Commit) -> list[tuple[bytes, FileVersion, int, int]]:
+def updates_of(commit: Commit) -> list[tuple[bytes, FileVersion, int, int]]:
     updates = []
     for path, old, new in commit.changes:
         if old is not None:
@@ -258,13 +258,13 @@ def _updates(commit: Commit) -> list[tuple[bytes, FileVersion, int, int]]:
     return updates
 
 
-def _add(rows: Counter[Row], row: Row, diff: int) -> None:
+def add_row(rows: Counter[Row], row: Row, diff: int) -> None:
     rows[row] += diff
     if not rows[row]:
         del rows[row]
 
 
-def _compare(expected: Counter[Row], actual: Counter[Row], what: str) -> None:
+def compare(expected: Counter[Row], actual: Counter[Row], what: str) -> None:
     if expected == actual:
         return
     differing = (row for row in expected | actual if expected[row] != actual[row])
@@ -278,7 +278,7 @@ def _int(frontier: Antichain | Any) -> int:
     return time if isinstance(time, int) else 2**63 - 1
 
 
-def _open(options: Options, directory: Path | None) -> Opening[Client]:
+def open_place(options: Options, directory: Path | None) -> Opening[Client]:
     named = "AIOPERSIST_OPEN_TIMEOUT_S" in os.environ
     settings = Settings() if named else Settings(open_timeout_s=OPEN_TIMEOUT_S)
     if directory is not None:
@@ -286,7 +286,7 @@ def _open(options: Options, directory: Path | None) -> Opening[Client]:
     return open_client(blob=options.blob, consensus=options.consensus, settings=settings)
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """What would be imported with the first commit, and be counted as its latency."""
     for name in ("polars", "pyarrow.compute", "pyarrow.parquet"):
         import_module(name)
@@ -294,7 +294,7 @@ def _import_all() -> None:
 
 
 @contextmanager
-def _directory(options: Options) -> Iterator[Path | None]:
+def place(options: Options) -> Iterator[Path | None]:
     if options.location is not None or options.blob is not None:
         yield options.location
         return
@@ -303,7 +303,7 @@ def _directory(options: Options) -> Iterator[Path | None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """A store that cannot be reached is told once, by the command."""
     handler = logging.NullHandler()
     logging.getLogger("aiopersist").addHandler(handler)
@@ -314,12 +314,12 @@ def _quiet() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _closing(stream: Any) -> AsyncIterator[Any]:
+async def closing(stream: Any) -> AsyncIterator[Any]:
     try:
         yield stream
     finally:
         await stream.aclose()
 
 
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+def first_error(error: BaseException) -> BaseException:
+    return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -83,6 +83,13 @@ class Repository:
         out = await self._output("rev-list", "--first-parent", "--reverse", "HEAD")
         return out.decode().split()[:limit]
 
+    async def author_dates(self) -> dict[str, int]:
+        """When each commit of the first-parent history was written, by its id: in seconds since 1970, and not
+        before."""
+        out = await self._output("rev-list", "--first-parent", "--pretty=tformat:%at", "HEAD")
+        lines = iter(out.decode().splitlines())
+        return {line.removeprefix("commit "): max(int(next(lines) or 0), 0) for line in lines}
+
     async def changes(self, commits: Sequence[str], start: int = 0) -> AsyncIterator[Commit]:
         """What each of `commits[start:]` changed against the one before it. Close it when you stop
         early: it owns processes."""

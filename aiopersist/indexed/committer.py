@@ -36,8 +36,11 @@ AT_ONCE = 32  # small entries of a write that are converted before others have a
 class Pending:
     """A command in the queue, and who waits for it."""
 
-    def __init__(self, command: Command, *, ready: bool) -> None:
+    def __init__(self, command: Command, number: int, oldest: int, *, ready: bool) -> None:
         self.command = command
+        self.number = number
+        self.oldest = oldest
+        """The number of the first command that was not durable yet when this one was called."""
         self.ready = ready
         self.uploads: list[Upload] = []
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -55,7 +58,9 @@ class Committer:
         self._core = core
         self._queue: deque[Pending] = deque()
         self._group: list[Pending] = []
-        self._under_way: asyncio.Future[None] | None = None
+        self._called = 0
+        self._failure: tuple[int, Exception] | None = None
+        """Of the last commit that failed: the number of the last command in it, and why."""
         self._slot = Slot()
         self._task: asyncio.Task[None] | None = None
 
@@ -88,12 +93,10 @@ class Committer:
         return seqno
 
     async def flush(self) -> None:
-        """Return when all that was called before is durable; with the error of its commit if that failed."""
-        under_way = self._under_way
-        if self._queue or under_way is not None:
+        """Return when all that was called before is durable; with the error of its commit if that failed. What
+        is not known of an earlier commit is found out first."""
+        if self._queue or self._group or self._slot.busy:
             await self.run(Barrier())
-        if under_way is not None:
-            await asyncio.shield(under_way)
 
     async def aclose(self) -> None:
         """Cut off what is not durable yet."""
@@ -111,7 +114,9 @@ class Committer:
 
     def _enqueue(self, command: Command, *, ready: bool) -> Pending:
         self._core.check_owner()
-        pending = Pending(command, ready=ready)
+        self._called += 1
+        oldest = next((pending.number for pending in (*self._group[:1], *self._queue)), self._called)
+        pending = Pending(command, self._called, oldest, ready=ready)
         self._queue.append(pending)
         if ready:
             self._kick()
@@ -127,7 +132,8 @@ class Committer:
 
     def _withdraw(self, pending: Pending) -> None:
         """It was cancelled, or its updates cannot be stored: it was never called."""
-        self._queue.remove(pending)
+        if pending in self._queue:  # else it was stopped
+            self._queue.remove(pending)
         pending.outcome.cancel()
         pending.discard()
         self._kick()
@@ -141,15 +147,12 @@ class Committer:
             0
         )  # who calls in this turn of the loop belongs to the first group
         while group := self._take():
-            self._group, self._under_way = group, asyncio.get_running_loop().create_future()
+            self._group = group
             try:
-                await self._commit(group)
+                await self._commit([pending for pending in group if not self._failed_before(pending)])
             except Exception as error:
-                self._under_way.set_exception(error)
-                self._under_way.exception()
-            else:
-                self._under_way.set_result(None)
-            self._group, self._under_way = [], None
+                self._failure = group[-1].number, error
+            self._group = []
 
     def _take(self) -> list[Pending]:
         """The next group: all at the head that are ready."""
@@ -159,6 +162,16 @@ class Committer:
             if group[-1].command.alone:
                 break
         return group
+
+    def _failed_before(self, pending: Pending) -> bool:
+        """Whether what a call had to commit first has failed: then it gets that error, and does nothing."""
+        if isinstance(pending.command, CONSUMING) or self._failure is None:
+            return False
+        last, error = self._failure
+        if pending.oldest <= last and not pending.outcome.done():
+            pending.outcome.set_exception(error)
+            pending.outcome.exception()
+        return pending.oldest <= last
 
     # --- a group ---------------------------------------------------------------------------------
 
