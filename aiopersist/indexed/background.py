@@ -23,6 +23,7 @@ class Background:
         self._upkeep = upkeep
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(core.stack.settings.compactions_max)
+        self._is_owed = False  # a round, though nothing has changed: something failed
         self._delays: dict[str, Iterator[float]] = {}  # of streams whose compactions fail
 
     def start(self) -> None:
@@ -41,8 +42,10 @@ class Background:
             await runtime.sleep(settings.indexed_step_s)
             now = runtime.monotonic()
             try:
-                if self._core.streams.revision != seen or self._upkeep.owes_collection:
+                changed = self._core.streams.revision != seen
+                if changed or self._upkeep.owes_collection or self._is_owed:
                     seen, changed_at = self._core.streams.revision, now
+                    self._is_owed = False
                     requests, failure = await self._upkeep.round()
                     for request in requests:
                         self._begin(self._compact(request), f"compact {request.stream}")
@@ -53,31 +56,38 @@ class Background:
             except Fenced as error:
                 log.info("an Indexed is no longer maintained here: %s", error)
                 return
-            except Error as error:
-                log.warning("a step of an Indexed failed and is repeated: %s", error)
-                seen = -1
+            except Exception as error:
+                _log_failure(error, "a step of an Indexed failed and is repeated")
+                self._is_owed = True
                 await runtime.sleep(next(delays))
             else:
                 delays = runtime.delays()
 
     async def _compact(self, request: CompactionRequest) -> None:
         stream, runtime = request.stream, self._stack.runtime
-        response: CompactionResponse | Error
+        response: CompactionResponse | Exception
         async with self._at_once:
             try:
                 response = await self._upkeep.compact(request)
                 self._delays.pop(stream, None)
-            except Error as error:
+            except Exception as error:
                 response = error
-        if isinstance(response, Error):
-            log.warning("a compaction of stream %r failed and is repeated: %s", stream, response)
+        if isinstance(response, Exception):
+            _log_failure(response, f"a compaction of stream {stream!r} failed and is repeated")
             await runtime.sleep(next(self._delays.setdefault(stream, runtime.delays())))
+            self._is_owed = True
         try:
             await self._upkeep.apply(stream, response)
-        except Error as error:
-            log.warning("a compaction of stream %r was not applied and is repeated: %s", stream, error)
+        except Exception as error:
+            _log_failure(error, f"a compaction of stream {stream!r} was not applied and is repeated")
+            self._is_owed = True
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._stack.supervisor.background(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _log_failure(error: Exception, what: str) -> None:
+    """What a store does is expected; anything else is a bug, and shows where."""
+    log.warning("%s: %s", what, error, exc_info=None if isinstance(error, Error) else error)

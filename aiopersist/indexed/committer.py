@@ -14,23 +14,30 @@ its outcome is unknown, it is settled before anything else is decided, as for ev
 import asyncio
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from aiopersist.data.sizes import goodbytes
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
 from aiopersist.indexed.commands import Change
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.draft import AllowCompaction, Barrier, Command, Draft, Rows, Seal, Write
-from aiopersist.indexed.errors import Fenced
+from aiopersist.indexed.errors import Fenced, Stopped
 from aiopersist.indexed.hollow import ZERO
-from aiopersist.indexed.raw import RawParts
+from aiopersist.indexed.raw import RawParts, Room
 from aiopersist.resource import run_bounded
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.upload import Upload
 from aiopersist.state.record import HollowPart
+from aiopersist.state.streams import StreamsChanges
 
 AT_ONCE = 32  # small entries of a write that are converted before others have a turn
+
+
+class Discardable(Protocol):
+    """Something that was uploaded."""
+
+    def discard(self) -> None:
+        """Delete it: surely nothing names it."""
 
 
 class Pending:
@@ -62,6 +69,8 @@ class Committer:
         self._failure: tuple[int, Exception] | None = None
         """Of the last commit that failed: the number of the last command in it, and why."""
         self._slot = Slot()
+        self._doubtful: list[Discardable] = []
+        """What was uploaded for the commit in the slot."""
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, command: Command) -> Any:
@@ -83,7 +92,7 @@ class Committer:
                     await turn(0)
             for rows, upload in zip(command.entries, pending.uploads, strict=True):
                 rows.pieces, rows.seen, rows.count = await upload.pieces(), upload.seen, upload.rows_taken
-                rows.goodbytes = sum(map(_goodbytes, rows.pieces))
+                rows.goodbytes = sum(size for _, size in rows.pieces)
         except BaseException:
             self._withdraw(pending)
             raise
@@ -93,8 +102,8 @@ class Committer:
         return seqno
 
     async def flush(self) -> None:
-        """Return when all that was called before is durable; with the error of its commit if that failed. What
-        is not known of an earlier commit is found out first."""
+        """Return when all that was called before is durable; with the error of its commit if that failed.
+        What is not known of an earlier commit is found out first."""
         if self._queue or self._group or self._slot.busy:
             await self.run(Barrier())
 
@@ -105,8 +114,12 @@ class Committer:
             await asyncio.wait([self._task])
         for pending in [*self._group, *self._queue]:
             if not pending.outcome.done():
-                pending.outcome.set_exception(Indeterminate("it was stopped before the answer of the store"))
+                begun = pending in self._group
+                why = "it was stopped before the answer of the store" if begun else "the Indexed was stopped"
+                pending.outcome.set_exception(Indeterminate(why) if begun else Stopped(why))
                 pending.outcome.exception()
+                if not begun:
+                    pending.discard()
         self._queue.clear()
         self._group = []
 
@@ -177,30 +190,41 @@ class Committer:
 
     async def _commit(self, group: list[Pending]) -> None:
         """Make it durable and answer its callers; what it raises they have got."""
-        raw: RawParts | None = None
+        uploads: list[Discardable] = [*group]
         try:
             await self._settle()
             core = self._core
             owner = core.check_owner()
             draft = Draft(core.state, core.shard.schema)
             outcomes = [_applied(pending.command, draft) for pending in group]
-            raw = RawParts(core.shard, owner, core.inline_room)
-            await self._make_durable(draft, raw, owner)
+            uploads.append(raw := RawParts(core.shard, owner, Room(core.inline_room)))
+            changes = await self._finished(draft, raw)
         except Exception as error:
-            self._fail(group, raw, error)
+            self._fail(group, uploads, error)
             raise
+        try:
+            seqno = await self._sent(Change(owner, changes, draft.schemas)) if changes else None
+        except Exception as error:
+            if self._slot.busy:
+                self._doubtful, uploads = uploads, []
+            self._fail(group, uploads, error)
+            raise
+        if seqno is not None:
+            core.feed.publish(seqno, changes)
         for pending, outcome in zip(group, outcomes, strict=True):
             self._answer(pending, outcome)
 
-    async def _make_durable(self, draft: Draft, raw: RawParts, owner: str) -> None:
+    async def _finished(self, draft: Draft, raw: RawParts) -> StreamsChanges | None:
+        """What becomes of the streams, now that all that was accepted is written."""
         core = self._core
         jobs = [partial(self._written, name, rows, draft, raw) for name, rows in draft.accepted.items()]
         parts = await run_bounded(core.stack.settings.fetch_max_outstanding_parts, jobs)
-        changes = draft.finish(dict(zip(draft.accepted, parts, strict=True)))
-        if changes is None:
-            return
-        seqno: int = await commit(core.shard.register, Change(owner, changes, draft.schemas), self._slot)
-        core.feed.publish(seqno, changes)
+        return draft.finish(dict(zip(draft.accepted, parts, strict=True)))
+
+    async def _sent(self, change: Change) -> int:
+        """The version that makes the change."""
+        seqno: int = await commit(self._core.shard.register, change, self._slot)
+        return seqno
 
     async def _written(
         self, name: str, every: list[Rows], draft: Draft, raw: RawParts
@@ -213,26 +237,32 @@ class Committer:
         try:
             attempt = await settle(self._slot)
         except Unknowable:  # another has taken over meanwhile: the next commit will tell
+            self._doubtful = []
             return
         except Error as error:
             text = f"an earlier commit is not decided yet, so this one was not begun: {error}"
             raise StorageUnavailable(text, shard_id=self._core.shard.id) from error
-        if attempt is not None and attempt.happened and isinstance(attempt.command, Change):
+        if attempt is None:
+            return
+        uploads, self._doubtful = self._doubtful, []
+        if not attempt.happened:
+            for upload in uploads:
+                upload.discard()
+        elif isinstance(attempt.command, Change):
             self._core.feed.publish(attempt.seqno, attempt.command.changes)
 
-    def _fail(self, group: list[Pending], raw: RawParts | None, error: Exception) -> None:
+    def _fail(self, group: list[Pending], uploads: list[Discardable], error: Exception) -> None:
+        """Tell them; and delete `uploads`, which surely nothing names."""
         core = self._core
         if isinstance(error, Fenced):
             core.be_fenced(error)
         for pending in group:
             core.counts["failed_commands"] += isinstance(pending.command, CONSUMING)
-            if not self._slot.busy:  # nothing of it can be durable
-                pending.discard()
             if not pending.outcome.done():
                 pending.outcome.set_exception(error)
                 pending.outcome.exception()
-        if raw is not None and not self._slot.busy:
-            raw.discard()
+        for upload in uploads:
+            upload.discard()
 
     def _answer(self, pending: Pending, outcome: Any) -> None:
         counts = self._core.counts
@@ -253,10 +283,6 @@ class Committer:
 
 
 CONSUMING = (Write, Seal, AllowCompaction)
-
-
-def _goodbytes(piece: Any) -> int:
-    return (piece.goodbytes or piece.size) if isinstance(piece, HollowPart) else goodbytes(piece)
 
 
 def _applied(command: Command, draft: Draft) -> Any:

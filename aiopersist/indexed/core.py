@@ -1,5 +1,6 @@
 """What the parts of one `Indexed` share: its shard, what it has seen, what it counts."""
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -55,6 +56,9 @@ class Core:
         """Once it is known that another has taken over."""
         self.feed = Feed(shard, follows=owner is None)
         self.counts: Counter[str] = Counter()
+        self.much = asyncio.Semaphore(shard.stack.settings.compactions_max)
+        """Around what takes the memory of a compaction."""
+        shard.register.on_news = lambda state: self._look_at_owner()
 
     @property
     def state(self) -> State:
@@ -95,8 +99,7 @@ class Core:
             raise InvalidUsage(UsageKind.INVALID_MODE, "it was opened readonly", shard_id=self.shard.id)
         return self.owner
 
-    def look_at_owner(self) -> None:
-        """By the newest state that is known."""
+    def _look_at_owner(self) -> None:
         if self.owner is not None and self.streams.owner != self.owner:
             self.be_fenced(Fenced("another instance has taken over", shard_id=self.shard.id))
 
@@ -108,8 +111,10 @@ class Core:
 
     @property
     def inline_room(self) -> int:
-        """Bytes that may still be inline."""
-        return self.stack.settings.indexed_inline_total_max_bytes - self.state.inline_bytes
+        """Bytes that one version may still make inline."""
+        settings = self.stack.settings
+        left = settings.indexed_inline_total_max_bytes - self.state.inline_bytes
+        return min(left, settings.inline_writes_total_max_bytes)
 
     def counters(self) -> dict[str, int | float]:
         """What this instance did since it was opened, and what is there."""

@@ -34,8 +34,9 @@ class Rows:
 
     stream: str
     schema: Schema[Any, Any, Any]
-    pieces: list[Any] = field(default_factory=list)
-    """Tables, and hollow parts of what was too much to wait in memory: in their order."""
+    pieces: list[tuple[Any, int]] = field(default_factory=list)
+    """Tables, and hollow parts of what was too much to wait in memory, in their order; with the goodbytes of
+    each."""
     seen: Seen = field(default_factory=Seen)
     count: int = 0
     goodbytes: int = 0
@@ -281,14 +282,17 @@ class Barrier:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Maintain:
     """What a step has made, where it still fits. The result says of which streams."""
 
     alone: ClassVar[bool] = False
     made: Iterable[tuple[str, "Made"]]
+    begun: bool = False
+    """Whether it is part of a commit that was begun: if not, it surely does not happen."""
 
     def __call__(self, draft: Draft) -> set[str]:
+        self.begun = True
         applied: set[str] = set()
         for name, made in self.made:
             now = draft.find(name)

@@ -167,6 +167,8 @@ class Listener(Resource, Generic[K, V]):
                     records = await self._records(events.batch)
                     if self._failure is not None:
                         raise self._failure
+                    if not self._queue:  # it was stopped meanwhile
+                        raise StopAsyncIteration
                     self._batch_is_told = True  # no await from here
                     self._take(done=events.seal is None)
                     return Records(records)
@@ -217,6 +219,8 @@ class Listener(Resource, Generic[K, V]):
         """Nothing comes any more; what is there may be taken."""
         self._ended = True
         self._feed.remove(self)
+        if not self._queue:
+            self._unpin()
         self._woken.set()
 
     def stop(self) -> None:

@@ -1,6 +1,7 @@
 """Opening an `Indexed`: to own it, or to follow along."""
 
-from aiopersist.indexed.commands import TakeOver
+from aiopersist.data.lazy import import_polars, is_warm, warm_up
+from aiopersist.indexed.commands import Leave, TakeOver
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.errors import UnknownStream
 from aiopersist.indexed.indexed import Indexed
@@ -16,6 +17,9 @@ from aiopersist.shard.stack import Stack
 async def opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, background: bool) -> Indexed:
     """The `Indexed` of that name, with a view of the state of its own: what another instance of this process
     does is news for it, too. A request for its name, the state, and two commits (one for a reader)."""
+    if not is_warm():
+        await stack.compute(warm_up)
+    stack.supervisor.background(stack.compute(import_polars), "import polars")
     if readonly:
         found = await catalog.find(stack, name, IndexedId)
         shard = None if found is None else Shard(stack, found)
@@ -27,10 +31,16 @@ async def opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, backg
         owner = f"w{stack.runtime.uuid()}"
         await shard.register.refresh()
         await commit(shard.register, TakeOver(shard.id, owner), Slot())
-    await shard.open()
-    await shard.hold.acquire()
     try:
+        await shard.open()
+        await shard.hold.acquire()
         return Indexed(shard, Core(shard, owner), scope, background=background)
     except BaseException:
-        stack.supervisor.spawn(shard.hold.release(), "release a reader")
+        stack.supervisor.spawn(_let_go(shard, owner), "let go of an Indexed that was not opened")
         raise
+
+
+async def _let_go(shard: Shard, owner: str | None) -> None:
+    if owner is not None:
+        await commit(shard.register, Leave(owner), Slot())
+    await shard.hold.release()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from aiopersist.data.assemble import concat
 from aiopersist.data.codec import Schema
 from aiopersist.data.part import EncodedPart, encode_part
-from aiopersist.data.sizes import goodbytes
 from aiopersist.frontier import Antichain, Description
 from aiopersist.shard.parts import inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
@@ -21,34 +20,43 @@ if TYPE_CHECKING:
 DESCRIPTION = Description(0, Antichain(), 0)
 
 
-class RawParts:
-    """Writes the parts of one commit under `writer`. Inline bytes, of all of them together, stay below
-    `inline_room`."""
+class Room:
+    """How many bytes may still be inline, of all who share it."""
 
-    def __init__(self, shard: Shard, writer: str, inline_room: int) -> None:
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+class RawParts:
+    """Writes the parts of batches under `writer`, inline as long as there is room."""
+
+    def __init__(self, shard: Shard, writer: str, room: Room) -> None:
         self._shard = shard
         self._stack = shard.stack
         self._writer = writer
-        self._room = inline_room
+        self._room = room
         self._keys: list[str] = []
         self._uploading: set[asyncio.Task[HollowPart]] = set()
 
     async def write(
-        self, pieces: "Sequence[HollowPart | pa.Table]", schema: Schema[Any, Any, Any], schema_id: int
+        self,
+        pieces: "Sequence[tuple[HollowPart | pa.Table, int]]",
+        schema: Schema[Any, Any, Any],
+        schema_id: int,
     ) -> tuple[HollowPart, ...]:
-        """The parts of these pieces, in their order. Neighbouring tables become one part, until that is worth
-        a part."""
+        """The parts of these pieces, which come with their goodbytes, in their order. Neighbouring tables
+        become one part, until that is worth a part."""
         parts: list[HollowPart] = []
         held: list[pa.Table] = []
         size, target = 0, max(self._stack.settings.blob_target_size, 1)
-        for piece in pieces:
+        for piece, piece_size in pieces:
             if isinstance(piece, HollowPart):
                 parts += await self._part(held, size, schema, schema_id)
                 held, size = [], 0
-                parts.append(piece)
+                parts.append(piece.replace(schema_id=schema_id))  # by now it is known
                 continue
             held.append(piece)
-            size += goodbytes(piece)
+            size += piece_size
             if size >= target:
                 parts += await self._part(held, size, schema, schema_id)
                 held, size = [], 0
@@ -65,9 +73,9 @@ class RawParts:
     ) -> list[HollowPart]:
         if not tables or not (table := concat(tables, schema)).num_rows:
             return []
-        if size < min(self._stack.settings.inline_writes_single_max_bytes, self._room):
+        if size < min(self._stack.settings.inline_writes_single_max_bytes, self._room.left):
             part = inline_part(table, schema_id)
-            self._room -= part.size
+            self._room.left -= part.size
             return [part]
         encoded = await self._stack.compute(self._encoded, table, schema)
         key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())

@@ -8,11 +8,11 @@ for is unknown here, and what comes back for it changes nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from aiopersist.errors import Corruption, Error, LeaseExpired, StorageUnavailable
 from aiopersist.indexed import arrangement as rules
@@ -22,15 +22,20 @@ from aiopersist.indexed.committer import Committer
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.draft import Made, Maintain
 from aiopersist.indexed.errors import Fenced
-from aiopersist.indexed.raw import RawParts
-from aiopersist.indexed.work import Place
+from aiopersist.indexed.hollow import of_trace, of_unsealed
+from aiopersist.indexed.raw import RawParts, Room
+from aiopersist.indexed.work import Output, Place
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
+from aiopersist.shard.fetch import Named
+from aiopersist.state.model import COLLECTION
 from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, difference, rearranged
 
 T = TypeVar("T")
 
 AT_ONCE = 4  # drains and trims: as many as there are worker threads
+RESULTS_PER_COMMIT = 256  # so that a version has a few MB at most
+COLLECTION_VERSIONS = 4  # that a collection itself writes after its rollup, and one more
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +52,16 @@ class CompactionRequest:
         return self.plan.older.updates + self.plan.younger.updates
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class CompactionResponse:
     """What was made of a request."""
 
     request: CompactionRequest
     batch: TraceBatch = field(repr=False)
     seconds: float
+    discard: Callable[[], object] = field(repr=False)
+    """Deletes the output, as long as nothing can name it."""
+    was_handed_in: bool = False
 
 
 class Result(NamedTuple):
@@ -73,6 +81,7 @@ class Upkeep:
         self._committer = committer
         self._turn = asyncio.Lock()
         self._in_flight: dict[str, CompactionRequest] = {}
+        self._room = Room(0)  # for all trims of a round
         self._answered: set[str] = set()  # streams whose response is on its way into the state
         self._found_nothing: dict[str, Drain] = {}  # what was looked at in vain, until something is new
 
@@ -91,28 +100,32 @@ class Upkeep:
             raise failure
         return requests
 
-    async def round(self) -> tuple[list[CompactionRequest], Error | None]:
+    async def round(self) -> tuple[list[CompactionRequest], Exception | None]:
         """All that a step does: the compactions that it asks for, and what failed of the rest. Raises only
         what kept it from beginning."""
-        failures: list[Error] = []
-        async with self._turn:
-            await self._committer.flush()
-            for part in (
-                partial(self._carry_out, self._to_drain, self._drained, failures),
-                partial(self._carry_out, self._to_trim, self._trimmed, failures),
-                self._collect_if_due,
-            ):
-                try:
-                    await part()
-                except Error as error:
-                    failures.append(error)
-        self._core.counts["failed_steps"] += bool(failures)
-        failure = await self._explained(failures[0]) if failures else None
-        return self._requests(), failure
+        failures: list[Exception] = []
+        try:
+            async with self._turn:
+                await self._committer.flush()
+                await self._carry_out(self._to_drain(), self._drained, failures)
+                self._room = Room(self._core.inline_room)
+                await self._carry_out(self._to_trim(), self._trimmed, failures)
+                if self.owes_collection:
+                    await self._attempt(self.collect, failures)
+                failure = await self._explained(failures[0]) if failures else None
+                self._core.counts["failed_steps"] += failure is not None
+                return self._requests(), failure
+        except BaseException:
+            self._core.counts["failed_steps"] += 1
+            raise
 
-    async def _collect_if_due(self) -> None:
-        if self.owes_collection:
-            await self.collect()
+    async def _attempt(self, work: Callable[[], Awaitable[T]], failures: list[Exception]) -> T | None:
+        """One thing of several: a failure keeps nobody from the others."""
+        try:
+            return await work()
+        except Exception as error:
+            failures.append(error)
+            return None
 
     async def collect(self) -> None:
         """One round of garbage collection. What the snapshots of this instance have let go of is told first:
@@ -130,10 +143,10 @@ class Upkeep:
 
     @property
     def owes_collection(self) -> bool:
-        """Whether a rollup, and what it lets go, are due by the number of versions."""
-        state = self._core.state
+        """Whether a rollup, and what it lets go, are due by the number of versions; what failed rests."""
+        state, every = self._core.state, self._core.stack.settings.rollup_every
         behind = state.seqno - (state.latest_rollup or 0)
-        return behind >= self._core.stack.settings.rollup_every
+        return behind >= max(every, COLLECTION_VERSIONS) and COLLECTION not in self.garbage.rests
 
     def _arrangements(self) -> Iterable[tuple[str, Arrangement]]:
         return self._core.streams.arrangements.items()
@@ -154,7 +167,10 @@ class Upkeep:
         return [(name, plan) for name, plan in plans if plan is not None]
 
     def _requests(self) -> list[CompactionRequest]:
-        asked = []
+        asked, there = [], self._core.streams.arrangements
+        for known in (self._in_flight, self._found_nothing):
+            for name in known.keys() - there.keys():
+                del known[name]
         for name, now in self._arrangements():
             if name not in self._in_flight and (plan := rules.to_compact(now)) is not None:
                 asked.append(CompactionRequest(name, plan))
@@ -163,59 +179,75 @@ class Upkeep:
 
     async def _carry_out(
         self,
-        plan: Callable[[], Sequence[tuple[str, T]]],
-        carry_out: Callable[[str, T], Awaitable[Result | None]],
-        failures: list[Error],
+        plans: Sequence[tuple[str, T]],
+        carry_out: Callable[[str, T], Awaitable[Result]],
+        failures: list[Exception],
     ) -> None:
-        """Make all of it, then apply what was made by one commit."""
+        """Make all of it, and apply what was made, many results by one commit."""
+        made: list[Result] = []
 
-        async def one(name: str, plan: T) -> Result | None:
-            try:
-                return await carry_out(name, plan)
-            except Error as error:
-                failures.append(error)
-                return None
+        async def one(name: str, plan: T) -> None:
+            if name in self._core.streams.arrangements:  # else it was destroyed meanwhile
+                result = await self._attempt(partial(carry_out, name, plan), failures)
+                made.extend([result] if result is not None else [])
 
-        found = await run_bounded(AT_ONCE, [partial(one, *planned) for planned in plan()])
-        results = [result for result in found if result is not None]
-        if not results:
-            return
+        try:
+            await run_bounded(AT_ONCE, [partial(one, *plan) for plan in plans])
+            while made:
+                some, made[:] = made[:RESULTS_PER_COMMIT], made[RESULTS_PER_COMMIT:]
+                await self._attempt(partial(self._apply_results, some), failures)
+        finally:
+            for result in made:
+                result.discard()
+
+    async def _apply_results(self, results: list[Result]) -> set[str]:
+        """By one commit; what is surely not applied is deleted. Says of which streams it is."""
+        command = Maintain([(result.stream, result.made) for result in results])
         applied: set[str] | None = None
         try:
-            applied = await self._committer.run(Maintain([(r.stream, r.made) for r in results]))
+            applied = found = set[str](await self._committer.run(command))
+            return found
         except (StorageUnavailable, Fenced):  # it surely did not happen
             applied = set()
             raise
         finally:
+            if applied is None and not command.begun:
+                applied = set()
             for result in results:
                 if applied is not None and result.stream not in applied:
                     result.discard()
 
-    async def _drained(self, name: str, plan: Drain | None) -> Result | None:
-        output = await work.drain(self._place(name), plan) if plan is not None else None
-        if plan is None or output is None:
-            if plan is not None:
-                self._found_nothing[name] = plan
+    async def _drained(self, name: str, plan: Drain | None) -> Result:
+        if plan is None:
             return Result(name, rules.evicted)
-        discard = partial(self._spawn, output.discard)
-        return Result(name, partial(_drained_and_evicted, plan, output.batch), discard)
+        place = self._place(name)
+        async with self._gate(place, of_unsealed(plan.batches)):
+            output = await work.drain(place, plan)
+        if output is None:
+            self._found_nothing[name] = plan
+            return Result(name, rules.evicted)
+        return Result(name, partial(_drained_and_evicted, plan, output.batch), self._discarding(output))
 
     async def _trimmed(self, name: str, plan: Trim) -> Result:
         place = self._place(name)
-        raw = RawParts(self._core.shard, place.writer, self._core.inline_room)
+        raw = RawParts(self._core.shard, place.writer, self._room)
         try:
-            batch = await work.trim(place, plan, raw)
+            async with self._gate(place, of_unsealed([plan.batch])):
+                batch = await work.trim(place, plan, raw)
         except BaseException:
             raw.discard()
             raise
         return Result(name, lambda now: rules.trimmed(now, plan, batch), raw.discard)
 
-    async def _explained(self, error: Error) -> Error:
-        """A blob that is gone, since another has taken over and dropped it."""
+    def _gate(self, place: Place, parts: Sequence[Named]) -> AbstractAsyncContextManager[object]:
+        """What is much goes one after the other."""
+        return self._core.much if place.is_much(parts) else nullcontext()
+
+    async def _explained(self, error: Exception) -> Exception:
+        """A blob may be gone since another has taken over and dropped it."""
         try:
             if isinstance(error, Corruption | LeaseExpired):
                 await self._core.shard.register.refresh()
-                self._core.look_at_owner()
                 self._core.check_owner()
         except Error as reason:
             return reason
@@ -225,8 +257,9 @@ class Upkeep:
         core = self._core
         return Place(core.shard, core.schema(name), core.streams.names[name], core.check_owner())
 
-    def _spawn(self, discard: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._core.stack.supervisor.spawn(discard(), "delete parts that no longer fit")
+    def _discarding(self, output: Output) -> Callable[[], object]:
+        spawn = self._core.stack.supervisor.spawn
+        return lambda: spawn(output.discard(), "delete parts that are not wanted")
 
     # --- compactions -----------------------------------------------------------------------------
 
@@ -234,11 +267,14 @@ class Upkeep:
         """Carry out a request. It is not applied yet."""
         self._core.arrangement(request.stream)
         began = self._core.stack.runtime.monotonic()
-        output = await work.compact(self._place(request.stream), request.plan)
-        return CompactionResponse(request, output.batch, self._core.stack.runtime.monotonic() - began)
+        place, plan = self._place(request.stream), request.plan
+        async with self._gate(place, of_trace([plan.older, plan.younger])):
+            output = await work.compact(place, plan)
+        seconds = self._core.stack.runtime.monotonic() - began
+        return CompactionResponse(request, output.batch, seconds, self._discarding(output))
 
     async def apply(self, stream: str, response: CompactionResponse | BaseException) -> None:
-        """Hand in what came of a request."""
+        """Hand in what came of a request. What surely was not applied, and never will be, is deleted."""
         counts, request = self._core.counts, self._in_flight.get(stream)
         if stream not in self._core.streams.arrangements:
             self._in_flight.pop(stream, None)
@@ -246,6 +282,9 @@ class Upkeep:
         mine = isinstance(response, BaseException) or response.request is request
         if request is None or not mine or stream in self._answered:
             counts["unexpected_responses"] += 1
+            if isinstance(response, CompactionResponse) and not response.was_handed_in:
+                response.was_handed_in = True
+                response.discard()
             return
         if isinstance(response, BaseException):
             del self._in_flight[stream]
@@ -255,10 +294,12 @@ class Upkeep:
 
     async def _apply(self, response: CompactionResponse) -> None:
         counts, stream = self._core.counts, response.request.stream
+        response.was_handed_in = True
+        made = partial(rules.compacted, compaction=response.request.plan, batch=response.batch)
         self._answered.add(stream)
         try:
-            made = partial(_compacted, response.request.plan, response.batch)
-            applied = await self._committer.run(Maintain([(stream, made)]))
+            results = [Result(stream, made, response.discard)]
+            applied = await self._apply_results(results)
         finally:
             self._answered.discard(stream)
             self._in_flight.pop(stream, None)
@@ -276,7 +317,3 @@ def _drained_and_evicted(plan: Drain, batch: TraceBatch, now: Arrangement) -> Re
     after = rearranged(drained, now)
     evicted = rules.evicted(after)
     return difference(now, after if evicted is None else rearranged(evicted, after))
-
-
-def _compacted(plan: Compaction, batch: TraceBatch, now: Arrangement) -> Rearrangement | None:
-    return rules.compacted(now, plan, batch)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiopersist.data.buffer import Buffer
 from aiopersist.data.codec import Schema
+from aiopersist.data.sizes import goodbytes
 from aiopersist.data.times import Seen, filter_times
 from aiopersist.frontier import Antichain
 from aiopersist.indexed.arrangement import Compaction, Drain, Trim, level_after
@@ -38,6 +39,10 @@ class Place(NamedTuple):
     schema_id: int
     writer: str
 
+    def is_much(self, parts: Sequence[Named]) -> bool:
+        """Whether it takes the memory of a compaction to work on these parts."""
+        return goodbytes_of([parts]) > whole_bytes(self.shard.stack.settings)
+
     def inline_max(self, parts: Sequence[Named]) -> int:
         """Updates stay in the state only if they were there before."""
         inline = sum(part.size for _, part in parts if part.inline is not None)
@@ -61,8 +66,8 @@ async def drain(place: Place, plan: Drain) -> Output | None:
     parts = of_unsealed(plan.batches)
     selection = Selection(lower=Antichain(plan.lower), upper=Antichain(plan.upper))
     target = Target(place.schema, place.writer, Antichain(plan.lower), ZERO, place.inline_max(parts))
-    done = await _sorted_and_rewritten(place, parts, selection, target)
-    if not done.read.rows:
+    done, found = await _sorted_and_rewritten(place, parts, selection, target)
+    if not found:
         return None
     updates = sum(part.rows for part in done.parts)
     batch = TraceBatch(
@@ -91,17 +96,29 @@ async def compact(place: Place, plan: Compaction) -> Output:
 
 
 async def trim(place: Place, plan: Trim, raw: RawParts) -> UnsealedBatch:
-    """The batch without what is in the trace, in its order; written by `raw`. In memory is a part at a time,
-    beside what is left of small ones."""
-    seen = Seen()
+    """The batch without what is in the trace, in its order; written by `raw`. In memory are a row group and a
+    part."""
+    stack, seen = place.shard.stack, Seen()
+    selection = Selection(lower=Antichain(plan.lower))
     fetch = Fetch(place.shard, place.schema, cached=False)
     parts: list[HollowPart] = []
-    for named in of_unsealed([plan.batch]):
-        table = await fetch.table([named], Selection(lower=Antichain(plan.lower)), "")
-        seen.add(table)
-        parts += await raw.write([table], place.schema, place.schema_id)
+    held: list[tuple[Any, int]] = []
+    for _, part in of_unsealed([plan.batch]):
+        async with aclosing(fetch.raw_slabs(part)) as slabs:
+            async for slab in slabs:
+                kept = await stack.compute_few(slab.nbytes, _between, slab, selection)
+                await stack.compute_few(kept.nbytes, seen.add, kept)
+                held.append((kept, goodbytes(kept)))
+                if sum(size for _, size in held) >= stack.settings.blob_target_size:
+                    parts += await raw.write(held, place.schema, place.schema_id)
+                    held = []
+    parts += await raw.write(held, place.schema, place.schema_id)
     batch = plan.batch
     return batch.replace(time_least=seen.least, time_greatest=seen.greatest, parts=tuple(parts))
+
+
+def _between(table: "pa.Table", selection: Selection) -> "pa.Table":
+    return filter_times(table, lower=selection.lower, upper=selection.upper)
 
 
 # --- sorting what does not fit in memory -----------------------------------------------------------
@@ -109,19 +126,21 @@ async def trim(place: Place, plan: Trim, raw: RawParts) -> UnsealedBatch:
 
 async def _sorted_and_rewritten(
     place: Place, parts: list[Named], selection: Selection, target: Target
-) -> Rewritten:
-    """`rewrite` of parts that are in no order. What is much is sorted piece by piece, into parts of their own
-    that are deleted in the end; and while these are too many to be merged at once, some of them are."""
+) -> tuple[Rewritten, int]:
+    """`rewrite` of parts that are in no order, and how many updates were there. What is much is sorted piece
+    by piece, into parts of their own that are deleted in the end; and while these are too many to be merged
+    at once, some of them are."""
     stack = place.shard.stack
-    if goodbytes_of([parts]) <= whole_bytes(stack.settings):
-        return await rewrite(place.shard, [parts], selection, target)
+    if not place.is_much(parts):
+        done = await rewrite(place.shard, [parts], selection, target)
+        return done, done.read.rows
     scratch = _Scratch(place, target)
     try:
         runs = [run async for run in scratch.sorted_pieces(parts, selection)]
         budget = Budget.of(stack.settings)
         while len(runs) > (most := budget.runs_max(part for run in runs for _, part in run)):
             runs = [*runs[most:], await scratch.merged(runs[:most])]
-        return await rewrite(place.shard, runs, Selection(), target)
+        return await rewrite(place.shard, runs, Selection(), target), scratch.found
     finally:
         stack.supervisor.spawn(scratch.discard(), "delete sorted pieces")
 
@@ -133,6 +152,8 @@ class _Scratch:
     place: Place
     target: Target
     outputs: list[SortedParts] = field(default_factory=list)
+    found: int = 0
+    """Updates that were asked for, before they were summed."""
 
     async def sorted_pieces(
         self, parts: list[Named], selection: Selection
@@ -144,7 +165,9 @@ class _Scratch:
         for _, part in parts:
             async with aclosing(fetch.raw_slabs(part)) as slabs:
                 async for slab in slabs:
-                    buffer.add(filter_times(slab, lower=selection.lower, upper=selection.upper))
+                    kept = await shard.stack.compute_few(slab.nbytes, _between, slab, selection)
+                    self.found += kept.num_rows
+                    buffer.add(kept)
                     while buffer.goodbytes >= most:
                         yield await self._sorted(buffer.take_reaching(most))
         if buffer.rows:

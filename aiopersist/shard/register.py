@@ -35,6 +35,8 @@ class Register:
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] = lambda state: None
         """Called after each own commit, without an await: says what upkeep is due."""
+        self.on_news: Callable[[State], None] = lambda state: None
+        """Called with each newer state, without an await."""
         self.stack = stack
         self.key = consensus_key(shard)
         self._turn = asyncio.Lock()
@@ -93,6 +95,7 @@ class Register:
         if state is None or (self.state is not None and state.seqno <= self.state.seqno):
             return
         self.state = state
+        self.on_news(state)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

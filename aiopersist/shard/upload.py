@@ -183,12 +183,14 @@ class Upload:
         parts = tuple(part.hollow for part in self._parts)
         return HollowBatch.of(lower=self.lower, upper=upper, since=self._since, parts=parts, runs=runs)
 
-    async def pieces(self) -> "list[HollowPart | pa.Table]":
-        """What came, in its order: parts, all uploaded, and what is left, which is less than a part."""
-        rest = [self._buffer.take()] if self._buffer.rows else []
+    async def pieces(self) -> "list[tuple[HollowPart | pa.Table, int]]":
+        """What came, in its order, and the goodbytes of each piece: parts, all uploaded, and what is left,
+        which is less than a part."""
+        size = self._buffer.goodbytes
+        rest = [(self._buffer.take(), size)] if self._buffer.rows else []
         while self._in_flight:
             await self._collect()
-        return [*(part.hollow for part in self._parts), *rest]
+        return [*((part.hollow, part.hollow.goodbytes or 0) for part in self._parts), *rest]
 
     @property
     def wrote(self) -> Total:
