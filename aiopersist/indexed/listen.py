@@ -84,13 +84,13 @@ class Feed:
 
     def fail(self, error: Error) -> None:
         """Nothing is told any more, and this is why."""
-        for listener in [listener for every in self._listeners.values() for listener in every]:
+        for listener in self._every():
             listener.fail(error)
 
     def end(self) -> None:
-        """Nothing is told any more."""
-        for listener in [listener for every in self._listeners.values() for listener in every]:
-            listener.stop()
+        """Nothing is told any more; what was told may be taken."""
+        for listener in self._every():
+            listener.finish()
 
     def follow(self) -> None:
         """Read on, if that is how it is told. After a failure whoever waits next begins anew."""
@@ -102,12 +102,27 @@ class Feed:
         try:
             while True:
                 newest: int = await self._shard.register.wait(self._newer)
-                await self._read(newest)
-        except Truncated:
-            self.fail(LeaseExpired("versions that were not read yet are gone", shard_id=self._shard.id))
+                try:
+                    await self._read(newest)
+                except Truncated:
+                    await self._skip()
         except Error as error:
-            for listener in [listener for every in self._listeners.values() for listener in every]:
+            for listener in self._every():
                 listener.interrupt(error)
+
+    async def _skip(self) -> None:
+        """Go on with the first version that is left; who has not heard of those before it ends."""
+        versions = await self._shard.stack.consensus.scan(self._shard.register.key, 0, 1)
+        if not versions:
+            return
+        self._at = max(self._at, versions[0].seqno - 1)
+        for listener in self._every():
+            if listener.after < self._at:
+                text = "versions that the listener has not heard of are gone"
+                listener.fail(LeaseExpired(text, shard_id=self._shard.id))
+
+    def _every(self) -> "list[Listener[Any, Any]]":
+        return [listener for every in self._listeners.values() for listener in every]
 
     def _newer(self, state: State) -> int | None:
         return state.seqno if state.seqno > self._at else None
@@ -145,7 +160,8 @@ class Listener(Resource, Generic[K, V]):
         self._queue_max = queue_max
         self._queue: deque[Events] = deque()
         self._batch_is_told = False  # of the first one
-        self._after = fetch.shard.state.seqno
+        self.after = fetch.shard.state.seqno
+        """The last version that it has heard of."""
         self._unpin: Callable[[], None] = fetch.shard.register.pin(fetch.shard.state.seqno)
         self._woken = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -167,8 +183,6 @@ class Listener(Resource, Generic[K, V]):
                     records = await self._records(events.batch)
                     if self._failure is not None:
                         raise self._failure
-                    if not self._queue:  # it was stopped meanwhile
-                        raise StopAsyncIteration
                     self._batch_is_told = True  # no await from here
                     self._take(done=events.seal is None)
                     return Records(records)
@@ -201,9 +215,9 @@ class Listener(Resource, Generic[K, V]):
 
     def hear(self, seqno: int, events: Events | None, *, ends: bool) -> None:
         """Of one version."""
-        if seqno <= self._after or self._ended or self._failure is not None:
+        if seqno <= self.after or self._ended or self._failure is not None:
             return
-        self._after = seqno
+        self.after = seqno
         if events is not None:
             self._queue.append(events)
         elif not self._queue:
@@ -223,12 +237,6 @@ class Listener(Resource, Generic[K, V]):
             self._unpin()
         self._woken.set()
 
-    def stop(self) -> None:
-        """It ends here."""
-        self.finish()
-        self._queue.clear()
-        self._unpin()
-
     def fail(self, error: Error) -> None:
         """Nothing comes any more, and what is there is lost."""
         self._failure = error
@@ -246,7 +254,8 @@ class Listener(Resource, Generic[K, V]):
     async def aclose(self) -> None:
         """Let go of what was not taken. Idempotent."""
         self._scope.close()
-        self.stop()
+        self._queue.clear()
+        self.finish()
 
     def _move_pin(self, seqno: int) -> None:
         if self._ended and not self._queue:

@@ -15,7 +15,7 @@ from aiopersist.data.assemble import concat
 from aiopersist.data.times import advance, filter_times
 from aiopersist.data.updates import Update, Updates
 from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain, frontier, shaped
+from aiopersist.frontier import TIME_MAX, Antichain, frontier, shaped
 from aiopersist.indexed.arrangement import unsealed_between
 from aiopersist.indexed.hollow import of_trace, of_unsealed
 from aiopersist.read.snapshot import Items
@@ -39,6 +39,8 @@ class Source(NamedTuple):
 
     named: Named
     lower: Antichain | None
+    weight: int
+    """About how many of its updates count."""
 
 
 class StreamSnapshot(Resource, Generic[K, V]):
@@ -80,14 +82,11 @@ class StreamSnapshot(Resource, Generic[K, V]):
         if type(n) is not int or n < 1:
             raise InvalidUsage(UsageKind.INVALID_BOUNDS, f"cannot split into {n!r:.80}: at least 1 is needed")
         trace, unsealed = self._parts()
-        sources = [Source(named, None) for named in trace]
-        sources += [Source(named, self._trace_upper) for named in unsealed]
-        ends = list(accumulate((source.named[1].rows for source in sources), initial=0))
+        sources = [Source(named, None, max(named[1].rows, 1)) for named in trace]
+        sources += [Source(named, self._trace_upper, self._expected(named)) for named in unsealed]
+        ends = list(accumulate((source.weight for source in sources), initial=0))
         cuts = [ends[-1] * number // n for number in range(n + 1)]
-        return [
-            self._iteration(self._rows_between(sources, ends, range(first, last)))
-            for first, last in pairwise(cuts)
-        ]
+        return [self._iteration(self._rows_between(sources, ends, *cut)) for cut in pairwise(cuts)]
 
     async def trace_rows(self) -> Updates[K, V, int]:
         """What is in the trace, at the times that are stored there: for looking at."""
@@ -136,17 +135,26 @@ class StreamSnapshot(Resource, Generic[K, V]):
     async def _decoded(self, table: "pa.Table") -> list[Update[K, V, int]]:
         return await self._fetch.stack.compute_few(table.nbytes, Updates(table, self._fetch.schema).rows)
 
+    def _expected(self, named: Named) -> int:
+        """About how many updates of an unsealed part are not in the trace: as if times were spread evenly."""
+        batch, part = named
+        (least, *_), (end, *_) = batch.lower.elements, (*batch.upper.elements, TIME_MAX + 1)
+        assert isinstance(least, int)
+        assert isinstance(end, int)
+        first = max(least, self._arrangement.trace_upper)
+        return max(part.rows * (end - first) // (end - least), 1)
+
     def _iteration(self, items: AsyncGenerator[Any, None]) -> "Items[Any]":
         iteration = Items(self._scope, items, self._fetch)
         self._iterations.add(iteration)
         return iteration
 
     async def _rows_between(
-        self, sources: list[Source], ends: list[int], wanted: range
+        self, sources: list[Source], ends: list[int], start: int, stop: int
     ) -> AsyncGenerator[Update[K, V, int], None]:
-        """Of all rows side by side, `ends` of each source being known, those in `wanted`."""
-        for (named, lower), first, end in zip(sources, ends, ends[1:], strict=False):
-            rows = range(max(wanted.start - first, 0), min(wanted.stop, end) - first)
+        """Of all sources side by side, each as long as its weight, what lies from `start` to `stop`."""
+        for (named, lower, weight), first in zip(sources, ends, strict=False):
+            rows = range(*(_row(cut - first, weight, named[1].rows) for cut in (start, stop)))
             if not rows:
                 continue
             async with aclosing(self._fetch.raw_slabs(named[1], self._reader, rows)) as slabs:
@@ -158,6 +166,11 @@ class StreamSnapshot(Resource, Generic[K, V]):
 
     def __repr__(self) -> str:
         return f"<StreamSnapshot at seqno {self.seqno}: since {self.since}, seal {self.seal}>"
+
+
+def _row(at: int, weight: int, rows: int) -> int:
+    """The row at that place of a source; the same for whoever asks for the place."""
+    return min(max(at, 0), weight) * rows // weight
 
 
 def _in_order(parts: Sequence[Named]) -> list[list[Named]]:

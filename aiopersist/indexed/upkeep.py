@@ -279,18 +279,26 @@ class Upkeep:
         if stream not in self._core.streams.arrangements:
             self._in_flight.pop(stream, None)
             request = None
-        mine = isinstance(response, BaseException) or response.request is request
+        mine = isinstance(response, BaseException) or (
+            response.request is request and not response.was_handed_in
+        )
         if request is None or not mine or stream in self._answered:
             counts["unexpected_responses"] += 1
-            if isinstance(response, CompactionResponse) and not response.was_handed_in:
-                response.was_handed_in = True
-                response.discard()
+            self._discard_if_useless(response)
             return
         if isinstance(response, BaseException):
             del self._in_flight[stream]
             counts["failed_compactions"] += 1
             return
         await self._apply(response)
+
+    def _discard_if_useless(self, response: CompactionResponse | BaseException) -> None:
+        """Its request is no longer in flight, and never will be again."""
+        if isinstance(response, BaseException) or response.was_handed_in:
+            return
+        if self._in_flight.get(response.request.stream) is not response.request:
+            response.was_handed_in = True
+            response.discard()
 
     async def _apply(self, response: CompactionResponse) -> None:
         counts, stream = self._core.counts, response.request.stream
