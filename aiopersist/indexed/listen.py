@@ -135,6 +135,7 @@ class Feed:
             for diff in diffs:
                 if diff.seqno == self._at + 1:  # else it was read meanwhile
                     self.publish(diff.seqno, diff.changes.streams)
+                    await stack.runtime.sleep(0)  # who listens may take it, before more comes
 
 
 def _events(name: str, seqno: int, changes: StreamsChanges | None) -> Events | None:

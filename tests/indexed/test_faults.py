@@ -12,6 +12,7 @@ import aiopersist as ap
 from aiopersist.indexed import CompactionResponse, Indexed, Stream
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from tests.conftest import QUICK
 
 LIMITS: dict[str, Any] = {
     "inline_writes_single_max_bytes": 40,
@@ -186,13 +187,14 @@ async def play(at: int, chosen: Outcome) -> OneFault:
 async def test_any_single_call_may_fail(chosen: Outcome) -> None:
     calls = (await play(0, chosen)).calls["all"]
     ops: Counter[str] = Counter()
-    for at in range(1, calls + 1):
+    for at in range(1, calls + 1, 5 if QUICK else 1):
         try:
             faults = await play(at, chosen)
         except Exception as error:
             raise AssertionError(f"when call {at} is {chosen}") from error
         ops[faults.op] += 1
-    assert ops["compare_and_set"] > 12
-    assert ops["set"] > 6
-    assert ops["get"] > 6
-    assert {"delete", "truncate", "scan"} <= ops.keys()
+    if not QUICK:
+        assert ops["compare_and_set"] > 12
+        assert ops["set"] > 6
+        assert ops["get"] > 6
+        assert {"delete", "truncate", "scan"} <= ops.keys()
