@@ -468,8 +468,8 @@ async def test_split_gives_disjoint_iterators_of_about_equal_size(either: Indexe
 
 
 async def test_split_is_about_equal_while_batches_wait_for_their_trim(either: Indexed) -> None:
-    """Goal: a step trims one batch; what others hold below the trace's upper is no share of anybody, where times
-    are spread evenly."""
+    """Goal: a step trims one batch; what others hold below the trace's upper is no share of anybody, where
+    times are spread evenly."""
     ix, times = either, [*range(10)] * 3
     a = await stream_of(ix)
     for _ in range(4):

@@ -1,0 +1,49 @@
+"""Goal: whatever is called, in what order, by whom, and whatever fails in the stores, an `Indexed` says what
+a plain list of updates says, to every reader and to every listener; the one that was taken over from changes
+nothing; and nothing lies in the blob store that nobody names (`game.py`).
+
+A failure names its seed and what was done last; the same seed plays the same game again."""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from tests.indexed import game
+
+LONG_SEEDS = int(os.environ.get("AIOPERSIST_TEST_INDEXED_GAMES", "3000"))
+
+
+LIVELY = ("Write", "Seal", "Allow", "together", "step", "look", "again", "compacted", "told", "crash", "cut")
+LIVELY_IF_LONG = ("Destroy", "behind", "ghost", "take", "stop", "maintain", "sweep", "storm", "worlds")
+
+
+async def _play(seeds: Sequence[int], *, faulty: bool) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        counts += await game.play(seed, faulty=faulty)
+        await asyncio.sleep(0)
+    return counts
+
+
+def check_lively(counts: Counter[str], whats: Sequence[str]) -> None:
+    """The games were worth playing: everything they are about has happened."""
+    missing = [what for what in whats if not counts[what]]
+    assert not missing, (missing, counts)
+
+
+@pytest.mark.parametrize("faulty", [False, True], ids=["calm", "faulty"])
+async def test_short_games(faulty: bool) -> None:
+    counts = await _play(range(30), faulty=faulty)
+    check_lively(counts, LIVELY)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("faulty", [False, True], ids=["calm", "faulty"])
+async def test_long_games(faulty: bool) -> None:
+    """`AIOPERSIST_TEST_INDEXED_GAMES` says how many, with and without failures together."""
+    counts = await _play(range(100, 100 + LONG_SEEDS // 2), faulty=faulty)
+    check_lively(counts, [*LIVELY, *(what for what in LIVELY_IF_LONG if faulty or what != "storm")])
