@@ -1037,7 +1037,8 @@ class Game:
 
     async def check_all(self, player: Player) -> None:
         """Every stream that there is or was; only what was committed."""
-        for name in [*self.model.streams, *self.model.destroyed, "s98"]:
+        possible = {name for w in self.worlds for name in (*w.model.streams, *w.model.destroyed)}
+        for name in [*sorted(possible), "s98"]:
             self.saw(name, await self.outcome(player, Look(name)))
         for name in sorted(self.model.destroyed):
             for call in (
