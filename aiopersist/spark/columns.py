@@ -1,0 +1,148 @@
+"""Updates and contents as the columns of a DataFrame.
+
+A DataFrame is flat: the fields of key and val are its columns, or `key` and `val` themselves where they have
+none; a name that both have is prefixed. Spark knows fewer types than Arrow, and no column without nulls in
+what it hands on, so each schema has *one* fixed form: every column in the type of `spark_type`, all of them
+nullable. What has no such type, and names that Spark could not tell apart, are refused before anything runs.
+
+Rows are repeated as often as they are there; or each is there once, with a column `_diff`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.lazy import pa, pc
+from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
+
+TIME, DIFF = "_time", "_diff"
+UINT64_DIGITS = 20
+
+
+def spark_type(t: pa.DataType, path: str) -> pa.DataType:
+    """The Arrow type that Spark takes for values of type `t`: the same, or one that holds all of them.
+    `InvalidUsage` of kind `INVALID_COLUMN`, which names the column, where there is none."""
+    is_ = pa.types
+    if is_.is_struct(t):
+        return pa.struct([pa.field(f.name, spark_type(f.type, f"{path}.{f.name}")) for f in t])
+    if is_.is_list(t):
+        return pa.list_(pa.field("element", spark_type(t.value_type, f"{path}[]")))
+    for wanted, applies in _leaf_types(t):
+        if applies:
+            return wanted
+    raise _invalid(f"column {path!r} has type {t}, for which Spark has none", path)
+
+
+def _leaf_types(t: pa.DataType) -> list[tuple[pa.DataType, bool]]:
+    is_ = pa.types
+    return [
+        (t, is_.is_boolean(t) or is_.is_signed_integer(t) or is_.is_date32(t) or is_.is_null(t)),
+        (t, is_.is_float32(t) or is_.is_float64(t)),
+        (pa.int16(), is_.is_uint8(t)),
+        (pa.int32(), is_.is_uint16(t)),
+        (pa.int64(), is_.is_uint32(t)),
+        (pa.decimal128(UINT64_DIGITS, 0), is_.is_uint64(t)),
+        (pa.string(), is_.is_string(t) or is_.is_large_string(t)),
+        (pa.binary(), is_.is_binary(t) or is_.is_large_binary(t) or is_.is_fixed_size_binary(t)),
+        (pa.timestamp("us", "UTC"), is_.is_timestamp(t) and t.unit != "ns" and t.tz is not None),
+        (pa.timestamp("us"), is_.is_timestamp(t) and t.unit != "ns" and t.tz is None),
+        (pa.duration("us"), is_.is_duration(t) and t.unit != "ns"),
+        (t, is_.is_decimal128(t) and 0 <= t.scale <= t.precision),
+    ]
+
+
+class _Source(NamedTuple):
+    """Where a column comes from."""
+
+    half: str
+    """`key` or `val`."""
+    field: int | None
+    """Of the struct; `None`: all of it."""
+
+
+class Columns:
+    """The columns of a DataFrame of a shard with this schema. `time`: with `_time`, for changes. Not
+    `expand`: with `_diff` instead of repeated rows."""
+
+    def __init__(self, schema: Schema[Any, Any, Any], *, time: bool = False, expand: bool = True) -> None:
+        if time and schema.time_length is not None:
+            raise _invalid("a shard of product times has no single column of times", TIME)
+        self._expand = expand
+        self._time = time
+        self._sources: dict[str, _Source] = {}
+        fields = []
+        given = [
+            *_columns(schema.arrow_schema.field("key"), "key"),
+            *_columns(schema.arrow_schema.field("val"), "val"),
+        ]
+        often = Counter(name.lower() for name, _, _ in given)
+        for name, source, t in given:
+            shown = f"{source.half}_{name}" if often[name.lower()] > 1 else name
+            self._sources[shown] = source
+            fields.append(pa.field(shown, spark_type(t, shown)))
+        fields += [pa.field(TIME, pa.int64())] if time else []
+        fields += [] if expand else [pa.field(DIFF, pa.int64())]
+        self.arrow_schema: pa.Schema = pa.schema(fields)
+        """Of every batch: names, types, and all of them nullable."""
+        twice = [name for name, n in Counter(f.name.lower() for f in fields).items() if n > 1]
+        if twice:
+            raise _invalid(f"several columns would have the name {twice[0]!r}", twice[0])
+
+    def of(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
+        """The columns of updates, or of contents. `InvalidUpdate` where a row is there less than no times and
+        rows are to be repeated."""
+        if self._expand:
+            table = repeated(table)
+        found = {name: _column(table, source) for name, source in self._sources.items()}
+        if self._time:
+            found[TIME] = table.column("time")
+        if not self._expand:
+            found[DIFF] = table.column("diff")
+        arrays = [_as(found[field.name], field.type) for field in self.arrow_schema]
+        if not arrays:  # a key and a val of nothing: rows without columns
+            return pa.table({"": pa.nulls(table.num_rows)}).select([])
+        return pa.table(arrays, schema=self.arrow_schema)
+
+
+def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """Each row as often as its diff says, which is then 1 or whatever: nobody looks at it."""
+    diffs = table.column("diff")
+    least, greatest = (bound.as_py() for bound in pc.min_max(diffs).values())
+    if least is None or least == greatest == 1:
+        return table
+    if least < 0:
+        row = pc.index(pc.less(diffs, 0), pa.scalar(True)).as_py()
+        raise InvalidUpdate(
+            f"it is there {diffs[row]} times, which no row can be: read with expand=False", row=row
+        )
+    counts = diffs.combine_chunks() if isinstance(diffs, pa.ChunkedArray) else diffs
+    ends = pc.cumulative_sum(counts)
+    # a list per row, as long as the row is often: its parent of each element is the row
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+    lists = pa.LargeListArray.from_arrays(offsets, pa.nulls(ends[-1].as_py()))
+    return table.take(pc.list_parent_indices(lists))
+
+
+def _columns(field: pa.Field, half: str) -> list[tuple[str, _Source, pa.DataType]]:
+    """What a half of the row is made of: nothing, itself, or its fields."""
+    t = field.type
+    if pa.types.is_null(t):
+        return []
+    if pa.types.is_struct(t) and not field.nullable:
+        return [(f.name, _Source(half, number), f.type) for number, f in enumerate(t)]
+    return [(half, _Source(half, None), t)]
+
+
+def _column(table: pa.Table | pa.RecordBatch, source: _Source) -> Any:
+    column = table.column(source.half)
+    return column if source.field is None else pc.struct_field(column, [source.field])
+
+
+def _as(column: Any, wanted: pa.DataType) -> Any:
+    return column if column.type == wanted else column.cast(wanted)
+
+
+def _invalid(message: str, column: str) -> InvalidUsage:
+    return InvalidUsage(UsageKind.INVALID_COLUMN, message, column=column)
