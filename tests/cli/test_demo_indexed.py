@@ -50,6 +50,7 @@ def test_it_stores_follows_and_checks(repository: Path) -> None:
     assert re.search(r"\d times \(\d+ rows\) and the subscriber's contents are what git says", result.out)
 
 
+@pytest.mark.slow
 def test_a_location_is_kept_and_gone_on_with(repository: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     first = demo(repository, "--indexed", "--location", kept, "--limit", 3)
@@ -63,6 +64,7 @@ def test_a_location_is_kept_and_gone_on_with(repository: Path, tmp_path: Path) -
     assert "0 commits in" in again.out
 
 
+@pytest.mark.slow
 def test_a_history_without_files(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "-b", "main")
     commit(tmp_path, 5, "nothing")
@@ -79,6 +81,7 @@ def test_it_runs_on_every_location(repository: Path, location: tuple[str, str]) 
     assert "are what git says" in result.out
 
 
+@pytest.mark.slow
 def test_a_commit_that_is_older_than_what_is_sealed_is_refused(repository: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     assert demo(repository, "--indexed", "--location", kept).status == 0
@@ -89,6 +92,7 @@ def test_a_commit_that_is_older_than_what_is_sealed_is_refused(repository: Path,
     assert re.search(r"refused: stream 'commits' has \{901\}, which time 850 is before", one_line(result))
 
 
+@pytest.mark.slow
 async def test_a_wrong_row_is_found(repository: Path, tmp_path: Path) -> None:
     commits = await (await Repository.find(repository)).first_parents()
     async with ap.open(tmp_path / "kept") as client, client.indexed(f"git-{commits[0]}") as ix:

@@ -1505,6 +1505,7 @@ def program(text: str, location: Any) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(text), location.blob, location.consensus]
 
 
+@pytest.mark.slow
 async def test_another_process_writes_and_a_listener_here_hears_all(location: Any) -> None:
     skip_but_for_sqlite_and_s3(location)
     async with ap.open(blob=location.blob, consensus=location.consensus) as client:
@@ -1532,6 +1533,7 @@ async def test_another_process_writes_and_a_listener_here_hears_all(location: An
         await reader.stop()
 
 
+@pytest.mark.slow
 async def test_a_listener_in_another_process_hears_what_is_written_here(location: Any) -> None:
     skip_but_for_sqlite_and_s3(location)
     async with ap.open(blob=location.blob, consensus=location.consensus) as client:
