@@ -11,6 +11,7 @@ from tests.examples import ROOT, pages, program
 pytest.importorskip("aiopersist.client")
 
 
+@pytest.mark.blocks_loop  # with its imports
 @pytest.mark.parametrize("name", pages())
 async def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -191,6 +191,10 @@ class Committer:
     async def _commit(self, group: list[Pending]) -> None:
         """Make it durable and answer its callers; what it raises they have got."""
         uploads: list[Discardable] = [*group]
+        for (
+            pending
+        ) in group:  # before the first await: from here on it may happen, whoever still waits for it
+            pending.command.begun = True
         try:
             await self._settle()
             core = self._core

@@ -46,6 +46,9 @@ class Command(Protocol):
     """Something that a caller wants. It raises if it is refused, and has changed nothing then, except that
     the seqno is consumed. One that stands `alone` shares its commit with none before it."""
 
+    begun: bool
+    """Whether it is part of a commit that was begun: if not, it surely does not happen."""
+
     @property
     def alone(self) -> bool: ...
     def __call__(self, draft: "Draft") -> Any: ...
@@ -177,6 +180,7 @@ class Write:
 
     alone: ClassVar[bool] = False
     entries: list[Rows] = field(default_factory=list)
+    begun: bool = False
 
     def __call__(self, draft: Draft) -> int:
         there = {rows.stream: draft.find(rows.stream) for rows in self.entries}
@@ -195,13 +199,14 @@ class Write:
         return seqno
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Seal:
     """Of all of these streams, or of none. The result is its seqno."""
 
     alone: ClassVar[bool] = False
     streams: tuple[str, ...]
     time: int
+    begun: bool = False
 
     def __call__(self, draft: Draft) -> int:
         seqno = draft.consume()
@@ -216,13 +221,14 @@ class Seal:
         return seqno
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AllowCompaction:
     """All of these, or none; one after the other, so a stream that is named twice does not go back. The
     result is its seqno."""
 
     alone: ClassVar[bool] = False
     sinces: tuple[tuple[str, int], ...]
+    begun: bool = False
 
     def __call__(self, draft: Draft) -> int:
         seqno, moved = draft.consume(), dict[str, Arrangement]()
@@ -238,13 +244,14 @@ class AllowCompaction:
         return seqno
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Register:
     """Create the stream, unless it is there."""
 
     alone: ClassVar[bool] = False
     stream: str
     schema: Schema[Any, Any, Any]
+    begun: bool = False
 
     def __call__(self, draft: Draft) -> None:
         if draft.was_destroyed(self.stream):
@@ -255,13 +262,14 @@ class Register:
             draft.check_schema(self.stream, self.schema)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Destroy:
     """Forget the stream and its data, for ever. The result says whether it was there. It stands alone, so
     that what was written before it is told to listeners."""
 
     alone: ClassVar[bool] = True
     stream: str
+    begun: bool = False
 
     def __call__(self, draft: Draft) -> bool:
         if draft.was_destroyed(self.stream):
@@ -272,11 +280,12 @@ class Destroy:
         return True
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Barrier:
     """Change nothing, after all that was called before is durable."""
 
     alone: ClassVar[bool] = False
+    begun: bool = False
 
     def __call__(self, draft: Draft) -> None:
         return None
@@ -289,14 +298,15 @@ class Maintain:
     alone: ClassVar[bool] = False
     made: Iterable[tuple[str, "Made"]]
     begun: bool = False
-    """Whether it is part of a commit that was begun: if not, it surely does not happen."""
 
     def __call__(self, draft: Draft) -> set[str]:
-        self.begun = True
         applied: set[str] = set()
         for name, made in self.made:
             now = draft.find(name)
-            changes = made(now) if now is not None else None
+            try:
+                changes = made(now) if now is not None else None
+            except ValueError:  # no result of that plan: it fits nowhere
+                changes = None
             if changes is not None:
                 draft.change(name, changes)
                 applied.add(name)

@@ -83,9 +83,9 @@ class Feed:
                 listener.hear(seqno, events, ends=gone)
 
     def fail(self, error: Error) -> None:
-        """Nothing is told any more, and this is why."""
+        """Nothing is told any more, and this is why; what was told may be taken."""
         for listener in self._every():
-            listener.fail(error)
+            listener.fail(error, keep=True)
 
     def end(self) -> None:
         """Nothing is told any more; what was told may be taken."""
@@ -106,9 +106,11 @@ class Feed:
                     await self._read(newest)
                 except Truncated:
                     await self._skip()
-        except Error as error:
+        except Exception as error:
             for listener in self._every():
                 listener.interrupt(error)
+            if not isinstance(error, Error):
+                raise
 
     async def _skip(self) -> None:
         """Go on with the first version that is left; who has not heard of those before it ends."""
@@ -150,7 +152,8 @@ def _events(name: str, seqno: int, changes: StreamsChanges | None) -> Events | N
 
 class Listener(Resource, Generic[K, V]):
     """An async iterator of `Records` and `Sealed`. A wait may be cancelled and repeated: nothing is lost. It
-    ends when the stream is destroyed, or the `Indexed` is stopped; `LeaseExpired` when it fell behind."""
+    ends when the stream is destroyed, or the `Indexed` is stopped; `LeaseExpired` when it fell behind,
+    `Fenced` when another instance has taken over from its own."""
 
     def __init__(self, stream: str, fetch: Fetch, feed: Feed, reader: str, queue_max: int) -> None:
         self.stream = stream
@@ -168,7 +171,7 @@ class Listener(Resource, Generic[K, V]):
         self._turn = asyncio.Lock()
         self._ended = False
         self._failure: Error | None = None
-        self._interruption: Error | None = None
+        self._interruption: Exception | None = None
         feed.add(self)
 
     def __aiter__(self) -> "Listener[K, V]":
@@ -182,7 +185,7 @@ class Listener(Resource, Generic[K, V]):
                 events = self._queue[0]
                 if events.batch is not None and not self._batch_is_told:
                     records = await self._records(events.batch)
-                    if self._failure is not None:
+                    if self._failure is not None and not self._queue:
                         raise self._failure
                     self._batch_is_told = True  # no await from here
                     self._take(done=events.seal is None)
@@ -238,15 +241,17 @@ class Listener(Resource, Generic[K, V]):
             self._unpin()
         self._woken.set()
 
-    def fail(self, error: Error) -> None:
-        """Nothing comes any more, and what is there is lost."""
+    def fail(self, error: Error, *, keep: bool = False) -> None:
+        """Nothing comes any more; what is there is lost, unless it is to be kept."""
         self._failure = error
-        self._queue.clear()
-        self._unpin()
+        if not keep:
+            self._queue.clear()
+        if not self._queue:
+            self._unpin()
         self._feed.remove(self)
         self._woken.set()
 
-    def interrupt(self, error: Error) -> None:
+    def interrupt(self, error: Exception) -> None:
         """Whoever waits is told; the next one waits again."""
         if self._turn.locked():
             self._interruption = error
@@ -259,7 +264,7 @@ class Listener(Resource, Generic[K, V]):
         self.finish()
 
     def _move_pin(self, seqno: int) -> None:
-        if self._ended and not self._queue:
+        if (self._ended or self._failure is not None) and not self._queue:
             self._unpin()
             return
         unpin, self._unpin = self._unpin, self._fetch.shard.register.pin(seqno)

@@ -75,8 +75,9 @@ class RawParts:
             return []
         if size < min(self._stack.settings.inline_writes_single_max_bytes, self._room.left):
             part = inline_part(table, schema_id)
-            self._room.left -= part.size
-            return [part]
+            if part.size <= self._room.left:
+                self._room.left -= part.size
+                return [part]
         encoded = await self._stack.compute(self._encoded, table, schema)
         key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())
         self._keys.append(key)

@@ -245,17 +245,22 @@ class Upkeep:
 
     async def _explained(self, error: Exception) -> Exception:
         """A blob may be gone since another has taken over and dropped it."""
+        if not isinstance(error, Corruption | LeaseExpired):
+            return error
         try:
-            if isinstance(error, Corruption | LeaseExpired):
-                await self._core.shard.register.refresh()
-                self._core.check_owner()
+            await self._core.shard.register.refresh()
+            self._core.check_owner()
         except Error as reason:
             return reason
-        return error
+        if isinstance(error, Corruption):
+            return error
+        text = f"a part that the newest version names is not there: {error}"
+        return Corruption(text, shard_id=self._core.shard.id)
 
     def _place(self, name: str) -> Place:
         core = self._core
-        return Place(core.shard, core.schema(name), core.streams.names[name], core.check_owner())
+        share = core.stack.settings.indexed_inline_total_max_bytes // (4 * len(core.streams.names))
+        return Place(core.shard, core.schema(name), core.streams.names[name], core.check_owner(), share)
 
     def _discarding(self, output: Output) -> Callable[[], object]:
         spawn = self._core.stack.supervisor.spawn
@@ -268,8 +273,11 @@ class Upkeep:
         self._core.arrangement(request.stream)
         began = self._core.stack.runtime.monotonic()
         place, plan = self._place(request.stream), request.plan
-        async with self._gate(place, of_trace([plan.older, plan.younger])):
-            output = await work.compact(place, plan)
+        try:
+            async with self._gate(place, of_trace([plan.older, plan.younger])):
+                output = await work.compact(place, plan)
+        except Exception as error:
+            raise await self._explained(error) from error
         seconds = self._core.stack.runtime.monotonic() - began
         return CompactionResponse(request, output.batch, seconds, self._discarding(output))
 

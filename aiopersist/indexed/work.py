@@ -38,6 +38,8 @@ class Place(NamedTuple):
     schema: Schema[Any, Any, Any]
     schema_id: int
     writer: str
+    inline_share: int
+    """Goodbytes below which a batch of a trace may stay in the state: so there is room for what is new."""
 
     def is_much(self, parts: Sequence[Named]) -> bool:
         """Whether it takes the memory of a compaction to work on these parts."""
@@ -46,7 +48,7 @@ class Place(NamedTuple):
     def inline_max(self, parts: Sequence[Named]) -> int:
         """Updates stay in the state only if they were there before."""
         inline = sum(part.size for _, part in parts if part.inline is not None)
-        return min(self.shard.stack.settings.inline_writes_single_max_bytes, inline)
+        return min(self.shard.stack.settings.inline_writes_single_max_bytes, self.inline_share, inline)
 
 
 class Output(NamedTuple):

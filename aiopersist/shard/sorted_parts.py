@@ -121,6 +121,8 @@ class SortedParts:
         """Delete what was uploaded: for what surely is not referenced."""
         if self._uploading is not None:
             await asyncio.wait([self._uploading])
+        if not self.keys:
+            return
         try:
             await self._stack.blob.delete(self.keys)
         except Error as error:

@@ -1,6 +1,7 @@
 """Goal: whichever single call to a store fails, in whichever way, callers are told what is so, what is in
 memory is what is durable, and everything goes on."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.indexed import CompactionResponse, Indexed, Stream
+from aiopersist.indexed import CompactionResponse, Fenced, Indexed, Stream
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import QUICK
@@ -200,3 +201,161 @@ async def test_any_single_call_may_fail(chosen: Outcome) -> None:
         assert ops["set"] > 6
         assert ops["get"] > 6
         assert {"delete", "truncate", "scan"} <= ops.keys()
+
+
+class Holding(Faults):
+    """From `hold` on the calls of these methods wait until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: tuple[str, ...] = ()
+        self.held = asyncio.Event()
+        self.go = asyncio.Event()
+
+    def hold(self, *ops: str) -> None:
+        self.ops = ops
+        self.held.clear()
+        self.go.clear()
+
+    async def call(self, op: str, act: Callable[[], Awaitable[Any]]) -> Any:
+        if op in self.ops:
+            self.held.set()
+            await self.go.wait()
+        return await super().call(op, act)
+
+
+@pytest.mark.parametrize("what", ["step", "apply"])
+async def test_what_is_cut_off_while_an_earlier_commit_is_settled_may_happen(what: str) -> None:
+    """Goal: its outputs are not deleted: the commit that names them goes on."""
+    blob, consensus, faults, slow = MemoryBlob(""), MemoryConsensus(""), Holding(), Holding()
+    settings = ap.Settings(**LIMITS | {"inline_writes_single_max_bytes": 0, "rollup_every": 99})
+    stores = {"blob": FaultyBlob(blob, slow), "consensus": FaultyConsensus(consensus, faults)}
+    async with (
+        ap.open(**stores, settings=settings, maintenance=False) as client,
+        client.indexed("x", background=False) as ix,
+    ):
+        stream = await ix.register("s", str, int)
+        for time in range(2):
+            await ix.write([(stream, [("a", 1, time, 1)])])
+            await ix.seal([stream], time + 1)
+            if what == "apply":
+                await ix.step()
+        if what == "apply":
+            await ix.allow_compaction([(stream, 2)])
+            (request,) = await ix.step()
+            response = await ix.compact(request)
+            work = None
+        else:
+            slow.hold("get")
+            work = asyncio.create_task(ix.step())
+            await slow.held.wait()
+        faults.fail_next("compare_and_set", Outcome.LOST)
+        faults.fail_next("scan", Outcome.REFUSED)
+        with pytest.raises(ap.Indeterminate):
+            await ix.write([(stream, [("b", 1, 9, 1)])])
+        faults.hold("scan", "head")
+        slow.go.set()
+        work = work or asyncio.create_task(ix._upkeep.apply("s", response))  # as in the background
+        await faults.held.wait()
+        work.cancel()
+        await asyncio.wait([work])
+        assert work.cancelled()
+        faults.go.set()
+        async with await ix.snapshot(stream) as snapshot:
+            assert sum(update.diff for update in await snapshot.rows()) == 3
+        view = await ix.inspect(stream)
+        assert [batch[:2] for batch in view.trace] == [(0, 2)]
+
+
+async def test_a_part_that_the_store_has_lost_is_told_by_the_step() -> None:
+    blob = MemoryBlob("")
+    async with (
+        ap.open(blob=blob, consensus=MemoryConsensus(""), settings=ap.Settings(**LIMITS)) as client,
+        client.indexed("x", background=False) as ix,
+    ):
+        stream = await ix.register("s", str, int)
+        await ix.write([(stream, [("a" * 99, 1, 0, 1)])])
+        await ix.seal([stream], 1)
+        await blob.delete([key async for key, _ in blob.list("i")])
+        with pytest.raises(ap.Corruption, match="names is not there"):
+            await ix.step()
+        assert ix.counters()["failed_steps"] == 1
+        assert await ix.write([(stream, [("b", 1, 1, 1)])]) == 3
+
+
+async def test_a_compaction_of_a_stream_that_goes_meanwhile_is_skipped() -> None:
+    """Goal: and its output goes, too."""
+    faults = Holding()
+    blob = MemoryBlob("")
+    stores = {"blob": blob, "consensus": FaultyConsensus(MemoryConsensus(""), faults)}
+    settings = ap.Settings(**LIMITS | {"inline_writes_single_max_bytes": 0, "rollup_every": 99})
+    async with (
+        ap.open(**stores, settings=settings, maintenance=False) as client,
+        client.indexed("x", background=False) as ix,
+    ):
+        stream = await ix.register("s", str, int)
+        for time in range(2):
+            await ix.write([(stream, [("a", 1, time, 1)])])
+            await ix.seal([stream], time + 1)
+            await ix.step()
+        await ix.allow_compaction([(stream, 2)])
+        (request,) = await ix.step()
+        before = {key async for key, _ in blob.list("i")}
+        response = await ix.compact(request)
+        output = {key async for key, _ in blob.list("i")} - before
+        assert len(output) == 1
+        faults.hold("compare_and_set")
+        destroying = asyncio.create_task(ix.destroy("s"))
+        await faults.held.wait()
+        applying = asyncio.create_task(ix._upkeep.apply("s", response))
+        await asyncio.sleep(0)
+        faults.go.set()
+        await asyncio.gather(destroying, applying)
+        assert ix.counters()["skipped_compactions"] == 1
+        await asyncio.sleep(0.01)
+        assert not output & {key async for key, _ in blob.list("i")}
+
+
+async def test_a_listener_of_an_owner_that_is_fenced_takes_what_was_told_and_ends() -> None:
+    async with ap.open("mem://") as client:
+        early = await client.indexed("x", background=False)
+        stream = await early.register("s", str, int)
+        snapshot, events = await early.listen(stream)
+        await early.write([(stream, [("a", 1, 0, 1)])])
+        async with client.indexed("x", background=False) as late:
+            await late.seal([stream], 5)
+            with pytest.raises(Fenced):
+                await early.seal([stream], 1)
+            first = await anext(events)
+            assert first.updates.rows() == [("a", 1, 0, 1)]  # type: ignore[union-attr]
+            for _ in range(2):
+                with pytest.raises(Fenced):
+                    await anext(events)
+        await snapshot.aclose()
+        await events.aclose()
+        await early.stop()
+
+
+async def test_traces_leave_room_for_what_is_new() -> None:
+    """Goal: however much the traces hold, a small commit of many streams costs no blob for each. Tables of 40
+    keys, whose traces are small enough to stay in the state, and together too large."""
+    settings = ap.Settings(indexed_inline_total_max_bytes=24_000)
+    async with (
+        ap.open("mem://", settings=settings, maintenance=False) as client,
+        client.indexed("x", background=False) as ix,
+    ):
+        streams = [await ix.register(f"s{n}", str, int) for n in range(12)]
+        writes = 0
+        for time in range(100):
+            key = f"a-key-of-some-length-{time % 40:06}"
+            rows = [(key, time - 40, time, -1)] * (time >= 40) + [(key, time, time, 1)]
+            before = client.metrics["blob.set"].count
+            await ix.write([(stream, rows) for stream in streams])
+            writes += (client.metrics["blob.set"].count - before) * (time >= 50)
+            await ix.seal(streams, time + 1)
+            await ix.allow_compaction([(stream, time + 1) for stream in streams])
+            while requests := await ix.step():
+                for request in requests:
+                    await ix.apply(request.stream, await ix.compact(request))
+        assert ix.counters()["trace_bytes"] > 24_000
+        assert writes <= 60  # of 600
