@@ -52,6 +52,12 @@ class Pending:
         self.uploads: list[Upload] = []
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
+    def fail(self, error: Exception) -> None:
+        """Tell the caller, if one still waits; nobody is missed if not."""
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+            self.outcome.exception()  # marks it as seen
+
     def discard(self) -> None:
         """Delete what was uploaded for it: surely nothing names it."""
         for upload in self.uploads:
@@ -116,8 +122,7 @@ class Committer:
             if not pending.outcome.done():
                 begun = pending in self._group
                 why = "it was stopped before the answer of the store" if begun else "the Indexed was stopped"
-                pending.outcome.set_exception(Indeterminate(why) if begun else Stopped(why))
-                pending.outcome.exception()
+                pending.fail(Indeterminate(why) if begun else Stopped(why))
                 if not begun:
                     pending.discard()
         self._queue.clear()
@@ -156,9 +161,8 @@ class Committer:
             self._task = self._core.stack.supervisor.spawn(self._work(), "commit the commands of an Indexed")
 
     async def _work(self) -> None:
-        await self._core.stack.runtime.sleep(
-            0
-        )  # who calls in this turn of the loop belongs to the first group
+        # Who calls in this turn of the loop belongs to the first group.
+        await self._core.stack.runtime.sleep(0)
         while group := self._take():
             self._group = group
             try:
@@ -181,19 +185,18 @@ class Committer:
         if isinstance(pending.command, CONSUMING) or self._failure is None:
             return False
         last, error = self._failure
-        if pending.oldest <= last and not pending.outcome.done():
-            pending.outcome.set_exception(error)
-            pending.outcome.exception()
-        return pending.oldest <= last
+        if pending.oldest > last:
+            return False
+        pending.fail(error)
+        return True
 
     # --- a group ---------------------------------------------------------------------------------
 
     async def _commit(self, group: list[Pending]) -> None:
         """Make it durable and answer its callers; what it raises they have got."""
         uploads: list[Discardable] = [*group]
-        for (
-            pending
-        ) in group:  # before the first await: from here on it may happen, whoever still waits for it
+        # Before the first await: from here on they may happen, whoever still waits for them.
+        for pending in group:
             pending.command.begun = True
         try:
             await self._settle()
@@ -262,9 +265,7 @@ class Committer:
             core.be_fenced(error)
         for pending in group:
             core.counts["failed_commands"] += isinstance(pending.command, CONSUMING)
-            if not pending.outcome.done():
-                pending.outcome.set_exception(error)
-                pending.outcome.exception()
+            pending.fail(error)
         for upload in uploads:
             upload.discard()
 
@@ -273,16 +274,13 @@ class Committer:
         if isinstance(outcome, Exception):
             counts["failed_commands"] += isinstance(pending.command, CONSUMING)
             pending.discard()
-        elif isinstance(pending.command, Write):
+            pending.fail(outcome)
+            return
+        if isinstance(pending.command, Write):
             counts["writes"] += 1
             counts["records"] += sum(rows.count for rows in pending.command.entries)
             counts["bytes"] += sum(rows.goodbytes for rows in pending.command.entries)
-        if pending.outcome.done():
-            return
-        if isinstance(outcome, Exception):
-            pending.outcome.set_exception(outcome)
-            pending.outcome.exception()
-        else:
+        if not pending.outcome.done():
             pending.outcome.set_result(outcome)
 
 
