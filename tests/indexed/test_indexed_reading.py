@@ -10,7 +10,7 @@ import textwrap
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -1230,8 +1230,18 @@ async def test_a_listener_that_is_too_far_behind_ends_with_lease_expired(where: 
         assert await take(beside, 1) == [at(1)]
 
 
-async def test_a_reader_that_lost_its_lease_ends_with_lease_expired() -> None:
-    """Goal: its versions were truncated while it heard nothing: it says so, and never skips any."""
+class LostLease(NamedTuple):
+    """A stream of twelve writes, a reader that heard nothing meanwhile, and what it listened by."""
+
+    ix: Indexed
+    stream: Any
+    reader: Indexed
+    events: Any
+
+
+@asynccontextmanager
+async def lost_lease() -> AsyncIterator[LostLease]:
+    """Its lease ran out, and the versions after the one that it knows were truncated."""
     url, faults = f"mem://{uuid.uuid4().hex}", Faults()
     consensus = FaultyConsensus(ap.open_consensus(url), faults)
     quick = {"reader_lease_s": 0.3, "watch_timeout_s": 0.1, "retry_timeout_s": 0.05}
@@ -1250,6 +1260,12 @@ async def test_a_reader_that_lost_its_lease_ends_with_lease_expired() -> None:
             await ix.write([(a, at(t))])
             await ix.step()
         faults.heal()
+        yield LostLease(ix, a, reader, events)
+
+
+async def test_a_reader_that_lost_its_lease_ends_with_lease_expired() -> None:
+    """Goal: its versions were truncated while it heard nothing: it says so, and never skips any."""
+    async with lost_lease() as (ix, a, reader, events):
         with pytest.raises(ap.LeaseExpired):
             async with asyncio.timeout(10):
                 while True:
@@ -1426,24 +1442,7 @@ async def test_an_iteration_that_ends_in_peace_has_heard_all_that_was_durable() 
 
 async def test_a_listener_opened_after_the_lease_was_lost_is_not_ended_by_the_loss() -> None:
     """Goal: what an older listener has missed is no concern of one that began after it."""
-    url, faults = f"mem://{uuid.uuid4().hex}", Faults()
-    consensus = FaultyConsensus(ap.open_consensus(url), faults)
-    quick = {"reader_lease_s": 0.3, "watch_timeout_s": 0.1, "retry_timeout_s": 0.05}
-    options = ap.Settings(**quick, rollup_every=2)
-    async with (
-        ap.open(url, settings=options) as client,
-        ap.open(blob=ap.open_blob(url), consensus=consensus, settings=options) as other,
-        client.indexed("ix", background=False) as ix,
-        other.indexed("ix", readonly=True) as reader,
-    ):
-        a = await stream_of(ix)
-        _, early = await reader.listen(a)
-        faults.rates = {Outcome.REFUSED: 1.0}
-        await asyncio.sleep(0.6)
-        for t in range(12):
-            await ix.write([(a, at(t))])
-            await ix.step()
-        faults.heal()
+    async with lost_lease() as (ix, a, reader, early):
         snapshot, late = await reader.listen(a)
         assert len(await snapshot.rows()) == 12
         await ix.write([(a, at(50))])
