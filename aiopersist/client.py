@@ -6,6 +6,7 @@ gives statements under way a moment to end, and closes the stores it opened itse
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Any, TypeVar, overload
@@ -27,11 +28,12 @@ from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.rounds import Rounds
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.maintenance.upkeep import Upkeep
-from aiopersist.more import Handle, OpensMore
+from aiopersist.more import OpensMore
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.leased import FetchesParts
+from aiopersist.read.shared import SHARDS_KEPT, SharesReads
 from aiopersist.read.since import SinceHandle
-from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope, Supervisor, run_bounded
+from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Resource, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard import catalog
@@ -104,7 +106,7 @@ def open(  # noqa: A001  # `ap.open`
     return Opening(connect)
 
 
-class Client(Upkeep, FetchesParts, OpensMore, Resource):
+class Client(Upkeep, FetchesParts, SharesReads, OpensMore, Resource):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(
@@ -135,6 +137,7 @@ class Client(Upkeep, FetchesParts, OpensMore, Resource):
         )
         self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
         self._handles: set[Handle] = set()
+        self._recent: deque[Shard] = deque(maxlen=SHARDS_KEPT)
 
     @property
     def metrics(self) -> Metrics:

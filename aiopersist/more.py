@@ -2,24 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from aiopersist.indexed.indexed import Indexed
 from aiopersist.indexed.open import opened
-from aiopersist.resource import Closeable, Opening, Scope
+from aiopersist.resource import Handle, Opening, Scope
 from aiopersist.shard.stack import Stack
 from aiopersist.stash.open import DEFAULT_NAME, Mode, place_beside
 from aiopersist.stash.open import opened as open_place
 from aiopersist.stash.stash import Stash
 from aiopersist.storage.consensus import Consensus
-
-
-class Handle(Closeable, Protocol):
-    """What a client opens, and closes at the latest when it closes."""
-
-    @property
-    def _scope(self) -> Scope: ...
-
 
 H = TypeVar("H", bound=Handle)
 

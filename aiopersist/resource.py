@@ -215,6 +215,13 @@ class _Call:
             self._task.cancel()
 
 
+class Handle(Closeable, Protocol):
+    """What a client opens, and closes at the latest when it closes."""
+
+    @property
+    def _scope(self) -> Scope: ...
+
+
 class Puller(Generic[T]):
     """An async iterator that survives a cancelled wait: the next item is computed in a task of the
     supervisor, and is kept for the next call when the caller went away meanwhile."""

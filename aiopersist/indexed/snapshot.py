@@ -145,7 +145,7 @@ class StreamSnapshot(Resource, Generic[K, V]):
         return max(part.rows * (end - first) // (end - least), 1)
 
     def _iteration(self, items: AsyncGenerator[Any, None]) -> "Items[Any]":
-        iteration = Items(self._scope, items, self._fetch)
+        iteration = Items(self._scope, items, self._fetch.stack.supervisor)
         self._iterations.add(iteration)
         return iteration
 

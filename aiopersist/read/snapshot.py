@@ -20,7 +20,7 @@ from aiopersist.frontier import Time
 from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import contents_in_batches, projected_in_batches
-from aiopersist.resource import Puller, Resource, Scope, run_bounded
+from aiopersist.resource import Puller, Resource, Scope, Supervisor, run_bounded
 from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.shard.runs import plan_runs
@@ -151,7 +151,7 @@ class Snapshot(Resource, Generic[K, V]):
             )
 
     def _iteration(self, items: AsyncGenerator[T, None]) -> "Items[T]":
-        iteration = Items(self._scope, items, self._fetch)
+        iteration = Items(self._scope, items, self._fetch.stack.supervisor)
         self._iterations.add(iteration)
         return iteration
 
@@ -234,9 +234,9 @@ class Snapshot(Resource, Generic[K, V]):
 class Items(Generic[T]):
     """An async iterator whose waits may be cancelled and repeated."""
 
-    def __init__(self, scope: Scope, items: AsyncGenerator[T, None], fetch: Fetch) -> None:
+    def __init__(self, scope: Scope, items: AsyncGenerator[T, None], supervisor: Supervisor) -> None:
         self._scope = scope
-        self._puller = Puller(items, fetch.stack.supervisor, "compute the next batch of a snapshot")
+        self._puller = Puller(items, supervisor, "compute the next batch of a snapshot")
 
     def __aiter__(self) -> "Items[T]":
         return self

@@ -26,6 +26,16 @@ async def contents_in_batches(
                 yield batch
 
 
+async def updates_in_batches(
+    fetch: Fetch, runs: Runs, selection: Selection, reader: str
+) -> "AsyncGenerator[pa.RecordBatch, None]":
+    """Updates, globally consolidated, in the order of (key, val, time)."""
+    async with aclosing(merged(fetch, runs, selection, reader, final=False)) as tables:
+        async for table in tables:
+            for batch in _batches(table):
+                yield batch
+
+
 async def projected_in_batches(
     fetch: Fetch, runs: Runs, selection: Selection, reader: str, query: Query
 ) -> "AsyncGenerator[pa.RecordBatch, None]":

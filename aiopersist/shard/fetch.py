@@ -148,6 +148,11 @@ class Fetch:
                 tables = iter_row_groups(index, (offset, data), numbers, schema, rows_max)
                 yield (self._selected(table, batch, part, selection) for table in tables)
 
+    async def index(self, part: HollowPart, reader: str) -> PartIndex:
+        """What the footer of a part in a blob tells. One request."""
+        at = part.size - part.footer_bytes
+        return await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
+
     def _slab_rows(self, part: HollowPart, index: PartIndex) -> int:
         if part.goodbytes is None:
             return max(group.rows for group in index.row_groups)
@@ -178,8 +183,7 @@ class Fetch:
             index, data = await self._read(part, None, part.size, reader, lambda d: (_index(d, part), d))
             yield index, 0, data, list(range(len(index.row_groups)))
             return
-        at = part.size - part.footer_bytes
-        index = await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
+        index = await self.index(part, reader)
         chosen = _holding(index, await self._matching(index, where), rows)
         for numbers, (offset, length) in _ranges(index, chosen, 0, self.range_bytes):
             check = partial(checked, index, offset, row_groups=numbers)
@@ -202,8 +206,7 @@ class Fetch:
     ) -> "pa.Table":
         """The same of a large part: one request for its index, and one for each range that may match."""
         schema = self.shard.schema(part.schema_id)
-        at = part.size - part.footer_bytes
-        index = await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
+        index = await self.index(part, reader)
         chosen = await self._matching(index, selection.where)
         tables = []
         for numbers, (offset, length) in _ranges(index, chosen, GAP_BYTES, self.range_bytes):

@@ -98,6 +98,21 @@ class RenewReader:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepReader:
+    """Tell that a reader lives, and nothing else: for a lease that is held together, by those who read
+    pieces of it. None of them knows what the others still need, so the versions it holds stay held."""
+
+    reader: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        found = state.readers.get(self.reader)
+        if found is None:
+            return Keep(error=LeaseExpired(f"reader {self.reader} is no longer registered"))
+        return commit(state, context, readers={self.reader: found.replace(heartbeat=context.now)})
+
+
+@dataclass(frozen=True, slots=True)
 class ExpireReader:
     """End a reader's registration. Only removes a record: since stays as it is."""
 

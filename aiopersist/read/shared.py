@@ -1,0 +1,398 @@
+"""A read that several processes share: planned once, leased once, read in pieces anywhere.
+
+1. Register a leased reader, which keeps the blobs of the version that comes of it and of all later ones. No
+   handle moves this lease: it is renewed (`KeepReader`), by the process that planned and by those that read.
+2. Plan, on the state as it is then: which parts hold what is asked for.
+3. Share out (`shard/divide.py`): pieces of about equal size, which travel as bytes.
+4. Each piece is read by `client.read_piece`, here or elsewhere: consolidated within, and no row is in two.
+5. Release the lease, or leave it to its end.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from math import inf
+from operator import and_
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiopersist.data.codec import Schema
+from aiopersist.errors import (
+    DiffOverflow,
+    Error,
+    InvalidUpdate,
+    InvalidUsage,
+    LeaseExpired,
+    NotReadable,
+    SinceViolation,
+    UsageKind,
+)
+from aiopersist.frontier import TIME_MAX, Antichain, Time, minimum, shaped
+from aiopersist.read.query import Query
+from aiopersist.read.snapshot import Items, parts_at
+from aiopersist.read.stream import contents_in_batches, updates_in_batches
+from aiopersist.resource import Handle, Opening, Resource, Scope
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.commit import commit
+from aiopersist.shard.divide import Piece, rows_of, shared_out
+from aiopersist.shard.envelope import Envelope
+from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
+from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
+from aiopersist.state.keys import BlobKey
+from aiopersist.state.model import State
+from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
+from aiopersist.state.record import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+H = TypeVar("H", bound=Handle)
+
+ENVELOPE = Envelope("piece", format=1)
+SHARDS_KEPT = 8  # of which this process reads pieces: their states are not loaded anew for each
+
+
+class Range(Record):
+    """What is read: the contents at `as_of`; or the changes of `[start, end)`, without an end all."""
+
+    as_of: int | tuple[int, ...] | None = None
+    start: int | None = None
+    end: int | None = None
+
+    @property
+    def selection(self) -> Selection:
+        """What of each part is asked for."""
+        if self.as_of is not None:
+            return Selection(as_of=self.as_of)
+        start = None if self.start is None else Antichain(self.start)
+        return Selection(lower=start, upper=None if self.end is None else Antichain(self.end))
+
+    def parts(self, state: State) -> list[Named]:
+        """The parts that may hold any of it."""
+        if self.as_of is not None:
+            return parts_at(state, self.as_of)
+        lower = Antichain(self.start or 0)
+        upper = Antichain() if self.end is None else Antichain(self.end)
+        return [
+            (batch, part)
+            for batch in state.batches.values()
+            if batch.parts and not batch.upper <= lower and not upper <= batch.lower
+            for part in batch.parts
+        ]
+
+
+class TransmittedPiece(Record):
+    """What travels."""
+
+    shard: str
+    reader: str
+    """Whose lease keeps the blobs."""
+    range: Range
+    piece: Piece
+
+
+class SharedRead(Resource):
+    """The contents of a shard at one time, or its changes within a range of times, leased for several
+    processes. `client.shared_read` opens it."""
+
+    def __init__(
+        self, fetch: Fetch, wanted: Range, reader: str, lease_s: float, scope: Scope, keep: bool
+    ) -> None:
+        self._fetch = fetch
+        self._range = wanted
+        self._reader = reader
+        self._keep = keep
+        self._state = fetch.shard.state
+        self._parts = wanted.parts(self._state)
+        self._scope = Scope("the shared read", scope, fetch.shard.id)
+        stack = fetch.stack
+        self._beating = (
+            None
+            if keep
+            else stack.supervisor.background(
+                keep_alive(stack, lease_s, self._heartbeat), "heartbeats of a shared read"
+            )
+        )
+
+    @property
+    def schema(self) -> Schema[Any, Any, Any]:
+        return self._fetch.schema
+
+    @property
+    def as_of(self) -> Time | None:
+        """Of contents."""
+        return self._range.as_of
+
+    @property
+    def start(self) -> int | None:
+        """Of changes."""
+        return self._range.start
+
+    @property
+    def end(self) -> int | None:
+        """Of changes; `None`: there are none later, for good."""
+        return self._range.end
+
+    @property
+    def updates_max(self) -> int:
+        """Updates in the parts that are read."""
+        return sum(part.rows for _, part in self._parts)
+
+    async def pieces(self, tasks: int) -> list[bytes]:
+        """About as many pieces as `tasks`, at least one, in the order of the rows that they hold: for
+        `client.read_piece`. One request for each larger part."""
+        with self._scope.call():
+            if type(tasks) is not int or tasks < 1:
+                raise ValueError(f"tasks={tasks!r} is no positive int")
+            found = await shared_out(self._fetch, self._parts, self._range.selection, self._reader, tasks)
+            return await self._fetch.stack.compute(self._sealed, found)
+
+    def _sealed(self, pieces: list[Piece]) -> list[bytes]:
+        shard = self._fetch.shard.id
+        told = (
+            TransmittedPiece.of(shard=shard, reader=self._reader, range=self._range, piece=piece)
+            for piece in pieces
+        )
+        return [ENVELOPE.seal(value) for value in told]
+
+    async def _heartbeat(self) -> None:
+        await commit(self._fetch.shard.register, KeepReader(self._reader), Slot())
+
+    async def aclose(self) -> None:
+        """End the lease, or leave it to its end if it was opened to be kept. Idempotent. Pieces that are
+        not read yet get `LeaseExpired` once their parts are gone."""
+        if not self._scope.close():
+            return
+        if self._beating is not None:
+            self._beating.cancel()
+        if not self._keep:
+            await commit(self._fetch.shard.register, ExpireReader(self._reader), Slot())
+
+    def __repr__(self) -> str:
+        what = f"as of {self.as_of}" if self.as_of is not None else f"[{self.start}, {self.end})"
+        return f"<SharedRead of {self._fetch.shard.id} {what}: {len(self._parts)} parts>"
+
+
+class SharesReads(ABC):
+    """A part of the client."""
+
+    _calls: Scope
+    _scope: Scope
+    _stack: Stack
+    _recent: deque[Shard]
+    """Of which pieces were read here: their states are not loaded anew for each."""
+
+    @abstractmethod
+    async def _existing(self, name: str) -> Shard:
+        """The shard of that name or id, as it is now; `UnknownShard`."""
+
+    @abstractmethod
+    async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
+        """What `opener` gives, as a handle of the client."""
+
+    def shared_read(
+        self,
+        shard: str,
+        as_of: Time | None = None,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        wait: bool = True,
+        lease_s: float | None = None,
+        keep: bool = False,
+    ) -> Opening[SharedRead]:
+        """A read to be shared among processes: the contents at `as_of` (`None`: the greatest complete time),
+        or, with `start`, the changes of `[start, end)`, unmodified (`end=None`: up to the shard's upper).
+
+        `SinceViolation` if history there is gone: changes need `since < start`, or both at the minimum.
+        What is not complete yet is waited for, or `NotReadable` with `wait=False`. The lease lasts
+        `lease_s` (that of readers); it is renewed until it is closed; with `keep=True` it is neither, and
+        ends by itself. One commit, one more to end it."""
+        lease = self._stack.settings.reader_lease_s if lease_s is None else lease_s
+        if type(lease) not in (int, float) or not 0 < lease < inf:
+            raise ValueError(f"lease_s={lease_s!r} is not a positive number of seconds")
+
+        async def open_read() -> SharedRead:
+            found = await self._existing(shard)
+            schema = found.schema(found.state.schema_id)
+            wanted = _checked(as_of, start, end, schema)
+            return await _leased(found, schema, wanted, wait, lease, self._scope, keep)
+
+        return Opening(lambda: self._opened(open_read))
+
+    def read_piece(self, data: bytes, where: Any = None) -> "Items[pa.RecordBatch]":
+        """The rows of a piece of a shared read, here or in another process, as Arrow batches in order:
+        `key, val, diff` of contents, `key, val, time, diff` of changes, consolidated. `where` as of a
+        snapshot. In memory are about one and a half row groups of each run of parts.
+
+        The lease is renewed if nobody did for a quarter of it. `InvalidUpdate` for what is no piece,
+        `LeaseExpired` once the read was closed and a part is gone."""
+        self._calls.check()
+        told = ENVELOPE.open(data, TransmittedPiece)
+        return Items(self._scope, self._piece(told, where), self._stack.supervisor)
+
+    async def _piece(self, told: TransmittedPiece, where: Any) -> "AsyncGenerator[pa.RecordBatch, None]":
+        shard = await self._existing(_named_in(told))
+        self._recent.append(shard)
+        await _renew(shard, told.reader)
+        fetch = _fetch_for(told, shard)
+        query = Query.of(fetch.schema, where, None)
+        conditions = [c for c in (rows_of(told.piece, fetch), query.where) if c is not None]
+        condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
+        wanted = told.range.selection
+        selection = Selection(lower=wanted.lower, upper=wanted.upper, as_of=wanted.as_of, where=condition)
+        read = updates_in_batches if told.range.as_of is None else contents_in_batches
+        async with aclosing(read(fetch, told.piece.named(), selection, told.reader)) as batches:
+            try:
+                async for batch in batches:
+                    yield batch
+            except DiffOverflow as error:
+                error.shard_id = shard.id
+                raise
+            except MissingPart as error:
+                raise await _why_missing(shard, told, error) from None
+
+
+def _checked(as_of: Time | None, start: int | None, end: int | None, schema: Schema[Any, Any, Any]) -> Range:
+    """What is asked for; `INVALID_TIME`, `INVALID_BOUNDS`."""
+    if start is None and end is None:
+        if as_of is None:
+            if schema.time_length is not None:
+                raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
+            return Range()
+        if not isinstance(as_of, int | tuple):
+            raise InvalidUsage(UsageKind.INVALID_TIME, f"as_of is one time, not {as_of!r:.80}", time=as_of)
+        return Range.of(as_of=shaped(as_of, schema.time_length).elements[0])
+    if as_of is not None:
+        raise InvalidUsage(UsageKind.INVALID_TIME, "give as_of, or start and end, not both", time=as_of)
+    if schema.time_length is not None:
+        raise InvalidUsage(UsageKind.INVALID_TIME, "changes between two times are of int times")
+    if start is None:
+        raise InvalidUsage(UsageKind.INVALID_TIME, "changes up to an end need a start", time=end)
+    first = shaped(start, None).elements[0]
+    last = None if end is None else shaped(end, None).elements[0]
+    assert isinstance(first, int)
+    assert not isinstance(last, tuple)
+    if last is not None and last < first:
+        text = f"end {last} is before start {first}"
+        raise InvalidUsage(UsageKind.INVALID_BOUNDS, text, lower=Antichain(first), upper=Antichain(last))
+    return Range.of(start=first, end=last)
+
+
+async def _leased(
+    shard: Shard,
+    schema: Schema[Any, Any, Any],
+    wanted: Range,
+    wait: bool,
+    lease_s: float,
+    scope: Scope,
+    keep: bool,
+) -> SharedRead:
+    """Register the reader, which holds history while it waits, and plan."""
+    reader, slot = f"r{shard.stack.runtime.uuid()}", Slot()
+    register = shard.register
+    try:
+        await commit(register, RegisterReader(reader, Antichain(), lease_s), slot)
+        if (missing := _not_complete(wanted, shard.state)) is not None:
+            if not wait:
+                raise missing
+            _check_held(wanted, shard.state)
+            await commit(register, RenewReader(reader, hold=_hold(wanted)), slot)
+            await register.wait(lambda state: None if _not_complete(wanted, state) else True)
+            await commit(register, RenewReader(reader, hold=Antichain()), slot)
+        state = shard.state  # no await from here on
+        _check_held(wanted, state)
+        planned = _pinned(wanted, state)
+        return SharedRead(Fetch(shard, schema), planned, reader, lease_s, scope, keep)
+    except BaseException:
+        shard.stack.supervisor.spawn(_end(shard, reader), "end a lease that nobody uses")
+        raise
+
+
+async def _end(shard: Shard, reader: str) -> None:
+    await commit(shard.register, ExpireReader(reader), Slot())
+
+
+def _hold(wanted: Range) -> Antichain:
+    """The history that is needed, until it is planned."""
+    if wanted.as_of is not None:
+        return Antichain(wanted.as_of)
+    return Antichain() if wanted.start is None else Antichain(max(wanted.start - 1, 0))
+
+
+def _not_complete(wanted: Range, state: State) -> NotReadable | None:
+    """What is missing yet."""
+    if wanted.as_of is not None:
+        return NotReadable(wanted.as_of, state.upper) if state.upper.less_equal(wanted.as_of) else None
+    if wanted.end is not None:
+        return None if Antichain(wanted.end) <= state.upper else NotReadable(wanted.end - 1, state.upper)
+    if wanted.start is not None:
+        return None
+    return NotReadable(None, state.upper) if state.upper == minimum(None) else None
+
+
+def _check_held(wanted: Range, state: State) -> None:
+    since = state.since
+    if wanted.start is None:
+        if wanted.as_of is not None and not since.less_equal(wanted.as_of):
+            raise SinceViolation(wanted.as_of, since)
+    elif not since.less_than(wanted.start) and not (wanted.start == 0 and since == minimum(None)):
+        raise SinceViolation(max(wanted.start - 1, 0), since)
+
+
+def _pinned(wanted: Range, state: State) -> Range:
+    """With the ends that were left open."""
+    upper = state.upper.time
+    assert not isinstance(upper, tuple)
+    if wanted.start is not None:
+        end = upper if wanted.end is None else wanted.end
+        return wanted.replace(end=end if end is None else max(end, wanted.start))
+    if wanted.as_of is None:
+        return wanted.replace(as_of=TIME_MAX if upper is None else upper - 1)
+    return wanted
+
+
+async def _renew(shard: Shard, reader: str) -> None:
+    """If nobody did for a while. That the lease is gone is told when a part is."""
+    record = shard.state.readers.get(reader)
+    if record is None:
+        return
+    now = await shard.stack.consensus.now()
+    if now - record.heartbeat > record.lease_s / HEARTBEATS_PER_LEASE:
+        try:
+            await commit(shard.register, KeepReader(reader), Slot())
+        except LeaseExpired:
+            pass
+
+
+def _named_in(told: TransmittedPiece) -> str:
+    """The shard, if what was told can be of one; `InvalidUpdate`."""
+    try:
+        ShardId.parse(told.shard)
+        keys = [part.key for batch in told.piece.runs for part in batch.parts if part.key is not None]
+        others = [key for key in keys if BlobKey.parse(key).shard != told.shard]
+    except InvalidUsage as error:
+        raise InvalidUpdate(f"a piece of a read cannot be read: {error}") from error
+    if others:
+        raise InvalidUpdate(f"part {others[0]} is not of shard {told.shard}")
+    return told.shard
+
+
+def _fetch_for(told: TransmittedPiece, shard: Shard) -> Fetch:
+    wanted = {part.schema_id for batch in told.piece.runs for part in batch.parts} | {told.piece.schema_id}
+    if not wanted <= shard.state.schemas.keys():
+        raise InvalidUpdate("a piece of a read has a schema that the shard does not know")
+    return Fetch(shard, shard.schema(told.piece.schema_id))
+
+
+async def _why_missing(shard: Shard, told: TransmittedPiece, error: MissingPart) -> Error:
+    """The lease is there, and a part is not: the newest version names it, or it does not."""
+    state = await shard.open()
+    there = {part.key for batch in state.batches.values() for part in batch.parts}
+    mine = {part.key for batch in told.piece.runs for part in batch.parts if part.key is not None}
+    if mine <= there:
+        return error
+    return LeaseExpired("the read was closed, and a part of it is gone", shard_id=shard.id)

@@ -1,0 +1,138 @@
+"""Many parts, shared out: pieces of about equal size that any process can read on its own.
+
+A piece is a range of rows (`data/key_range.py`) and, run by run, the parts that may hold some of them. What
+is inline is little: it is read here, and each piece carries its own rows of it. Whoever reads a piece merges
+its runs and keeps the rows of its range, so the pieces together give each row once, in the order of the sort.
+
+Where to cut is known from the statistics of row groups, which lie in the footers of parts: one request for
+each larger part, at most `FOOTERS_MAX`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.data.key_range import (
+    Block,
+    Bound,
+    KeyRange,
+    Leaf,
+    bounds_of,
+    condition,
+    divide,
+    from_stored,
+    leaves,
+    overlaps,
+    to_stored,
+)
+from aiopersist.data.select import apply_where
+from aiopersist.errors import InvalidUpdate
+from aiopersist.frontier import Antichain, minimum
+from aiopersist.resource import run_bounded
+from aiopersist.shard.fetch import Fetch, Named, Selection
+from aiopersist.shard.parts import inline_part
+from aiopersist.shard.runs import plan_runs
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+FOOTERS_MAX = 1024  # the largest parts: of the others the state tells enough
+BLOCKS_PER_TASK = 16  # finer ones would not make shares more equal
+
+
+class Piece(Record):
+    """One piece of a read. It travels as JSON."""
+
+    schema_id: int
+    """Of the columns that it is read as, whose leaves the range is of."""
+    keys: dict[str, Any]
+    """The range, as `to_stored` gives it."""
+    runs: tuple[HollowBatch, ...]
+    """Each is one run of parts, in order."""
+
+    def named(self) -> list[list[Named]]:
+        """The parts, run by run."""
+        return [[(batch, part) for part in batch.parts] for batch in self.runs]
+
+    @property
+    def rows_max(self) -> int:
+        """Updates in its parts, those that belong to other pieces included."""
+        return sum(batch.len for batch in self.runs)
+
+
+def rows_of(piece: Piece, fetch: Fetch) -> Any:
+    """The condition that picks the rows of the piece; `None` for all. `InvalidUpdate` for a range of other
+    columns than there are."""
+    order = leaves(fetch.schema)
+    try:
+        return condition(from_stored(piece.keys, order), order)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidUpdate(f"a piece of a read has no range of this shard: {error}") from error
+
+
+async def shared_out(
+    fetch: Fetch, parts: Sequence[Named], selection: Selection, reader: str, tasks: int
+) -> list[Piece]:
+    """About as many pieces as `tasks`, at least one, of what `selection` asks for of the parts. Bounds on
+    times are applied again when a piece is read; a condition is not: it must be given again."""
+    order = leaves(fetch.schema)
+    inline = [named for named in parts if named[1].inline is not None]
+    rows = await fetch.table(inline, selection, reader)
+    runs = [[n for n in run if n[1].inline is None] for run in plan_runs(parts)]
+    named = [named for run in runs for named in run]
+    blocks = await _blocks(fetch, named, reader, order, tasks) if tasks > 1 else []
+    return await fetch.stack.compute(_pieces, fetch, runs, rows, divide(blocks, tasks), order)
+
+
+def _pieces(
+    fetch: Fetch, runs: list[list[Named]], inline: "pa.Table", ranges: list[KeyRange], order: list[Leaf]
+) -> list[Piece]:
+    bounds = {id(part): bounds_of(part.stats, order) for run in runs for _, part in run}
+    pieces = []
+    for keys in ranges:
+        found = [_of_range(run, keys, bounds) for run in runs]
+        where = condition(keys, order)
+        rows = inline if where is None else apply_where(inline, where, fetch.schema)
+        found += [_inline(fetch, rows)] if rows.num_rows else []
+        there = tuple(batch for batch in found if batch is not None)
+        pieces.append(Piece.of(schema_id=fetch.schema_id, keys=to_stored(keys, order), runs=there))
+    return pieces
+
+
+def _of_range(run: list[Named], keys: KeyRange, bounds: dict[int, tuple[Bound, ...]]) -> HollowBatch | None:
+    """Of one run the parts that may hold rows of the range. Their statistics have served their purpose."""
+    parts = tuple(
+        part.replace(stats=None, key_lower=None) for _, part in run if overlaps(keys, bounds[id(part)])
+    )
+    return run[0][0].replace(parts=parts, runs=()) if parts else None
+
+
+def _inline(fetch: Fetch, rows: "pa.Table") -> HollowBatch:
+    """Rows as they are to be read: neither cut nor moved."""
+    since = minimum(fetch.schema.time_length)
+    part = inline_part(rows.combine_chunks(), fetch.schema_id)
+    return HollowBatch.of(lower=since, upper=Antichain(), since=since, parts=(part,))
+
+
+async def _blocks(
+    fetch: Fetch, parts: list[Named], reader: str, order: list[Leaf], tasks: int
+) -> list[Block]:
+    """Of the larger parts each row group, of the others each part."""
+    total = sum(part.rows for _, part in parts)
+    fine = total // (tasks * BLOCKS_PER_TASK)
+    row_group = fetch.stack.settings.row_group_bytes
+    larger = [p for _, p in parts if p.rows > fine and (p.goodbytes is None or p.goodbytes > row_group)]
+    larger.sort(key=lambda part: -part.rows)
+    jobs = [partial(_row_groups, fetch, part, reader, order) for part in larger[:FOOTERS_MAX]]
+    found = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
+    blocks = [block for of_part in found for block in of_part]
+    seen = {id(part) for part in larger[:FOOTERS_MAX]}
+    rest = [Block(bounds_of(part.stats, order), part.rows) for _, part in parts if id(part) not in seen]
+    return blocks + rest
+
+
+async def _row_groups(fetch: Fetch, part: HollowPart, reader: str, order: list[Leaf]) -> list[Block]:
+    index = await fetch.index(part, reader)
+    return [Block(bounds_of(group.stats, order), group.rows) for group in index.row_groups]
