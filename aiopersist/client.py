@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, TypeVar, overload
 from weakref import WeakValueDictionary
 
+from aiopersist.compact.shared import SharesCompactions
 from aiopersist.data.codec import Schema
 from aiopersist.data.evolve import check_evolution
 from aiopersist.data.lazy import arrow_is_imported, import_arrow, is_warm, warm_up
@@ -31,7 +32,7 @@ from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.more import OpensMore
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.leased import FetchesParts
-from aiopersist.read.shared import SHARDS_KEPT, SharesReads
+from aiopersist.read.shared import SharesReads
 from aiopersist.read.since import SinceHandle
 from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Resource, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
@@ -39,6 +40,7 @@ from aiopersist.settings import Settings
 from aiopersist.shard import catalog
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.client_part import SHARDS_KEPT
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -50,6 +52,7 @@ from aiopersist.storage.layers import Metrics, stack
 from aiopersist.storage.urls import Location, open_blob, open_consensus, parse_location
 from aiopersist.write.append_many import Append, append_to_many
 from aiopersist.write.handle import WriteHandle
+from aiopersist.write.remote import BuildsElsewhere
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -106,7 +109,7 @@ def open(  # noqa: A001  # `ap.open`
     return Opening(connect)
 
 
-class Client(Upkeep, FetchesParts, SharesReads, OpensMore, Resource):
+class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactions, OpensMore, Resource):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiopersist.compact import bounded
+from aiopersist.compact.local import bounded
 from aiopersist.frontier import Antichain
 from aiopersist.state.compaction import Spec, run_count
 from aiopersist.state.model import HollowBatch

@@ -7,7 +7,7 @@ one.
 
 from collections.abc import Callable
 
-from aiopersist.compact import compact, compact_all
+from aiopersist.compact.local import compact, compact_all
 from aiopersist.errors import BatchExpired
 from aiopersist.gc.collect import Collected, can_collect, collect
 from aiopersist.maintenance.due import all_inputs, has_long_tail

@@ -5,7 +5,6 @@ other parts. Whoever reads them all and sums them has the snapshot. The snapshot
 blobs, so it must be open until the last one is fetched.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +14,10 @@ from aiopersist.data.stats import ColumnStats, decode_stats, leaf_types, merge
 from aiopersist.data.updates import Updates
 from aiopersist.errors import CodecMismatch, InvalidUpdate, InvalidUsage, LeaseExpired
 from aiopersist.frontier import Time, shaped
-from aiopersist.resource import Scope
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
-from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart, Record
@@ -84,14 +82,8 @@ class LeasedPart:
         return f"<LeasedPart {self.key or 'inline'}: {self.encoded_size_bytes} bytes>"
 
 
-class FetchesParts(ABC):
+class FetchesParts(ClientPart):
     """A part of the client."""
-
-    _calls: Scope
-
-    @abstractmethod
-    async def _existing(self, name: str) -> Shard:
-        """The shard of that name or id, as it is now; `UnknownShard`."""
 
     async def fetch_part(
         self, data: bytes, schema: Schema[Any, Any, Any] | None = None
@@ -104,7 +96,7 @@ class FetchesParts(ABC):
         know it), and one for the part if it is not inline."""
         with self._calls.call():
             told = ENVELOPE.open(data, TransmittedPart)
-            shard = await self._existing(_checked(told))
+            shard = await self._for_a_piece(_checked(told))
             if not {told.schema_id, told.batch.parts[0].schema_id} <= shard.state.schemas.keys():
                 raise InvalidUpdate("a transmitted part has a schema that the shard does not know")
             stored = shard.schema(told.schema_id)

@@ -8,13 +8,11 @@
 5. Release the lease, or leave it to its end.
 """
 
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from math import inf
 from operator import and_
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.codec import Schema
 from aiopersist.errors import (
@@ -31,16 +29,16 @@ from aiopersist.frontier import TIME_MAX, Antichain, Time, minimum, shaped
 from aiopersist.read.query import Query
 from aiopersist.read.snapshot import Items, parts_at
 from aiopersist.read.stream import contents_in_batches, updates_in_batches
-from aiopersist.resource import Handle, Opening, Resource, Scope
+from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.commit import commit
 from aiopersist.shard.divide import Piece, rows_of, shared_out
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.stack import Stack
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import State
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
@@ -48,8 +46,6 @@ from aiopersist.state.record import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
-
-H = TypeVar("H", bound=Handle)
 
 ENVELOPE = Envelope("piece", format=1)
 SHARDS_KEPT = 8  # of which this process reads pieces: their states are not loaded anew for each
@@ -176,22 +172,8 @@ class SharedRead(Resource):
         return f"<SharedRead of {self._fetch.shard.id} {what}: {len(self._parts)} parts>"
 
 
-class SharesReads(ABC):
+class SharesReads(ClientPart):
     """A part of the client."""
-
-    _calls: Scope
-    _scope: Scope
-    _stack: Stack
-    _recent: deque[Shard]
-    """Of which pieces were read here: their states are not loaded anew for each."""
-
-    @abstractmethod
-    async def _existing(self, name: str) -> Shard:
-        """The shard of that name or id, as it is now; `UnknownShard`."""
-
-    @abstractmethod
-    async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
-        """What `opener` gives, as a handle of the client."""
 
     def shared_read(
         self,
@@ -235,12 +217,11 @@ class SharesReads(ABC):
         return Items(self._scope, self._piece(told, where), self._stack.supervisor)
 
     async def _piece(self, told: TransmittedPiece, where: Any) -> "AsyncGenerator[pa.RecordBatch, None]":
-        shard = await self._existing(_named_in(told))
-        self._recent.append(shard)
+        shard = await self._for_a_piece(_named_in(told))
         await _renew(shard, told.reader)
         fetch = _fetch_for(told, shard)
         query = Query.of(fetch.schema, where, None)
-        conditions = [c for c in (rows_of(told.piece, fetch), query.where) if c is not None]
+        conditions = [c for c in (rows_of(told.piece, fetch.schema), query.where) if c is not None]
         condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
         wanted = told.range.selection
         selection = Selection(lower=wanted.lower, upper=wanted.upper, as_of=wanted.as_of, where=condition)

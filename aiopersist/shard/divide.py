@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aiopersist.data.codec import Schema
 from aiopersist.data.key_range import (
     Block,
     Bound,
@@ -62,10 +63,10 @@ class Piece(Record):
         return sum(batch.len for batch in self.runs)
 
 
-def rows_of(piece: Piece, fetch: Fetch) -> Any:
+def rows_of(piece: Piece, schema: Schema[Any, Any, Any]) -> Any:
     """The condition that picks the rows of the piece; `None` for all. `InvalidUpdate` for a range of other
     columns than there are."""
-    order = leaves(fetch.schema)
+    order = leaves(schema)
     try:
         return condition(from_stored(piece.keys, order), order)
     except (ValueError, KeyError, TypeError) as error:

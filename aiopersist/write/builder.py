@@ -10,7 +10,7 @@ from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
 from aiopersist.shard.registration import Registration
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds
-from aiopersist.write.session import Session
+from aiopersist.write.session import Staging
 
 
 class Added(StrEnum):
@@ -31,10 +31,10 @@ class BatchBuilder(Resource):
     failed, it deletes what it uploaded.
     """
 
-    def __init__(self, session: Session, registration: Registration, lower: Antichain) -> None:
+    def __init__(self, session: Staging, registration: Registration, lower: Antichain) -> None:
         self._session = session
         self._registration = registration  # released as it closes
-        self._upload = session.upload(lower, registration)
+        self._upload = session.upload_under(lower, registration)
         self._turn = asyncio.Lock()
         self._finished = False
         self._deletion: asyncio.Task[None] | None = None

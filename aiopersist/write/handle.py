@@ -26,7 +26,7 @@ from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_txn
 from aiopersist.write.combine import Combiner
 from aiopersist.write.doubt import Committed, NotCommitted
 from aiopersist.write.session import Session
-from aiopersist.write.transmit import decode
+from aiopersist.write.transmit import WRITER, TransmittedWriter, decode
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -133,7 +133,7 @@ class WriteHandle(Resource, Generic[K, V]):
         with self._scope.call():
             bounds = check_bounds(lower, upper, self._schema)
             registration = await self._session.begin_batch()
-            upload = self._session.upload(bounds[0], registration)
+            upload = self._session.upload_under(bounds[0], registration)
             try:
                 await upload.take_whole(updates)
                 upload.check_upper(bounds[1])
@@ -158,6 +158,15 @@ class WriteHandle(Resource, Generic[K, V]):
                     raise
 
         return Opening(open_builder)
+
+    def to_transmittable(self) -> bytes:
+        """This writer as bytes, so that other processes build batches under its registration
+        (`client.builder_from_transmittable`). Keep it open until they are appended: with it ends what is
+        staged under it. No request."""
+        self._scope.check()
+        writer, schema_id = self.writer_id, self._session.origin.schema_id
+        told = TransmittedWriter.of(shard=self.shard_id, writer=writer, schema_id=schema_id)
+        return WRITER.seal(told)
 
     async def compare_and_append_batch(
         self,

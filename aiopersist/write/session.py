@@ -26,14 +26,29 @@ from aiopersist.write.batch import Batch, Origin
 from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted
 
 
-class Session:
-    """See the header. One per write handle."""
+class Staging:
+    """What a builder needs: where its parts go, and whose life it shares."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, scope: Scope) -> None:
         self.origin = origin
         self.shard: Shard = origin.shard
         self.schema: Schema[Any, Any, Any] = origin.schema
-        self.scope = Scope(f"the writer of {self.shard.id}", origin.scope, self.shard.id)
+        self.scope = scope
+
+    def upload_under(self, lower: Antichain, registration: Registration) -> Upload:
+        """A batch in the making under that registration."""
+        return Upload(self.shard, self.schema, self.origin.schema_id, registration.writer, lower)
+
+    def batch(self, registration: Registration, hollow: HollowBatch) -> Batch:
+        """`hollow`, which was uploaded under `registration`, as a batch."""
+        return Batch(self.origin, registration, hollow, str(self.shard.stack.runtime.uuid()))
+
+
+class Session(Staging):
+    """See the header. One per write handle."""
+
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(origin, Scope(f"the writer of {origin.shard.id}", origin.scope, origin.shard.id))
         self.slot = Slot()
         self.case: Case | None = None
         """The last append whose caller does not know its outcome."""
@@ -147,14 +162,9 @@ class Session:
 
     # --- staging ---------------------------------------------------------------------------------
 
-    def upload(self, lower: Antichain, registration: Registration | None = None) -> Upload:
-        """A batch in the making under that registration, or the current one."""
-        writer = (registration or self.registration).writer
-        return Upload(self.shard, self.schema, self.origin.schema_id, writer, lower)
-
-    def batch(self, registration: Registration, hollow: HollowBatch) -> Batch:
-        """`hollow`, which was uploaded under `registration`, as a batch."""
-        return Batch(self.origin, registration, hollow, str(self.shard.stack.runtime.uuid()))
+    def upload(self, lower: Antichain) -> Upload:
+        """A batch in the making under the current registration."""
+        return self.upload_under(lower, self.registration)
 
     async def make_room(self) -> None:
         """Flush inline parts to a blob if the state holds too many: one append of some thousands pays for

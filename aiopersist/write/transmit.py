@@ -14,6 +14,7 @@ from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import Record
 
 ENVELOPE = Envelope("batch", format=1)
+WRITER = Envelope("writer", format=1)
 
 
 class Transmittable(Record):
@@ -26,6 +27,14 @@ class Transmittable(Record):
     id: str
     batch: HollowBatch
     rewrite: Antichain | None = None
+
+
+class TransmittedWriter(Record):
+    """A writer, for others to build batches under its registration."""
+
+    shard: str
+    writer: str
+    schema_id: int
 
 
 def encode(value: Transmittable) -> bytes:

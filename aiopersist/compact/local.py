@@ -38,6 +38,24 @@ class Work(NamedTuple):
     kept: Sequence[HollowPart]
     kept_runs: tuple[int, ...]
 
+    @property
+    def parts(self) -> list[Named]:
+        """Those that are read."""
+        return [named for run in self.read for named in run]
+
+    def batch(self, parts: Sequence[HollowPart], loose: int | None) -> HollowBatch:
+        """What takes the place of the inputs: `parts`, which are one run, and what is kept."""
+        inputs = self.spec.inputs
+        bounds = {"lower": inputs[self.spec.first].lower, "upper": inputs[self.spec.last].upper}
+        runs = tuple(len(parts) + start for start in self.kept_runs)
+        return HollowBatch(
+            **bounds,
+            since=self.spec.since,
+            parts=(*parts, *self.kept),
+            runs=runs if parts else runs[1:],
+            loose=None if self.kept else loose,
+        )
+
 
 def bounded(spec: Spec, runs_max: int) -> Work:
     """All of it, if that has at most `runs_max` runs in the blob store. Else neighbouring batches that have;
@@ -132,24 +150,21 @@ async def _compact_or_find_out(shard: Shard, work: Work, writer: str) -> bool:
 
 async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     inputs, since = work.spec.inputs, work.spec.since
-    first, last = inputs[work.spec.first], inputs[work.spec.last]
-    empty = HollowBatch(lower=first.lower, upper=last.upper, since=since)
     if not since.elements:  # nobody will ever read it
+        empty = HollowBatch(
+            lower=inputs[work.spec.first].lower, upper=inputs[work.spec.last].upper, since=since
+        )
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
-    done = await rewrite(
-        shard, work.read, Selection(advance_to=since), _target(shard, work, writer, first.lower)
-    )
-    runs = tuple(len(done.parts) + start for start in work.kept_runs)
-    loose = None if work.kept else done.output.loose
-    parts = (*done.parts, *work.kept)
-    batch = empty.replace(parts=parts, runs=runs if done.parts else runs[1:], loose=loose)
+    done = await rewrite(shard, work.read, Selection(advance_to=since), target_of(shard, work, writer))
+    batch = work.batch(done.parts, done.output.loose)
     return await _apply(shard, Replace(writer, inputs, batch, done.read, done.output.wrote), done.output)
 
 
-def _target(shard: Shard, work: Work, writer: str, lower: Antichain) -> Target:
+def target_of(shard: Shard, work: Work, writer: str) -> Target:
     """Updates stay in the state only if they were there before."""
-    inline = sum(part.size for run in work.read for _, part in run if part.inline is not None)
+    inline = sum(part.size for _, part in work.parts if part.inline is not None)
     inline_max = min(shard.stack.settings.inline_writes_single_max_bytes, inline)
+    lower = work.spec.inputs[work.spec.first].lower
     return Target(shard.schema(shard.state.schema_id), writer, lower, work.spec.since, inline_max)
 
 

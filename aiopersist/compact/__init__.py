@@ -1,0 +1,7 @@
+"""Compaction: neighbouring batches become one, sorted and consolidated, with times advanced to since.
+
+| module   | what it has                                                              |
+|----------|--------------------------------------------------------------------------|
+| `local`  | one process does it, in bounded memory                                   |
+| `shared` | one process claims and applies it, any number of others do the work      |
+"""

@@ -1,0 +1,227 @@
+"""Compaction by several processes: one claims and applies it, the others do the work.
+
+1. *Claim* all that is there, so that nobody else compacts it meanwhile.
+2. *Share out* (`shard/divide.py`): key ranges over all runs.
+3. Each piece becomes sorted parts, anywhere (`client.compact_piece`), under the writer that holds the claim.
+   Ranges follow each other, so their parts, one after the other, are one run.
+4. *Apply*: one commit puts it in the place of its inputs. Diffs must sum to what was read, over all pieces.
+
+A piece that is done twice, or whose process was killed, leaves parts that nobody names; once the writer is
+gone the sweep finds them. More runs than the memory of one process may read at once take several rounds.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from aiopersist.compact.local import Work, bounded, target_of
+from aiopersist.errors import BatchExpired, Corruption, InvalidUpdate, InvalidUsage
+from aiopersist.frontier import Antichain
+from aiopersist.resource import Opening, Resource, Scope
+from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.client_part import ClientPart
+from aiopersist.shard.commit import commit
+from aiopersist.shard.divide import Piece, rows_of, shared_out
+from aiopersist.shard.envelope import Envelope
+from aiopersist.shard.fetch import Fetch, Selection
+from aiopersist.shard.registration import Registration
+from aiopersist.shard.rewrite import Budget, Target, rewrite
+from aiopersist.shard.shard import Shard
+from aiopersist.state.compaction import Replace, TakeClaim, Total, plan_all
+from aiopersist.state.record import HollowPart, Record
+from aiopersist.state.retention import ApplyRetention
+
+PIECE = Envelope("compaction", format=1)
+RESULT = Envelope("compacted", format=1)
+
+
+class CompactionPiece(Record):
+    """What travels to who does it."""
+
+    shard: str
+    writer: str
+    number: int
+    lower: Antichain
+    since: Antichain
+    inline_max_bytes: int
+    piece: Piece
+
+
+class CompactedPiece(Record):
+    """What comes back."""
+
+    writer: str
+    number: int
+    parts: tuple[HollowPart, ...]
+    loose: int | None
+    read: tuple[int, int]
+    """Updates, and the sum of their diffs."""
+    wrote: tuple[int, int]
+
+
+class SharedCompaction(Resource):
+    """One round of a compaction: claimed, and to be applied. `client.shared_compaction` opens it."""
+
+    def __init__(
+        self, shard: Shard, registration: Registration | None, work: Work | None, scope: Scope
+    ) -> None:
+        self._shard = shard
+        self._registration = registration
+        self._work = work
+        self._pieces = 0
+        self._scope = Scope("the compaction", scope, shard.id)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to do: the shard is not one sorted batch already."""
+        return self._work is not None
+
+    async def pieces(self, tasks: int) -> list[bytes]:
+        """About as many pieces of work as `tasks`, in order, for `client.compact_piece`. One request for each
+        larger part."""
+        with self._scope.call():
+            if self._work is None or self._registration is None:
+                return []
+            work, target = self._work, target_of(self._shard, self._work, self._registration.writer)
+            fetch = Fetch(self._shard, target.schema, cached=False)
+            selection = Selection(advance_to=target.since)
+            found = await shared_out(fetch, work.parts, selection, "", max(tasks, 1))
+            self._pieces = len(found)
+            return [
+                PIECE.seal(
+                    CompactionPiece.of(
+                        shard=self._shard.id,
+                        writer=target.writer,
+                        number=number,
+                        lower=target.lower,
+                        since=target.since,
+                        # inline parts of several pieces would be several in one batch
+                        inline_max_bytes=target.inline_max_bytes if len(found) == 1 else 0,
+                        piece=piece,
+                    )
+                )
+                for number, piece in enumerate(found)
+            ]
+
+    async def apply(self, results: Sequence[bytes]) -> bool:
+        """Put the results of all pieces in the place of what was read; whether that was done. `False`: the
+        shard has changed in a way that makes them useless, or the claim is lost. `InvalidUpdate` unless
+        there is one result of each piece. One commit."""
+        with self._scope.call():
+            if self._work is None or self._registration is None:
+                return False
+            found = _in_order(results, self._registration.writer, self._pieces)
+            read, wrote = _sum(r.read for r in found), _sum(r.wrote for r in found)
+            self._check(read)
+            parts = [part for result in found for part in result.parts]
+            counts = [result.loose for result in found]
+            loose = None if None in counts else sum(count or 0 for count in counts)
+            batch = self._work.batch(parts, loose)
+            command = Replace(self._registration.writer, self._work.spec.inputs, batch, read, wrote)
+            try:
+                done: bool = await commit(self._shard.register, command, Slot())
+            except (BatchExpired, Unknowable):
+                return False
+            return done
+
+    def _check(self, read: Total) -> None:
+        """That each update was read once, where that is known."""
+        assert self._work is not None
+        parts = [part for _, part in self._work.parts]
+        if any(part.inline is not None or part.truncated is not None for part in parts):
+            return
+        if (rows := sum(part.rows for part in parts)) != read.rows:
+            text = f"the pieces of a compaction have {read.rows} updates, its inputs {rows}"
+            raise Corruption(text, shard_id=self._shard.id)
+
+    async def aclose(self) -> None:
+        """Give the claim back, and end the writer of the parts: those that were not applied are the sweep's.
+        Idempotent. One commit."""
+        if self._scope.close() and self._registration is not None:
+            self._registration.release()
+            self._registration.stop()
+            await self._registration.expire()
+
+    def __repr__(self) -> str:
+        return f"<SharedCompaction of {self._shard.id}: {'claimed' if self.is_needed else 'nothing to do'}>"
+
+
+class SharesCompactions(ClientPart):
+    """A part of the client."""
+
+    def shared_compaction(self, shard: str) -> Opening[SharedCompaction]:
+        """One round of a compaction of all that is there, to be shared among processes: applies `retain`, and
+        claims; waits where another process has claimed a part of it. Three commits, one more to end it."""
+
+        async def open_round() -> SharedCompaction:
+            found = await self._existing(shard)
+            await commit(found.register, ApplyRetention(exact=True), Slot())
+            return await _claimed(found, self._scope)
+
+        return Opening(lambda: self._opened(open_round))
+
+    async def compact_piece(self, data: bytes) -> bytes:
+        """Do a piece of a compaction, here or in another process; the result is for its `apply`. In memory
+        are `settings.compaction_memory_bytes`. Whatever it raises, what was written is deleted.
+        `InvalidUpdate` for what is no piece, `LeaseExpired` if a part is gone: the claim was lost, and others
+        have replaced it. Requests for every part that is read or written."""
+        with self._calls.call():
+            told = PIECE.open(data, CompactionPiece)
+            shard = await self._for_a_piece(_shard_of(told))
+            schema = shard.schema(told.piece.schema_id)
+            target = Target(schema, told.writer, told.lower, told.since, told.inline_max_bytes)
+            selection = Selection(advance_to=told.since, where=rows_of(told.piece, schema))
+            done = await rewrite(shard, told.piece.named(), selection, target)
+            return RESULT.seal(
+                CompactedPiece.of(
+                    writer=told.writer,
+                    number=told.number,
+                    parts=done.parts,
+                    loose=done.output.loose,
+                    read=tuple(done.read),
+                    wrote=tuple(done.output.wrote),
+                )
+            )
+
+
+async def _claimed(shard: Shard, scope: Scope) -> SharedCompaction:
+    delays = shard.stack.runtime.delays()
+    registration = await Registration.fresh(shard)
+    registration.hold()
+    try:
+        while True:
+            state = await shard.open()
+            spec = plan_all(state, max(state.batches, default=-1), state.since)
+            if spec is None or not state.since.elements:  # then its batches are only to be forgotten
+                break
+            work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
+            if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs), Slot()):
+                return SharedCompaction(shard, registration, work, scope)
+            await shard.stack.runtime.sleep(next(delays))
+    except BaseException:
+        registration.release()
+        shard.stack.supervisor.spawn(registration.expire(), "end the writer of a compaction")
+        raise
+    registration.release()
+    await registration.expire()
+    return SharedCompaction(shard, None, None, scope)
+
+
+def _shard_of(told: CompactionPiece) -> str:
+    try:
+        ShardId.parse(told.shard)
+    except InvalidUsage as error:
+        raise InvalidUpdate(f"a piece of a compaction cannot be read: {error}") from error
+    return told.shard
+
+
+def _in_order(results: Sequence[bytes], writer: str, pieces: int) -> list[CompactedPiece]:
+    found = sorted((RESULT.open(data, CompactedPiece) for data in results), key=lambda r: r.number)
+    if [r.number for r in found] != list(range(pieces)) or any(r.writer != writer for r in found):
+        text = f"results of pieces {[r.number for r in found]}, where {pieces} are wanted, each once"
+        raise InvalidUpdate(text)
+    return found
+
+
+def _sum(totals: Iterable[tuple[int, int]]) -> Total:
+    counts = list(totals)
+    return Total(sum(rows for rows, _ in counts), sum(diffs for _, diffs in counts) % 2**64)

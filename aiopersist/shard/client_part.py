@@ -1,0 +1,39 @@
+"""What the parts of the client share: the client is put together of one for each layer that it opens."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiopersist.resource import Handle, Scope
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
+
+H = TypeVar("H", bound=Handle)
+
+SHARDS_KEPT = 8
+
+
+class ClientPart(ABC):
+    """See the header."""
+
+    _calls: Scope
+    _scope: Scope
+    _stack: Stack
+    _recent: deque[Shard]
+    """Shards that pieces of work from elsewhere were about, `SHARDS_KEPT` of them: no handle keeps them, and
+    their states are not to be loaded anew for each piece."""
+
+    @abstractmethod
+    async def _existing(self, name: str) -> Shard:
+        """The shard of that name or id, as it is now; `UnknownShard`."""
+
+    @abstractmethod
+    async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
+        """What `opener` gives, as a handle of the client."""
+
+    async def _for_a_piece(self, name: str) -> Shard:
+        """`_existing`, for a piece of work from elsewhere."""
+        shard = await self._existing(name)
+        self._recent.append(shard)
+        return shard
