@@ -11,11 +11,13 @@ Rows are repeated as often as they are there; or each is there once, with a colu
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa, pc
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
+from aiopersist.spark.maps import as_maps, shown_type
 
 TIME, DIFF = "_time", "_diff"
 UINT64_DIGITS = 20
@@ -29,10 +31,12 @@ def spark_type(t: pa.DataType, path: str) -> pa.DataType:
         return pa.struct([pa.field(f.name, spark_type(f.type, f"{path}.{f.name}")) for f in t])
     if is_.is_list(t):
         return pa.list_(pa.field("element", spark_type(t.value_type, f"{path}[]")))
+    if is_.is_map(t):
+        return pa.map_(spark_type(t.key_type, f"{path}[]"), spark_type(t.item_type, f"{path}[]"))
     for wanted, applies in _leaf_types(t):
         if applies:
             return wanted
-    raise _invalid(f"column {path!r} has type {t}, for which Spark has none", path)
+    raise invalid(f"column {path!r} has type {t}, for which Spark has none", path)
 
 
 def _leaf_types(t: pa.DataType) -> list[tuple[pa.DataType, bool]]:
@@ -53,42 +57,58 @@ def _leaf_types(t: pa.DataType) -> list[tuple[pa.DataType, bool]]:
     ]
 
 
-class _Source(NamedTuple):
+class Source(NamedTuple):
     """Where a column comes from."""
 
     half: str
     """`key` or `val`."""
-    field: int | None
+    field: str | None
     """Of the struct; `None`: all of it."""
+    stored: pa.Field
+    """As the shard has it."""
+
+
+def sources(schema: Schema[Any, Any, Any]) -> dict[str, Source]:
+    """The columns that key and val are made of, by the names that they have in a DataFrame."""
+    given = [source for half in ("key", "val") for source in _sources(schema.arrow_schema.field(half), half)]
+    often = Counter((source.field or source.half).lower() for source in given)
+    found: dict[str, Source] = {}
+    for source in given:
+        name = source.field or source.half
+        shown = f"{source.half}_{name}" if often[name.lower()] > 1 else name
+        if found.setdefault(shown, source) is not source:
+            raise invalid(f"several columns would have the name {shown!r}", shown)
+    return found
 
 
 class Columns:
     """The columns of a DataFrame of a shard with this schema. `time`: with `_time`, for changes. Not
-    `expand`: with `_diff` instead of repeated rows."""
+    `expand`: with `_diff` instead of repeated rows. `only`: of key and val these columns, in this order."""
 
-    def __init__(self, schema: Schema[Any, Any, Any], *, time: bool = False, expand: bool = True) -> None:
+    def __init__(
+        self,
+        schema: Schema[Any, Any, Any],
+        *,
+        time: bool = False,
+        expand: bool = True,
+        only: Sequence[str] | None = None,
+    ) -> None:
         if time and schema.time_length is not None:
-            raise _invalid("a shard of product times has no single column of times", TIME)
+            raise invalid("a shard of product times has no single column of times", TIME)
         self._expand = expand
         self._time = time
-        self._sources: dict[str, _Source] = {}
+        self._sources = _chosen(sources(schema), only)
         fields = []
-        given = [
-            *_columns(schema.arrow_schema.field("key"), "key"),
-            *_columns(schema.arrow_schema.field("val"), "val"),
-        ]
-        often = Counter(name.lower() for name, _, _ in given)
-        for name, source, t in given:
-            shown = f"{source.half}_{name}" if often[name.lower()] > 1 else name
-            self._sources[shown] = source
-            fields.append(pa.field(shown, spark_type(t, shown)))
+        for name, source in self._sources.items():
+            path = source.half if source.field is None else f"{source.half}.{source.field}"
+            fields.append(pa.field(name, spark_type(shown_type(source.stored.type, path, schema.own), name)))
         fields += [pa.field(TIME, pa.int64())] if time else []
         fields += [] if expand else [pa.field(DIFF, pa.int64())]
         self.arrow_schema: pa.Schema = pa.schema(fields)
         """Of every batch: names, types, and all of them nullable."""
         twice = [name for name, n in Counter(f.name.lower() for f in fields).items() if n > 1]
         if twice:
-            raise _invalid(f"several columns would have the name {twice[0]!r}", twice[0])
+            raise invalid(f"several columns would have the name {twice[0]!r}", twice[0])
 
     def of(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
         """The columns of updates, or of contents. `InvalidUpdate` where a row is there less than no times and
@@ -100,7 +120,7 @@ class Columns:
             found[TIME] = table.column("time")
         if not self._expand:
             found[DIFF] = table.column("diff")
-        arrays = [_as(found[field.name], field.type) for field in self.arrow_schema]
+        arrays = [as_maps(found[field.name], field.type) for field in self.arrow_schema]
         if not arrays:  # a key and a val of nothing: rows without columns
             return pa.table({"": pa.nulls(table.num_rows)}).select([])
         return pa.table(arrays, schema=self.arrow_schema)
@@ -125,24 +145,31 @@ def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
     return table.take(pc.list_parent_indices(lists))
 
 
-def _columns(field: pa.Field, half: str) -> list[tuple[str, _Source, pa.DataType]]:
+def _chosen(found: dict[str, Source], only: Sequence[str] | None) -> dict[str, Source]:
+    if only is None:
+        return found
+    names = {name.lower(): name for name in found}
+    for name in only:
+        if not isinstance(name, str) or name.lower() not in names:
+            raise invalid(f"no column {name!r}; there are {', '.join(found)}", str(name))
+    return {names[name.lower()]: found[names[name.lower()]] for name in only}
+
+
+def _sources(field: pa.Field, half: str) -> list[Source]:
     """What a half of the row is made of: nothing, itself, or its fields."""
     t = field.type
     if pa.types.is_null(t):
         return []
     if pa.types.is_struct(t) and not field.nullable:
-        return [(f.name, _Source(half, number), f.type) for number, f in enumerate(t)]
-    return [(half, _Source(half, None), t)]
+        return [Source(half, f.name, f) for f in t]
+    return [Source(half, None, field)]
 
 
-def _column(table: pa.Table | pa.RecordBatch, source: _Source) -> Any:
+def _column(table: pa.Table | pa.RecordBatch, source: Source) -> Any:
     column = table.column(source.half)
-    return column if source.field is None else pc.struct_field(column, [source.field])
+    return column if source.field is None else pc.struct_field(column, source.field)
 
 
-def _as(column: Any, wanted: pa.DataType) -> Any:
-    return column if column.type == wanted else column.cast(wanted)
-
-
-def _invalid(message: str, column: str) -> InvalidUsage:
+def invalid(message: str, column: str) -> InvalidUsage:
+    """A column that cannot be."""
     return InvalidUsage(UsageKind.INVALID_COLUMN, message, column=column)

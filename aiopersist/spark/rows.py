@@ -1,0 +1,190 @@
+"""The way back: the columns of a DataFrame as updates of a shard, and as the schema of a new one.
+
+A column belongs to the field of key or val that has its name in a DataFrame of the shard (`columns.sources`),
+whatever the case of letters. All of it is checked by types, before anything runs: an unknown column, a
+missing one that is not optional, a type that means something else. Values are checked as they come: nulls
+where there are none, numbers that do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aiopersist.data.cast import cast_column
+from aiopersist.data.codec import Schema
+from aiopersist.data.lazy import pa
+from aiopersist.data.types import Refusal
+from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
+from aiopersist.spark.columns import Source, invalid, sources
+from aiopersist.spark.maps import as_lists, stored_type
+
+
+class Special(NamedTuple):
+    """The columns that are no part of key or val."""
+
+    time: str | None = None
+    diff: str | None = None
+
+
+NONE = Special()
+
+
+class Layout:
+    """How the batches of a DataFrame become updates. Picklable."""
+
+    def __init__(
+        self, frame: pa.Schema, schema: Schema[Any, Any, Any], special: Special = NONE, at: int = 0
+    ) -> None:
+        """`frame` are the columns of the DataFrame. Without a column of times all updates are at `at`.
+        `INVALID_COLUMN`, which names the column, for what does not fit."""
+        if schema.time_length is not None:
+            text = "Spark writes shards of int times; these are product times"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text)
+        self._schema = schema
+        self._at = at
+        names = _by_lower(frame)
+        self._time = _special(special.time, names, frame)
+        self._diff = _special(special.diff, names, frame)
+        wanted = sources(schema)
+        self._columns = {name: names.get(name.lower()) for name in wanted}
+        self._wanted = wanted
+        known = {*filter(None, self._columns.values()), self._time, self._diff}
+        for field in frame:
+            if field.name not in known:
+                shown = ", ".join(wanted)
+                raise invalid(f"the shard has no column {field.name!r}; it has {shown}", field.name)
+        for name, source in wanted.items():
+            found = self._columns[name]
+            if found is None and not source.stored.nullable:
+                raise invalid(f"column {name!r} is missing, and cannot be null", name)
+            if found is not None:
+                _check_type(name, frame.field(found).type, source)
+
+    @property
+    def has_time(self) -> bool:
+        """Whether a column says the times."""
+        return self._time is not None
+
+    def updates(self, batch: pa.RecordBatch) -> pa.Table:
+        """The updates of a batch. `InvalidUpdate` for a value that cannot be stored, by its row in the batch
+        and its column."""
+        rows = batch.num_rows
+        halves = [self._half(half, batch) for half in ("key", "val")]
+        if self._time is None:
+            times = pa.repeat(pa.scalar(self._at, pa.int64()), rows)
+        else:
+            times = _cast(self._time, batch.column(self._time), self._schema.arrow_schema.field("time"))
+        diffs = (
+            pa.repeat(pa.scalar(1, pa.int64()), rows)
+            if self._diff is None
+            else _cast(self._diff, batch.column(self._diff), self._schema.arrow_schema.field("diff"))
+        )
+        return pa.table([*halves, times, diffs], ["key", "val", "time", "diff"])
+
+    def _half(self, half: str, batch: pa.RecordBatch) -> Any:
+        field = self._schema.arrow_schema.field(half)
+        mine = [(name, source) for name, source in self._wanted.items() if source.half == half]
+        if not mine:
+            return pa.nulls(batch.num_rows, field.type)
+        columns = [self._column(name, source, batch) for name, source in mine]
+        if mine[0][1].field is None:
+            return columns[0]
+        return pa.StructArray.from_arrays(columns, fields=list(field.type))
+
+    def _column(self, name: str, source: Source, batch: pa.RecordBatch) -> Any:
+        found = self._columns[name]
+        if found is None:
+            return pa.nulls(batch.num_rows, source.stored.type)
+        return _cast(found, batch.column(found), source.stored)
+
+
+def _cast(name: str, column: Any, wanted: pa.Field) -> Any:
+    """The column as it is stored."""
+    if pa.types.is_decimal(column.type) and pa.types.is_integer(wanted.type):
+        try:
+            column = column.cast(wanted.type)
+        except pa.ArrowInvalid as e:
+            raise InvalidUpdate(f"column {name!r}: {e}") from e
+    try:
+        cast = cast_column(as_lists(column), wanted)
+    except Refusal as e:
+        raise InvalidUpdate(f"column {name!r}: {e.reason}", row=e.row if e.row >= 0 else None) from e
+    return cast.combine_chunks() if cast.num_chunks != 1 else cast.chunk(0)
+
+
+def _by_lower(frame: pa.Schema) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for name in frame.names:
+        if names.setdefault(name.lower(), name) != name or frame.names.count(name) > 1:
+            raise invalid(f"two columns have the name {name!r}", name)
+    return names
+
+
+def _special(name: str | None, names: Mapping[str, str], frame: pa.Schema) -> str | None:
+    """The column of times or of diffs."""
+    if name is None:
+        return None
+    found = names.get(name.lower())
+    if found is None:
+        raise invalid(f"no column {name!r}; there are {', '.join(frame.names)}", name)
+    if not pa.types.is_integer(frame.field(found).type):
+        raise invalid(f"column {name!r} is {frame.field(found).type}, and no integer", name)
+    return found
+
+
+def _check_type(name: str, given: pa.DataType, source: Source) -> None:
+    """Whether values of that type mean what is stored."""
+    t = stored_type(given, name, {})
+    if pa.types.is_decimal(t) and pa.types.is_uint64(source.stored.type):
+        return
+    try:
+        cast_column(pa.array([], t), source.stored)
+    except (Refusal, pa.ArrowException) as e:
+        raise invalid(f"column {name!r} is {given}, the shard has {source.stored.type}: {e}", name) from e
+
+
+def schema_of(frame: pa.Schema, keys: Sequence[str], special: Special = NONE) -> Schema[Any, Any, int]:
+    """The schema of a new shard for a DataFrame with these columns, of which `keys` are the key: a struct of
+    them, not null, and a struct of the others; a column named `key`, or `val`, that is alone is that itself.
+    `INVALID_COLUMN` for what cannot be stored."""
+    names = _by_lower(frame)
+    special = Special(*(_special(name, names, frame) for name in special))
+    rest = [name for name in frame.names if name not in special]
+    key_names = []
+    for name in keys:
+        found = names.get(name.lower())
+        if found is None or found not in rest or found in key_names:
+            raise invalid(f"keys: {name!r} is no column, or named twice; there are {', '.join(rest)}", name)
+        key_names.append(found)
+    maps: dict[str, str] = {}
+    key = _half_of([frame.field(n).with_nullable(False) for n in key_names], "key", maps)
+    val = _half_of([frame.field(n) for n in rest if n not in key_names], "val", maps)
+    try:
+        plain: Schema[Any, Any, int] = Schema(key=key, val=val)
+    except TypeError as e:
+        raise invalid(f"the columns cannot be stored: {e}", "") from e
+    return Schema.from_record({**plain.to_record(), "codecs": maps})
+
+
+def _half_of(fields: list[pa.Field], half: str, maps: dict[str, str]) -> Any:
+    if not fields:
+        return None
+    alone = len(fields) == 1 and fields[0].name == half
+    shown = [(half if alone else f"{half}.{f.name}", f) for f in fields]
+    stored = [f.remove_metadata().with_type(_storable(stored_type(f.type, path, maps))) for path, f in shown]
+    return stored[0] if alone else pa.field(half, pa.struct(stored), nullable=False)
+
+
+def _storable(t: pa.DataType) -> pa.DataType:
+    """Points in time are stored in UTC, text and bytes in the plain types."""
+    is_ = pa.types
+    if is_.is_struct(t):
+        return pa.struct([f.with_type(_storable(f.type)) for f in t])
+    if is_.is_list(t):
+        return pa.list_(t.value_field.with_type(_storable(t.value_type)))
+    if is_.is_timestamp(t):
+        return pa.timestamp("us", None if t.tz is None else "UTC")
+    if is_.is_large_string(t):
+        return pa.string()
+    return pa.binary() if is_.is_large_binary(t) else t
