@@ -80,6 +80,10 @@ class Range(Record):
         ]
 
 
+ALL = Range(start=0)
+"""Updates at all times."""
+
+
 class TransmittedPiece(Record):
     """What travels."""
 
@@ -144,15 +148,23 @@ class SharedRead(Resource):
             if type(tasks) is not int or tasks < 1:
                 raise ValueError(f"tasks={tasks!r} is no positive int")
             found = await shared_out(self._fetch, self._parts, self._range.selection, self._reader, tasks)
-            return await self._fetch.stack.compute(self._sealed, found)
+            return await self._fetch.stack.compute(lambda: [self._sealed(piece) for piece in found])
 
-    def _sealed(self, pieces: list[Piece]) -> list[bytes]:
-        shard = self._fetch.shard.id
-        told = (
-            TransmittedPiece.of(shard=shard, reader=self._reader, range=self._range, piece=piece)
-            for piece in pieces
+    async def pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:
+        """As `pieces`, and with each a piece of the updates in staged batches, which has all of them whose
+        keys may be in the first: for who looks up what is to be replaced."""
+        with self._scope.call():
+            beside = [(batch, part) for batch in staged for part in batch.parts]
+            found = await shared_out_beside(
+                self._fetch, self._parts, self._range.selection, self._reader, tasks, beside
+            )
+            return [(self._sealed(mine), self._sealed(other, ALL)) for mine, other in found]
+
+    def _sealed(self, piece: Piece, wanted: Range | None = None) -> bytes:
+        told = TransmittedPiece.of(
+            shard=self._fetch.shard.id, reader=self._reader, range=wanted or self._range, piece=piece
         )
-        return [ENVELOPE.seal(value) for value in told]
+        return ENVELOPE.seal(told)
 
     async def _heartbeat(self) -> None:
         await commit(self._fetch.shard.register, KeepReader(self._reader), Slot())

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from aiopersist.resource import Handle, Scope
+from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 
@@ -23,6 +24,10 @@ class ClientPart(ABC):
     _recent: deque[Shard]
     """Shards that pieces of work from elsewhere were about, `SHARDS_KEPT` of them: no handle keeps them, and
     their states are not to be loaded anew for each piece."""
+
+    @abstractmethod
+    def _shard(self, shard_id: ShardId) -> Shard:
+        """The shard of that id, be it there or not."""
 
     @abstractmethod
     async def _existing(self, name: str) -> Shard:

@@ -10,7 +10,7 @@ each larger part, at most `FOOTERS_MAX`.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.key_range import (
@@ -73,23 +73,60 @@ def rows_of(piece: Piece, schema: Schema[Any, Any, Any]) -> Any:
         raise InvalidUpdate(f"a piece of a read has no range of this shard: {error}") from error
 
 
+class _Input(NamedTuple):
+    """What is shared out: runs of parts in blobs, and the rows of inline ones."""
+
+    fetch: Fetch
+    runs: list[list[Named]]
+    inline: "pa.Table"
+
+    @classmethod
+    async def of(cls, fetch: Fetch, parts: Sequence[Named], selection: Selection, reader: str) -> "_Input":
+        inline = [named for named in parts if named[1].inline is not None]
+        rows = await fetch.table(inline, selection, reader)
+        runs = [[n for n in run if n[1].inline is None] for run in plan_runs(parts)]
+        return cls(fetch, [run for run in runs if run], rows)
+
+    @property
+    def parts(self) -> list[Named]:
+        return [named for run in self.runs for named in run]
+
+
 async def shared_out(
     fetch: Fetch, parts: Sequence[Named], selection: Selection, reader: str, tasks: int
 ) -> list[Piece]:
     """About as many pieces as `tasks`, at least one, of what `selection` asks for of the parts. Bounds on
     times are applied again when a piece is read; a condition is not: it must be given again."""
     order = leaves(fetch.schema)
-    inline = [named for named in parts if named[1].inline is not None]
-    rows = await fetch.table(inline, selection, reader)
-    runs = [[n for n in run if n[1].inline is None] for run in plan_runs(parts)]
-    named = [named for run in runs for named in run]
-    blocks = await _blocks(fetch, named, reader, order, tasks) if tasks > 1 else []
-    return await fetch.stack.compute(_pieces, fetch, runs, rows, divide(blocks, tasks), order)
+    found = await _Input.of(fetch, parts, selection, reader)
+    blocks = await _blocks(fetch, found.parts, reader, order, tasks) if tasks > 1 else []
+    return await fetch.stack.compute(_pieces, found, divide(blocks, tasks), order)
 
 
-def _pieces(
-    fetch: Fetch, runs: list[list[Named]], inline: "pa.Table", ranges: list[KeyRange], order: list[Leaf]
-) -> list[Piece]:
+async def shared_out_beside(
+    fetch: Fetch,
+    parts: Sequence[Named],
+    selection: Selection,
+    reader: str,
+    tasks: int,
+    beside: Sequence[Named],
+) -> list[tuple[Piece, Piece]]:
+    """Pieces as `shared_out` gives them, and with each a piece of the parts `beside`, which has all of their
+    rows with the same keys."""
+    order = leaves(fetch.schema)
+    key_leaves = sum(leaf.path[0] == "key" for leaf in order)
+    found = await _Input.of(fetch, parts, selection, reader)
+    other = await _Input.of(fetch, beside, Selection(), "")
+    blocks = await _blocks(fetch, found.parts, reader, order, tasks)
+    blocks += await _blocks(fetch, other.parts, "", order, tasks)
+    ranges = divide(blocks, tasks)
+    whole_keys = [r if len(r.prefix) < key_leaves else KeyRange(r.prefix[:key_leaves]) for r in ranges]
+    pieces = await fetch.stack.compute(_pieces, found, ranges, order)
+    return list(zip(pieces, await fetch.stack.compute(_pieces, other, whole_keys, order), strict=True))
+
+
+def _pieces(given: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[Piece]:
+    fetch, runs, inline = given
     bounds = {id(part): bounds_of(part.stats, order) for run in runs for _, part in run}
     pieces = []
     for keys in ranges:

@@ -77,6 +77,12 @@ def without_secrets(url: str) -> str:
         return f"{scheme_of(url) or ''}://***"
 
 
+def has_secrets(url: str) -> bool:
+    """Whether it may hold one: a password, or an option that is not known to be public."""
+    address = Address.parse(url, allowed=None)
+    return bool(address.password) or not address.options.keys() <= _PUBLIC_OPTIONS
+
+
 def _options(scheme: str, query: str, allowed: Collection[str] | None) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):

@@ -12,9 +12,12 @@ from aiopersist.data.codec import Schema
 from aiopersist.errors import InvalidUpdate, InvalidUsage
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening
-from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.catalog import ShardId, resolve_or_create
 from aiopersist.shard.client_part import ClientPart
+from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
+from aiopersist.state.writing import ExpireWriter
 from aiopersist.write.batch import Origin
 from aiopersist.write.builder import BatchBuilder
 from aiopersist.write.checks import check_frontier
@@ -24,6 +27,28 @@ from aiopersist.write.transmit import WRITER, TransmittedWriter
 
 class BuildsElsewhere(ClientPart):
     """A part of the client."""
+
+    async def register_writer(self, shard: str, schema: Schema[Any, Any, Any], lease_s: float) -> bytes:
+        """A writer for others alone, as `WriteHandle.to_transmittable` names it: no handle keeps it, its
+        lease lasts `lease_s` from the last heartbeat of those who build under it. The shard is made if it is
+        not there. One commit, two for a new shard."""
+        with self._calls.call():
+            found = self._shard(await resolve_or_create(self._stack, shard, ShardId))
+            await found.open_or_create(schema)
+            told = TransmittedWriter.of(
+                shard=found.id,
+                writer=(await Registration.fresh(found, lease_s)).writer,
+                schema_id=found.schema_id(schema),
+            )
+            return WRITER.seal(told)
+
+    async def release_writer(self, data: bytes) -> None:
+        """End that registration: what is staged under it can no longer be appended, and is the sweep's. One
+        commit; none if it has ended."""
+        with self._calls.call():
+            told = WRITER.open(data, TransmittedWriter)
+            found = await self._existing(_shard_of(told))
+            await commit(found.register, ExpireWriter(told.writer), Slot())
 
     def builder_from_transmittable(
         self, data: bytes, lower: Antichain | Time, schema: Schema[Any, Any, Any] | None = None

@@ -1,0 +1,147 @@
+"""One event loop per process, on a thread of its own, that owns the clients: Spark's drivers and workers are
+threads that wait.
+
+A process of Spark's workers is a fork that lives for a task or for a minute; what is open in it is a cache
+and no more. So the bridge belongs to a process id: after a fork there is a new one.
+"""
+
+import atexit
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from threading import Lock
+from typing import Any, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from aiopersist.client import Client
+from aiopersist.resource import Resource
+from aiopersist.spark.place import Place
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Resource)
+
+CLOSE_DEADLINE_S = 10.0
+
+
+class Bridge:
+    """See the header. Its methods are called from any thread but that of the loop."""
+
+    def __init__(self) -> None:
+        self._context: AbstractContextManager[BlockingPortal] = start_blocking_portal(
+            "asyncio", name="aiopersist"
+        )
+        self._portal = self._context.__enter__()
+        self._clients: dict[tuple[Place, bool], Future[Client]] = {}
+        self._lock = Lock()
+
+    def run(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """The result of `work(*args)`, run in the loop; cancelled there if this thread is interrupted."""
+        return _result(self._portal.start_task_soon(work, *args))
+
+    def client(self, place: Place, *, maintenance: bool = False) -> Client:
+        """The client of that place, opened when it is first asked for. What cannot be opened is tried anew
+        at the next call."""
+        key = (place, maintenance)
+        with self._lock:
+            found = self._clients.get(key)
+            if found is None or (found.done() and found.exception() is not None):
+                found = self._clients[key] = self._portal.start_task_soon(_open, place, maintenance)
+        return found.result()
+
+    def iterate(self, items: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
+        """The items, one after the other; while one is used the next is computed."""
+        opened = self.run(_begin, items)
+        coming = self._portal.start_task_soon(_next, opened)
+        try:
+            while not isinstance(item := _result(coming), _End):
+                coming = self._portal.start_task_soon(_next, opened)
+                yield item
+        finally:
+            coming.cancel()
+            if (close := getattr(opened, "aclose", None)) is not None:
+                self.run(close)
+
+    def close(self, place: Place, *, maintenance: bool) -> None:
+        """Close the client of that place, and what it opened."""
+        with self._lock:
+            found = self._clients.pop((place, maintenance), None)
+        if found is not None and found.exception() is None:
+            self.run(found.result().aclose)
+
+    def close_all(self) -> None:
+        """Close all clients; what does not end in time is left to its leases."""
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        closing = [
+            self._portal.start_task_soon(found.result().aclose)
+            for found in clients
+            if found.done() and found.exception() is None
+        ]
+        for future in closing:
+            try:
+                future.result(CLOSE_DEADLINE_S)
+            except Exception:  # the process ends: leases do the rest
+                future.cancel()
+
+
+_bridges: dict[int, Bridge] = {}
+_beginning = Lock()
+
+
+def bridge() -> Bridge:
+    """That of this process."""
+    pid = os.getpid()
+    if (found := _bridges.get(pid)) is not None:
+        return found
+    with _beginning:
+        if pid not in _bridges:
+            _bridges.clear()  # those of the processes that this one is a fork of
+            _bridges[pid] = Bridge()
+            atexit.register(_at_exit, pid)
+    return _bridges[pid]
+
+
+def _at_exit(pid: int) -> None:
+    if os.getpid() == pid and (found := _bridges.pop(pid, None)) is not None:
+        found.close_all()
+
+
+os.register_at_fork(after_in_child=lambda: _renew_lock())
+
+
+def _renew_lock() -> None:
+    """A fork may happen while another thread holds it."""
+    global _beginning
+    _beginning = Lock()
+
+
+def _result(future: "Future[T]") -> T:
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+async def _open(place: Place, maintenance: bool) -> Client:
+    return await place.open(maintenance=maintenance)
+
+
+class _End:
+    """There are no more items."""
+
+
+_END = _End()
+
+
+async def _begin(items: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
+    return items()
+
+
+async def _next(items: AsyncIterator[T]) -> "T | _End":
+    try:
+        return await anext(items)
+    except StopAsyncIteration:
+        return _END
