@@ -260,6 +260,11 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
             found = await catalog.resolve(self._stack, name)
             return (await self._existing(found)).id if found == name else found
 
+    async def upper(self, shard: str) -> Antichain:
+        """The shard's upper. Linearizable: one request."""
+        with self._calls.call():
+            return (await self._existing(shard)).state.upper
+
     async def list_shards(self) -> dict[str, ShardId]:
         """All names in use. One request, and one for each."""
         with self._calls.call():

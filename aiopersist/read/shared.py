@@ -8,7 +8,7 @@
 5. Release the lease, or leave it to its end.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from math import inf
 from operator import and_
@@ -34,13 +34,13 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.commit import commit
-from aiopersist.shard.divide import Piece, rows_of, shared_out
+from aiopersist.shard.divide import Piece, rows_of, shared_out, shared_out_beside
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
-from aiopersist.state.model import State
+from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import Record
 

@@ -9,11 +9,11 @@ import atexit
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from aiopersist.client import Client
 from aiopersist.resource import Resource
@@ -29,15 +29,21 @@ class Bridge:
     """See the header. Its methods are called from any thread but that of the loop."""
 
     def __init__(self) -> None:
-        self._context: AbstractContextManager[BlockingPortal] = start_blocking_portal(
-            "asyncio", name="aiopersist"
-        )
-        self._portal = self._context.__enter__()
+        ready: Future[BlockingPortal] = Future()
+        # A daemon, and no context manager: neither the end of the process nor a fork may wait for its loop.
+        Thread(target=anyio.run, args=(_serve, ready), name="aiopersist", daemon=True).start()
+        self._portal = ready.result()
         self._clients: dict[tuple[Place, bool], Future[Client]] = {}
         self._lock = Lock()
+        self.kept: dict[Any, Any] = {}
+        """What tasks of this process keep for the next."""
 
     def run(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """The result of `work(*args)`, run in the loop; cancelled there if this thread is interrupted."""
+        return _result(self._portal.start_task_soon(work, *args))
+
+    def call(self, work: Callable[..., T], *args: Any) -> T:
+        """The result of `work(*args)`, which does not wait, called in the loop."""
         return _result(self._portal.start_task_soon(work, *args))
 
     def client(self, place: Place, *, maintenance: bool = False) -> Client:
@@ -97,7 +103,8 @@ def bridge() -> Bridge:
         return found
     with _beginning:
         if pid not in _bridges:
-            _bridges.clear()  # those of the processes that this one is a fork of
+            # Those of the processes that this one is a fork of stay: finalized here, their loops would take
+            # what they wait for out of the parent's epoll.
             _bridges[pid] = Bridge()
             atexit.register(_at_exit, pid)
     return _bridges[pid]
@@ -127,6 +134,12 @@ def _result(future: "Future[T]") -> T:
 
 async def _open(place: Place, maintenance: bool) -> Client:
     return await place.open(maintenance=maintenance)
+
+
+async def _serve(ready: "Future[BlockingPortal]") -> None:
+    async with BlockingPortal() as portal:
+        ready.set_result(portal)
+        await portal.sleep_until_stopped()
 
 
 class _End:

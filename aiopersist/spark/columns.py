@@ -110,14 +110,14 @@ class Columns:
         if twice:
             raise invalid(f"several columns would have the name {twice[0]!r}", twice[0])
 
-    def of(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
-        """The columns of updates, or of contents. `InvalidUpdate` where a row is there less than no times and
-        rows are to be repeated."""
+    def of(self, table: pa.Table | pa.RecordBatch, at: int | None = None) -> pa.Table:
+        """The columns of updates, or of contents (whose time is `at`, where that is asked for).
+        `InvalidUpdate` where a row is there less than no times and rows are to be repeated."""
         if self._expand:
             table = repeated(table)
         found = {name: _column(table, source) for name, source in self._sources.items()}
         if self._time:
-            found[TIME] = table.column("time")
+            found[TIME] = table.column("time") if at is None else pa.repeat(at, table.num_rows)
         if not self._expand:
             found[DIFF] = table.column("diff")
         arrays = [as_maps(found[field.name], field.type) for field in self.arrow_schema]
@@ -134,9 +134,10 @@ def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
         return table
     if least < 0:
         row = pc.index(pc.less(diffs, 0), pa.scalar(True)).as_py()
-        raise InvalidUpdate(
-            f"it is there {diffs[row]} times, which no row can be: read with expand=False", row=row
+        text = (
+            f"it is there {diffs[row]} times, which no row can be: with expand=false there is a column {DIFF}"
         )
+        raise InvalidUpdate(text, row=row)
     counts = diffs.combine_chunks() if isinstance(diffs, pa.ChunkedArray) else diffs
     ends = pc.cumulative_sum(counts)
     # a list per row, as long as the row is often: its parent of each element is the row

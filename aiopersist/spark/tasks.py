@@ -8,9 +8,10 @@ gone.
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from aiopersist.client import Client
+from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa, pc
 from aiopersist.errors import InvalidUpdate
 from aiopersist.frontier import TIME_MAX
@@ -19,9 +20,12 @@ from aiopersist.spark.columns import Columns
 from aiopersist.spark.place import Place
 from aiopersist.spark.rows import Layout
 from aiopersist.write.builder import BatchBuilder
+from aiopersist.write.handle import WriteHandle
 
 if TYPE_CHECKING:
     import polars as pl
+
+Writer: TypeAlias = WriteHandle[Any, Any]
 
 THREADS = "POLARS_MAX_THREADS"
 
@@ -32,8 +36,10 @@ class Staged(NamedTuple):
     batch: bytes
     """`Batch.to_transmittable`."""
     rows: int
-    last: int
-    """The greatest time of its updates; -1 where there are none."""
+    first: int = 0
+    """The least time of its updates, if there are any."""
+    last: int = 0
+    """The greatest."""
 
 
 def worker_client(place: Place) -> Client:
@@ -48,35 +54,60 @@ def worker_client(place: Place) -> Client:
     return bridge().client(place)
 
 
-def read(place: Place, piece: bytes, columns: Columns, where: Any = None) -> "Iterator[pa.RecordBatch]":
-    """The rows of a piece of a shared read, as the columns of a DataFrame."""
+def read(
+    place: Place, piece: bytes, columns: Columns, where: Any = None, at: int | None = None
+) -> "Iterator[pa.RecordBatch]":
+    """The rows of a piece of a shared read, as the columns of a DataFrame. `at`: the time of contents."""
     client = worker_client(place)
     for batch in bridge().iterate(lambda: client.read_piece(piece, where)):
-        yield from columns.of(batch).to_batches()
+        yield from columns.of(batch, at).to_batches()
 
 
-def stage(
-    place: Place, writer: bytes, layout: Layout, lower: int, batches: "Iterable[pa.RecordBatch]"
-) -> Staged:
+def stage(place: Place, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]") -> Staged:
     """Upload the rows as a batch under that writer: sorted, consolidated, in bounded memory."""
     client = worker_client(place)
+    return staged_by(bridge().run(_builder, client, writer), layout, batches)
+
+
+def staged_by(builder: BatchBuilder, layout: Layout, batches: "Iterable[pa.RecordBatch]") -> Staged:
+    """Fill the builder, which is closed."""
     found = bridge()
-    builder = found.run(_builder, client, writer, lower)
-    rows, last = 0, -1
+    rows, first, last = 0, TIME_MAX, 0
     try:
         for batch in batches:
             if batch.num_rows:
                 updates = layout.updates(batch)
-                last = max(last, pc.max(updates.column("time")).as_py())
+                least, greatest = (bound.as_py() for bound in pc.min_max(updates.column("time")).values())
+                first, last = min(first, least), max(last, greatest)
                 found.run(builder.extend, updates)
                 rows += batch.num_rows
-        return Staged(found.run(_finished, builder, _after(max(last, lower))), rows, last)
+        return Staged(found.run(_finished, builder, _after(last)), rows, first, last)
     finally:
         found.run(builder.aclose)
 
 
-async def _builder(client: Client, writer: bytes, lower: int) -> BatchBuilder:
-    return await client.builder_from_transmittable(writer, lower)
+def process_writer(place: Place, shard: str, schema: Schema[Any, Any, Any]) -> Writer:
+    """A writer of this process, for all batches that it stages: streams have no driver's hook that could
+    register one for each."""
+    found = bridge()
+    key = (place, shard)
+    if key not in found.kept:
+        found.kept[key] = found.run(_open_writer, worker_client(place), shard, schema)
+    writer: Writer = found.kept[key]
+    return writer
+
+
+async def _open_writer(client: Client, shard: str, schema: Schema[Any, Any, Any]) -> Writer:
+    return await client.writer(shard, schema)
+
+
+async def own_builder(writer: Writer) -> BatchBuilder:
+    """A builder under the process's writer."""
+    return await writer.builder(0)
+
+
+async def _builder(client: Client, writer: bytes) -> BatchBuilder:
+    return await client.builder_from_transmittable(writer, 0)
 
 
 async def _finished(builder: BatchBuilder, upper: int) -> bytes:
@@ -107,7 +138,7 @@ async def _retract(client: Client, writer: bytes, piece: bytes, staged: bytes | 
             if found.num_rows:
                 await builder.extend(_negated(found))
                 rows += found.num_rows
-        return Staged((await builder.finish(1)).to_transmittable(), rows, 0)
+        return Staged((await builder.finish(1)).to_transmittable(), rows)
 
 
 def _negated(found: "pa.Table") -> "pa.Table":

@@ -190,6 +190,11 @@ class Batch:
         parts = tuple(part.replace(rewrite=target) for part in self._hollow.parts)
         self._hollow = self._hollow.replace(parts=parts, upper=upper)
 
+    def _rebound(self, lower: Antichain, upper: Antichain) -> None:
+        """Be of `[lower, upper)`, for one who knows that all its times are."""
+        self._check_free()
+        self._hollow = self._hollow.replace(lower=lower, upper=upper)
+
     async def delete(self) -> None:
         """Delete its blobs, each once, and consume it. `AlreadyAppended` if it was handed over and appended
         (or deleted) elsewhere: then nothing is deleted. One request for up to a thousand blobs; one
@@ -337,6 +342,16 @@ class Batch:
 @cache
 def _library() -> str:
     return version("aiopersist")
+
+
+async def discard_all(batches: Sequence[Batch]) -> None:
+    """Delete those that are free: neither appended nor perhaps appended. One commit for all, if any was
+    handed over; what fails is left to the sweep. Goes on if the caller is cancelled."""
+    free = [batch for batch in batches if batch._is_free]
+    for batch in free:
+        batch._begin()
+    if free:
+        await asyncio.wait([delete_all(free)])
 
 
 def delete_all(batches: Sequence[Batch]) -> asyncio.Task[None]:

@@ -1,0 +1,263 @@
+"""The engine, from the driver's process: reads and writes of any size as Spark jobs, through `mapInArrow`.
+
+Each call plans on the driver, lets tasks do the heavy work on parts in the blob store, and commits. Rows go
+through the JVM only where a DataFrame needs them. The bridge (`bridge.py`) owns the client and its
+heartbeats, so leases live as long as the `SparkClient` is open."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.client import Client
+from aiopersist.compact.shared import SharedCompaction
+from aiopersist.data.codec import Schema
+from aiopersist.data.lazy import pa
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.frontier import Time
+from aiopersist.read.shared import SharedRead
+from aiopersist.settings import Settings
+from aiopersist.spark import tasks
+from aiopersist.spark.bridge import bridge
+from aiopersist.spark.columns import Columns
+from aiopersist.spark.place import Place
+from aiopersist.spark.sessions import (
+    arrow_schema,
+    cores,
+    for_each,
+    for_each_partition,
+    in_thread,
+    struct_type,
+)
+from aiopersist.spark.write import APPEND, Job, Writer, WriteSpec, begin
+from aiopersist.storage.urls import Location
+from aiopersist.write.checks import Txn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def connect(
+    spark: "SparkSession",
+    location: "str | os.PathLike[str] | Location | None" = None,
+    *,
+    blob: str | None = None,
+    consensus: str | None = None,
+    settings: Settings | None = None,
+    maintenance: bool = True,
+) -> "SparkClient":
+    """Shards of a location, as DataFrames of `spark`. The location is as of `aiopersist.open`, but no
+    instance, nothing in memory, and no URL with a secret in it: `env:NAME` names a variable, here and on the
+    executors, that holds it. Registers `format("aiopersist")`, too.
+
+    `InvalidLocation` at once for what cannot be used, `StorageUnavailable` for what cannot be reached."""
+    place = Place.of(location, blob, consensus, settings)
+    bridge().client(place, maintenance=maintenance)
+    register(spark)
+    return SparkClient(spark, place, maintenance)
+
+
+def register(spark: "SparkSession") -> None:
+    """Make `format("aiopersist")` known to `spark`; needless where Spark finds `pyspark_aiopersist`
+    itself."""
+    from aiopersist.spark.source import AiopersistSource
+
+    spark.dataSource.register(AiopersistSource)
+
+
+class SparkClient:
+    """See the header. Blocking calls, for any thread; those that begin with `a` are coroutines of the same,
+    for a driver that is itself asyncio. Close it when its DataFrames are no longer used."""
+
+    def __init__(self, spark: "SparkSession", place: Place, maintenance: bool) -> None:
+        self._spark = spark
+        self._place = place
+        self._maintenance = maintenance
+        self._reads: list[SharedRead] = []
+        self._closed = False
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def snapshot_df(
+        self,
+        shard: str,
+        as_of: Time | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        expand: bool = True,
+        parallelism: int | None = None,
+        wait: bool = True,
+    ) -> "DataFrame":
+        """The contents at `as_of` (`None`: the greatest complete time, which is fixed here, not at each
+        action). Rows are repeated as often as they are there; with `expand=False` there is a column `_diff`.
+
+        `columns` of key and val, by their names in the DataFrame; `where` is a `pyarrow.compute` expression
+        as a snapshot takes it, and passes over what cannot match. About `parallelism` tasks (those that
+        Spark runs at once), each of a range of keys; none shuffles. Errors and `wait` as of
+        `shared_read`."""
+        columns = None if columns is None else tuple(columns)
+        return self._read(
+            partial(Columns, expand=expand, only=columns), where, parallelism, shard, as_of=as_of, wait=wait
+        )
+
+    def changes_df(
+        self,
+        shard: str,
+        start: int,
+        end: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        parallelism: int | None = None,
+        wait: bool = True,
+    ) -> "DataFrame":
+        """The changes at times in `[start, end)` (`None`: all that are complete now), with columns `_time`
+        and `_diff`. They need `since < start`, or both at the minimum: else `SinceViolation`."""
+        columns = None if columns is None else tuple(columns)
+        make = partial(Columns, time=True, expand=False, only=columns)
+        return self._read(make, where, parallelism, shard, start=start, end=end, wait=wait)
+
+    def _read(
+        self, make: Callable[..., Columns], where: Any, tasks_: int | None, shard: str, **range_: Any
+    ) -> "DataFrame":
+        client = self._client()
+        read = bridge().run(_open_read, client, shard, range_)
+        try:
+            columns = make(read.schema)
+            pieces = bridge().run(read.pieces, tasks_ or cores(self._spark))
+        except BaseException:
+            bridge().run(read.aclose)
+            raise
+        self._reads.append(read)
+        place = self._place
+
+        def rows(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from tasks.read(place, pieces[number], columns, where)
+
+        numbers = self._spark.range(len(pieces), numPartitions=len(pieces))
+        return numbers.mapInArrow(rows, struct_type(columns.arrow_schema))
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def write_df(
+        self,
+        df: "DataFrame",
+        shard: str,
+        *,
+        keys: Sequence[str] = (),
+        time: str | int | None = None,
+        diff: str | None = None,
+        txn: Txn | None = None,
+        mode: str = APPEND,
+        parallelism: int | None = None,
+    ) -> int:
+        """Write the rows in one commit, and return the time at which they are there: one that the library
+        picks (the shard's upper), or the last before the new upper. A shard that is not there is made, if
+        `keys` name the columns of its key.
+
+        `time`: a column of times, or one time, at or beyond the upper: other writers then make it fail
+        (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes nothing. `mode`:
+        `append`; `upsert` replaces the rows that have the same keys, `overwrite` all. Costs a few commits,
+        and what tasks upload."""
+        client, found = self._client(), bridge()
+        spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn)
+        begun = found.run(begin, client, arrow_schema(df.schema), spec)
+        writer = found.run(_open_writer, client, shard, begun.schema)
+        place = self._place
+        try:
+            grant = found.call(writer.to_transmittable)
+            staged = for_each_partition(df, lambda batches: tasks.stage(place, grant, begun.layout, batches))
+            run = partial(for_each, self._spark)
+            job = Job(found, client, place, begun, run, parallelism or cores(self._spark))
+            return job.commit(staged)
+        finally:
+            found.run(writer.aclose)
+
+    # --- compaction ------------------------------------------------------------------------------
+
+    def compact(self, shard: str, *, parallelism: int | None = None) -> bool:
+        """Make all that is there one sorted batch, times advanced to since, as `force_compaction` does, by
+        Spark's tasks: parts in, parts out, nothing through the JVM. Returns whether anything was done."""
+        client, found, done = self._client(), bridge(), False
+        while True:
+            claimed = found.run(_open_compaction, client, shard)
+            try:
+                if not claimed.is_needed:
+                    return done
+                pieces = found.run(claimed.pieces, parallelism or cores(self._spark))
+                jobs = [(self._place, piece) for piece in pieces]
+                done |= found.run(claimed.apply, for_each(self._spark, tasks.compact, jobs))
+            finally:
+                found.run(claimed.aclose)
+
+    # --- the same as coroutines ------------------------------------------------------------------
+
+    async def asnapshot_df(self, *args: Any, **kwargs: Any) -> "DataFrame":
+        """`snapshot_df`, on a thread."""
+        return await in_thread(self._spark, partial(self.snapshot_df, *args, **kwargs))
+
+    async def achanges_df(self, *args: Any, **kwargs: Any) -> "DataFrame":
+        """`changes_df`, on a thread."""
+        return await in_thread(self._spark, partial(self.changes_df, *args, **kwargs))
+
+    async def awrite_df(self, *args: Any, **kwargs: Any) -> int:
+        """`write_df`, on a thread. Cancelled, it ends the Spark jobs; whether it was committed before is
+        told by its `txn`."""
+        return await in_thread(self._spark, partial(self.write_df, *args, **kwargs))
+
+    async def acompact(self, *args: Any, **kwargs: Any) -> bool:
+        """`compact`, on a thread."""
+        return await in_thread(self._spark, partial(self.compact, *args, **kwargs))
+
+    async def aclose(self) -> None:
+        """`close`, on a thread."""
+        await in_thread(self._spark, self.close)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Let go of what the DataFrames that were made so far read: they must not be used any more."""
+        reads, self._reads = self._reads, []
+        for read in reads:
+            bridge().run(read.aclose)
+
+    def close(self) -> None:
+        """Let go of everything. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            bridge().close(self._place, maintenance=self._maintenance)
+
+    def _client(self) -> Client:
+        if self._closed:
+            raise InvalidUsage(UsageKind.CLOSED, "the client is closed")
+        return bridge().client(self._place, maintenance=self._maintenance)
+
+    def __enter__(self) -> "SparkClient":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SparkClient of {self._place}>"
+
+    async def __aenter__(self) -> "SparkClient":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+
+async def _open_read(client: Client, shard: str, range_: dict[str, Any]) -> SharedRead:
+    return await client.shared_read(shard, **range_)
+
+
+async def _open_writer(client: Client, shard: str, schema: Schema[Any, Any, Any]) -> Writer:
+    return await client.writer(shard, schema)
+
+
+async def _open_compaction(client: Client, shard: str) -> SharedCompaction:
+    return await client.shared_compaction(shard)

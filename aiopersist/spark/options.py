@@ -1,0 +1,147 @@
+"""The options of `format("aiopersist")`, which Spark hands over as text, their names in lower case.
+
+`asOf` and `as_of` are one option. What is not known, or means nothing for what is being done, is refused: a
+misspelt option must not be a silent other result.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.spark.place import Place
+from aiopersist.spark.write import APPEND, OVERWRITE, UPSERT, WriteSpec
+
+WHERE = {"path", "location", "blob", "consensus"}
+READ = WHERE | {
+    "asof",
+    "startingtime",
+    "endingtime",
+    "expand",
+    "columns",
+    "keyrange",
+    "parallelism",
+    "leases",
+}
+WRITE = WHERE | {"time", "diff", "keys", "apply", "txnappid", "txnversion", "parallelism", "leases"}
+STREAM_READ = WHERE | {
+    "startingtime",
+    "columns",
+    "expand",
+    "parallelism",
+    "holdname",
+    "leases",
+    "maxrowspertrigger",
+    "maxbytespertrigger",
+}
+STREAM_WRITE = WHERE | {"time", "diff", "keys", "apply", "txnappid", "parallelism"}
+SPARKS_OWN = {"checkpointlocation", "queryname"}  # told to sinks though they are not for them
+
+LEASE_S = 24 * 3600.0
+SHOWN = {"asof": "as_of", "keyrange": "key_range", "leases": "lease_s", "holdname": "hold_name"}
+
+
+class Options:
+    """See the header. `InvalidUsage` of kind `INVALID_MODE` for what cannot be used."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given: dict[str, str] = {}
+        for name, value in given.items():
+            plain = name.replace("_", "").lower()
+            if self._given.setdefault(plain, value) != value:
+                raise invalid(f"option {name} is given twice, as {value!r} and as {self._given[plain]!r}")
+
+    def check(self, known: set[str], what: str) -> None:
+        """Refuse what is not `known`."""
+        unknown = sorted(self._given.keys() - known - SPARKS_OWN)
+        if unknown:
+            shown = ", ".join(sorted(SHOWN.get(name, name) for name in known))
+            raise invalid(f"unknown option {unknown[0]!r} {what}; there are {shown}")
+
+    @property
+    def place(self) -> Place:
+        """Where the shards lie."""
+        location, blob, consensus = map(self._given.get, ("location", "blob", "consensus"))
+        return Place.of(location, blob, consensus)
+
+    @property
+    def shard(self) -> str:
+        found = self._given.get("path")
+        if not found:
+            raise invalid(
+                'no shard: name it by load("..."), save("...") or OPTIONS (path "..."). saveAsTable, writeTo '
+                "and CREATE TABLE lose their options: use CREATE TEMPORARY VIEW ... USING aiopersist OPTIONS"
+            )
+        return found
+
+    def text(self, name: str) -> str | None:
+        return self._given.get(name)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Columns, separated by commas."""
+        return tuple(part.strip() for part in self._given.get(name, "").split(",") if part.strip())
+
+    def integer(self, name: str, default: int | None = None, least: int = 0) -> int | None:
+        value = self._given.get(name)
+        if value is None:
+            return default
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is no integer of at least {least}")
+        return number
+
+    def seconds(self, name: str, default: float) -> float:
+        value = self._given.get(name)
+        try:
+            number = default if value is None else float(value)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < float("inf"):
+            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is no positive number of seconds")
+        return number
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._given.get(name)
+        if value is None:
+            return default
+        if value.lower() not in ("true", "false"):
+            raise invalid(f"option {name}={value!r} is neither true nor false")
+        return value.lower() == "true"
+
+    def key_range(self) -> tuple[Any, Any] | None:
+        """`[lower, upper]` as JSON, `null` for none, over the first column of the key."""
+        value = self._given.get("keyrange")
+        if value is None:
+            return None
+        try:
+            lower, upper = json.loads(value)
+        except (ValueError, TypeError) as e:
+            raise invalid(f'option key_range={value!r} is no JSON list of two, as ["a", "m"]') from e
+        return lower, upper
+
+    def write_spec(self, *, overwrite: bool) -> WriteSpec:
+        """What is to be written how. A time that is a number is the time of all updates; else it names a
+        column."""
+        mode = self._given.get("apply", "insert").lower()
+        if mode not in ("insert", UPSERT):
+            raise invalid(f"option apply={mode!r} is neither insert nor {UPSERT}")
+        if overwrite and mode == UPSERT:
+            raise invalid("apply=upsert replaces rows by their keys: use mode append")
+        app, version = self._given.get("txnappid"), self.integer("txnversion")
+        time = self._given.get("time")
+        return WriteSpec(
+            shard=self.shard,
+            mode=OVERWRITE if overwrite else UPSERT if mode == UPSERT else APPEND,
+            keys=self.names("keys"),
+            time=int(time) if time is not None and time.isdecimal() else time,
+            diff=self._given.get("diff"),
+            txn=None if app is None or version is None else (app, version),
+        )
+
+
+def invalid(message: str) -> InvalidUsage:
+    """An option that cannot be used."""
+    return InvalidUsage(UsageKind.INVALID_MODE, message)

@@ -1,0 +1,102 @@
+"""What batch and streaming hooks share: what travels to tasks and back, and which columns are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+
+from aiopersist.data.codec import Schema
+from aiopersist.data.key_range import Leaf, leaves
+from aiopersist.data.lazy import pa, pc
+from aiopersist.spark import tasks
+from aiopersist.spark.bridge import bridge
+from aiopersist.spark.columns import Columns
+from aiopersist.spark.options import Options, invalid
+from aiopersist.spark.place import Place
+from aiopersist.spark.sessions import arrow_schema
+from aiopersist.spark.tasks import Staged
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+TASKS = 8  # hooks cannot see how much Spark runs at once
+
+
+def stored_schema(options: Options) -> Schema[Any, Any, Any]:
+    """The current schema of the shard."""
+    client = bridge().client(options.place)
+    return bridge().run(client.schema, options.shard)[1]
+
+
+def columns_of(options: Options, schema: Schema[Any, Any, Any]) -> Columns:
+    """What the options ask for."""
+    changes = options.text("startingtime") is not None
+    expand = options.flag("expand", True) and not changes
+    return Columns(schema, time=changes, expand=expand, only=options.names("columns") or None)
+
+
+def check_schema(columns: Columns, schema: StructType) -> None:
+    """Refuse a schema of the user's own that is another."""
+    wanted = columns.arrow_schema
+    if arrow_schema(schema).names != wanted.names:
+        raise invalid(f"the schema of the shard is {wanted.names}: choose by option columns, not by schema()")
+
+
+def within(options: Options, schema: Schema[Any, Any, Any]) -> Any:
+    """The condition that option `key_range` stands for."""
+    asked = options.key_range()
+    if asked is None:
+        return None
+    order = leaves(schema)
+    if not order or order[0].path[0] != "key":
+        raise invalid("option key_range: the key of this shard has no first column with an order")
+    lower, upper = (_bound(order[0], value) for value in asked)
+    field = pc.field(*order[0].path)
+    conditions = [field >= lower] if lower is not None else []
+    conditions += [field < upper] if upper is not None else []
+    return conditions[0] & conditions[1] if len(conditions) == 2 else next(iter(conditions), None)
+
+
+def _bound(leaf: Leaf, value: Any) -> Any:
+    try:
+        return None if value is None else pa.scalar(value).cast(leaf.type)
+    except (pa.ArrowException, TypeError, ValueError) as e:
+        raise invalid(f"option key_range: {value!r} is no {leaf.type}: {e}") from e
+
+
+@dataclass
+class PiecePartition(InputPartition):
+    """A piece of a read: all that a task needs."""
+
+    place: Place
+    piece: bytes
+    columns: Columns
+    where: Any = None
+    at: int | None = None
+    """The time of all rows, where they have none of their own and `_time` is asked for."""
+
+    def __repr__(self) -> str:  # Spark logs it
+        return f"PiecePartition({len(self.piece)} bytes)"
+
+
+def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """In a worker."""
+    assert isinstance(partition, PiecePartition)
+    return tasks.read(partition.place, partition.piece, partition.columns, partition.where, partition.at)
+
+
+@dataclass
+class StagedMessage(WriterCommitMessage):
+    """What a task tells the committer."""
+
+    staged: Staged
+    query: str | None = None
+    """The id of the streaming query."""
+
+
+def run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[Staged]:
+    """One after the other: a committer has no tasks of Spark's."""
+    return [work(*job) for job in jobs]

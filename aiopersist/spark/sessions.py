@@ -1,0 +1,100 @@
+"""What is asked of a Spark session, classic or Connect: the types of its schemas, how much it runs at once,
+and a piece of work for each of its tasks."""
+
+import asyncio
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiopersist.data.lazy import pa
+from aiopersist.runtime import SYSTEM
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+T = TypeVar("T")
+
+RESULT = "result binary"
+TASKS_UNKNOWN = 8  # a Connect session does not tell how much it runs at once
+
+
+def arrow_schema(schema: "StructType") -> pa.Schema:
+    """The Arrow types of a DataFrame's columns."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC", error_on_duplicated_field_names_in_struct=True)
+
+
+def struct_type(schema: pa.Schema) -> "StructType":
+    """The types of a DataFrame with these columns."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def cores(spark: "SparkSession") -> int:
+    """How many tasks it runs at once, as far as it tells."""
+    told = spark.conf.get("spark.default.parallelism", None)
+    if told is not None:
+        return int(told)
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # Connect has no context
+        return TASKS_UNKNOWN
+
+
+def for_each(spark: "SparkSession", work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+    """`work(*job)` of each job, each as one task; the results of one attempt of each, in no order."""
+    if not jobs:
+        return []
+    numbers = spark.range(len(jobs), numPartitions=len(jobs))
+
+    def run(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield _sealed(work(*jobs[number]))
+
+    return collected(numbers.mapInArrow(run, RESULT))
+
+
+def for_each_partition(df: "DataFrame", work: "Callable[[Iterator[pa.RecordBatch]], T]") -> list[T]:
+    """`work` of the batches of each partition; the results of one attempt of each, in no order."""
+
+    def run(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        yield _sealed(work(batches))
+
+    return collected(df.mapInArrow(run, RESULT))
+
+
+def collected(results: "DataFrame") -> list[Any]:
+    """What tasks gave, on the driver."""
+    return [pickle.loads(bytes(row[0])) for row in results.collect()]
+
+
+def _sealed(result: Any) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
+
+
+async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
+    """A blocking call with Spark actions, on a thread. If its caller is cancelled, its Spark jobs are, too,
+    and it is waited for."""
+    tag = f"aiopersist-{SYSTEM.uuid()}"
+
+    def tagged() -> T:
+        spark.addTag(tag)
+        try:
+            return call()
+        finally:
+            spark.removeTag(tag)
+
+    task = asyncio.create_task(asyncio.to_thread(tagged))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            await asyncio.to_thread(spark.interruptTag, tag)
+            await asyncio.wait([task], timeout=1)
+        if not task.cancelled():
+            task.exception()  # seen
+        raise

@@ -1,0 +1,178 @@
+"""`format("aiopersist")`: a thin adapter of Spark's Python data sources over the same planner and committer.
+
+Spark calls the hooks in processes of its own, which live about a minute: each opens a client when it needs
+one, and what must outlive the process is a lease of `lease_s`, which running tasks renew. Nothing is pushed
+down: what is asked for is asked for by options (`options.py`).
+
+| hook                 | where                         | what it does                                     |
+|----------------------|-------------------------------|--------------------------------------------------|
+| `schema`             | the driver's machine          | looks up the shard's schema                      |
+| `partitions`         | the same                      | plans, pins `as_of`, takes the lease             |
+| `read`               | workers                       | a piece each                                     |
+| `writer`             | the driver's machine          | checks the columns, registers the one writer     |
+| `write`              | workers                       | stages a batch under it                          |
+| `commit`             | the driver's machine          | one append, then ends the writer                 |
+| `abort`              | the same, also after `commit` | ends the writer; deletes nothing                 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
+from aiopersist.client import Client
+from aiopersist.data.lazy import pa
+from aiopersist.errors import Error
+from aiopersist.spark import tasks
+from aiopersist.spark.bridge import bridge
+from aiopersist.spark.columns import Columns
+from aiopersist.spark.options import LEASE_S, READ, STREAM_READ, STREAM_WRITE, WRITE, Options, invalid
+from aiopersist.spark.partitions import (
+    TASKS,
+    PiecePartition,
+    StagedMessage,
+    check_schema,
+    columns_of,
+    read_partition,
+    run_here,
+    stored_schema,
+    within,
+)
+from aiopersist.spark.place import Place
+from aiopersist.spark.sessions import arrow_schema, struct_type
+from aiopersist.spark.streams import StreamReader, StreamWriter
+from aiopersist.spark.write import Begun, Job, WriteSpec, begin
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class AiopersistSource(DataSource):
+    """See the header."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = Options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "aiopersist"
+
+    def schema(self) -> StructType:
+        """The columns of a DataFrame of the shard: with `_time` and `_diff` where changes are asked for."""
+        return struct_type(columns_of(self._options, stored_schema(self._options)).arrow_schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        self._options.check(READ, "of a read")
+        return Reader(self._options, schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
+        self._options.check(STREAM_READ, "of a streaming read")
+        return StreamReader(self._options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        self._options.check(STREAM_WRITE, "of a streaming write")
+        return StreamWriter(self._options, schema, overwrite)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        self._options.check(WRITE, "of a write")
+        return Writer.begun(self._options, schema, overwrite)
+
+
+class Reader(DataSourceReader):
+    """A batch read."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        client = bridge().client(options.place)
+        pieces, columns, where = bridge().run(_planned, client, options)
+        check_schema(columns, self._schema)
+        return [PiecePartition(options.place, piece, columns, where) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition)
+
+
+async def _planned(client: Client, options: Options) -> tuple[list[bytes], Columns, Any]:
+    start, end = options.integer("startingtime"), options.integer("endingtime")
+    if start is None and end is not None:
+        raise invalid("option endingTime wants startingTime")
+    if start is not None and options.text("asof") is not None:
+        raise invalid("give as_of, or startingTime and endingTime, not both")
+    read = await client.shared_read(
+        options.shard,
+        options.integer("asof"),
+        start=start,
+        end=end,
+        wait=False,
+        lease_s=options.seconds("leases", LEASE_S),
+        keep=True,
+    )
+    try:
+        columns, where = columns_of(options, read.schema), within(options, read.schema)
+        return await read.pieces(options.integer("parallelism", TASKS, 1) or TASKS), columns, where
+    finally:
+        await read.aclose()  # the lease stays
+
+
+# --- write -----------------------------------------------------------------------------------------
+
+
+class Writer(DataSourceArrowWriter):
+    """A batch write. It travels to workers and to the committer."""
+
+    def __init__(self, place: Place, begun: Begun, grant: bytes, tasks_: int) -> None:
+        self._place = place
+        self._begun = begun
+        self._grant = grant
+        self._tasks = tasks_
+
+    @classmethod
+    def begun(cls, options: Options, schema: StructType, overwrite: bool) -> Writer:
+        """On the driver's machine, before anything runs."""
+        place = options.place
+        client, frame = bridge().client(place), arrow_schema(schema)
+        spec = options.write_spec(overwrite=overwrite)
+        lease_s = options.seconds("leases", LEASE_S)
+        begun, grant = bridge().run(_begin, client, frame, spec, lease_s)
+        return cls(place, begun, grant, options.integer("parallelism", TASKS, 1) or TASKS)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return StagedMessage(tasks.stage(self._place, self._grant, self._begun.layout, iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        found = bridge()
+        client = found.client(self._place)
+        staged = [message.staged for message in messages if isinstance(message, StagedMessage)]
+        job = Job(found, client, self._place, self._begun, run_here, self._tasks)
+        job.commit(staged)
+        found.run(_release, client, self._grant)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Also called after `commit` raised or died, when its append may have happened, or happen yet: so
+        nothing is deleted. Without its writer what was staged and not appended is the sweep's."""
+        found = bridge()
+        found.run(_release, found.client(self._place), self._grant)
+
+
+async def _begin(client: Client, frame: pa.Schema, spec: WriteSpec, lease_s: float) -> tuple[Begun, bytes]:
+    begun = await begin(client, frame, spec)
+    return begun, await client.register_writer(spec.shard, begun.schema, lease_s)
+
+
+async def _release(client: Client, grant: bytes) -> None:
+    try:
+        await client.release_writer(grant)
+    except Error:  # then its lease ends it
+        pass

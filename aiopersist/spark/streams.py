@@ -1,0 +1,270 @@
+"""Structured streaming over shards: a source whose offsets are frontiers, and a sink that writes each batch
+once.
+
+*Source.* An offset is `{"time": t}`: everything before `t` was delivered. Batches end between times,
+whatever limits say. Two offsets stand for where a query may begin: its first batch, from `SNAPSHOT` to `t`,
+are the contents as of `t - 1`; from `LATEST` to `t` there is nothing in it. So a batch is a function of its
+two offsets, which Spark logs before it runs it: a restart gives the same.
+
+A named hold keeps what a restart needs: it stands one before the end of the last batch that Spark committed.
+A newer run takes it over, and fences the older. When since has passed the start of a batch, it fails and
+says so.
+
+*Sink.* A batch is one append with `txn = (query id, batch id)`: repeated, it writes nothing. Its time is the
+shard's upper, never the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from aiopersist.client import Client
+from aiopersist.errors import SinceViolation
+from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.read.handle import ReadHandle
+from aiopersist.read.shared import SharedRead
+from aiopersist.spark import tasks
+from aiopersist.spark.bridge import bridge
+from aiopersist.spark.options import LEASE_S, Options, invalid
+from aiopersist.spark.partitions import (
+    TASKS,
+    PiecePartition,
+    StagedMessage,
+    check_schema,
+    columns_of,
+    read_partition,
+    run_here,
+)
+from aiopersist.spark.sessions import arrow_schema
+from aiopersist.spark.write import Job, begin
+from aiopersist.state.model import State
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SNAPSHOT, LATEST = -1, -2
+Offset = dict[str, int]
+
+
+# --- the source ------------------------------------------------------------------------------------
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in a process of its own, as long as the query."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._place = options.place
+        self._schema = schema
+        self._start = _start_of(options)
+        self._target: int | None = None
+        """Where a query that takes what is available now ends."""
+        self._reads: list[tuple[int, SharedRead]] = []
+        """Of batches that Spark has not committed: their ends, and what keeps their blobs."""
+        self._hold: ReadHandle[Any, Any] | None = None
+
+    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        return {"time": self._start}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        rows = self._options.integer("maxrowspertrigger", least=1)
+        size = self._options.integer("maxbytespertrigger", least=1)
+        if rows is not None and size is not None:
+            raise invalid("give max_rows_per_trigger or max_bytes_per_trigger, not both")
+        if rows is not None:
+            return ReadMaxRows(rows)
+        return ReadAllAvailable() if size is None else ReadMaxBytes(size)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = end_of(self._state())
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        state = self._state()
+        end = end_of(state) if self._target is None else self._target
+        begin_ = start["time"]
+        if begin_ == SNAPSHOT and end == 0:  # nothing is complete yet
+            return start
+        if begin_ >= 0:
+            end = max(end, begin_)
+            if isinstance(limit, ReadMaxRows):
+                end = cut(state, begin_, end, limit.max_rows)
+            elif isinstance(limit, ReadMaxBytes):
+                end = cut(state, begin_, end, limit.max_bytes, by_bytes=True)
+        return {"time": end}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        first, last = start["time"], end["time"]
+        if first in (last, LATEST):
+            return []
+        found = bridge()
+        read = found.run(_leased, self._client(), self._options.shard, first, last)
+        self._reads.append((last, read))
+        columns = columns_of(self._options, read.schema)
+        check_schema(columns, self._schema)
+        pieces = found.run(read.pieces, self._options.integer("parallelism", TASKS, 1))
+        at = last - 1 if first == SNAPSHOT else None
+        return [PiecePartition(self._place, piece, columns, at=at) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_partition(partition)
+
+    def commit(self, end: Offset) -> None:
+        """All before `end` is done. Comes one batch late."""
+        done = [read for last, read in self._reads if last <= end["time"]]
+        self._reads = [(last, read) for last, read in self._reads if last > end["time"]]
+        for read in done:
+            bridge().run(read.aclose)
+        if end["time"] > 0 and (hold := self._opened_hold()) is not None:
+            bridge().run(_downgrade, hold, end["time"] - 1)
+
+    def stop(self) -> None:
+        """Rarely called: leases end what this does not."""
+        for _, read in self._reads:
+            bridge().run(read.aclose)
+        self._reads = []
+
+    def _client(self) -> Client:
+        return bridge().client(self._place)
+
+    def _state(self) -> State:
+        self._opened_hold()  # before anything is planned on what it keeps
+        return bridge().run(_state, self._client(), self._options.shard)
+
+    def _opened_hold(self) -> ReadHandle[Any, Any] | None:
+        name = self._options.text("holdname")
+        if self._hold is None:
+            lease_s = self._options.seconds("leases", LEASE_S)
+            self._hold = bridge().run(_open_hold, self._client(), self._options.shard, name, lease_s)
+        return self._hold
+
+
+async def _leased(client: Client, shard: str, first: int, last: int) -> SharedRead:
+    try:
+        if first == SNAPSHOT:
+            return await client.shared_read(shard, last - 1, wait=False)
+        return await client.shared_read(shard, start=first, end=last, wait=False)
+    except SinceViolation as error:
+        error.add_note(
+            f"The stream is at time {max(first, 0)}, and history there was compacted: nothing was skipped, "
+            "and nothing can be resumed. Begin a new query with a new checkpoint (without startingTime its "
+            "first batch is the snapshot). To be restarted later, a query needs the option hold_name, and a "
+            "lease_s that is longer than it may be away."
+        )
+        raise
+
+
+async def _state(client: Client, shard: str) -> State:
+    return (await client._existing(shard)).state
+
+
+async def _open_hold(client: Client, shard: str, name: str | None, lease_s: float) -> ReadHandle[Any, Any]:
+    if name is not None:
+        return await client.reader(shard, hold_name=name, lease_s=lease_s)
+    while True:  # since may move until it is held
+        since = (await _state(client, shard)).since
+        try:
+            return await client.reader(shard, hold=since)
+        except SinceViolation:
+            continue
+
+
+async def _downgrade(hold: ReadHandle[Any, Any], time: int) -> None:
+    await hold.downgrade_since(time)
+
+
+def _start_of(options: Options) -> int:
+    asked = (options.text("startingtime") or "snapshot").lower()
+    named = {"snapshot": SNAPSHOT, "latest": LATEST, "earliest": 0}
+    if asked in named:
+        return named[asked]
+    if not asked.isdecimal():
+        raise invalid(f"option startingTime={asked!r} is no time, nor one of {', '.join(named)}")
+    return int(asked)
+
+
+def end_of(state: State) -> int:
+    """Up to where everything is complete; of a finished shard the greatest time there is."""
+    time = state.upper.time
+    assert not isinstance(time, tuple)
+    return TIME_MAX if time is None else time
+
+
+def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = False) -> int:
+    """How far a batch from `start` goes that has about `budget` updates (or encoded bytes) and ends by `end`:
+    between two appends; within one that is larger between two times, as if they were spread evenly. At least
+    one time."""
+    taken = 0.0
+    for batch in state.batches.values():
+        first, last = (end_of_frontier(f) for f in (batch.lower, batch.upper))
+        low, high = max(first, start), min(last, end)
+        size = sum(part.size for part in batch.parts) if by_bytes else batch.len
+        if low >= high or not size:
+            continue
+        each = size / (last - first)
+        if taken + each * (high - low) > budget:
+            return low if low > start else min(max(low + int(budget / each), start + 1), end)
+        taken += each * (high - low)
+    return end
+
+
+def end_of_frontier(frontier: Antichain) -> int:
+    time = frontier.time
+    assert not isinstance(time, tuple)
+    return TIME_MAX if time is None else time
+
+
+# --- the sink --------------------------------------------------------------------------------------
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Made anew for each batch, in workers and in the committer."""
+
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        self._place = options.place
+        self._spec = options.write_spec(overwrite=overwrite)
+        self._app = options.text("txnappid")
+        self._tasks = options.integer("parallelism", TASKS, 1) or TASKS
+        self._frame = arrow_schema(schema)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        from pyspark import TaskContext
+
+        client, found = tasks.worker_client(self._place), bridge()
+        begun = found.run(begin, client, self._frame, self._spec)
+        writer = tasks.process_writer(self._place, self._spec.shard, begun.schema)
+        builder = found.run(tasks.own_builder, writer)
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
+        return StagedMessage(tasks.staged_by(builder, begun.layout, iterator), query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        told = [message for message in messages if isinstance(message, StagedMessage)]
+        app = self._app or next((message.query for message in told if message.query), None)
+        if app is None:
+            if not told:
+                return
+            raise invalid("the query has no id here: give option txn_app_id")
+        found = bridge()
+        client = found.client(self._place)
+        begun = found.run(begin, client, self._frame, self._spec._replace(txn=(app, batchId)))
+        job = Job(found, client, self._place, begun, run_here, self._tasks)
+        job.commit([message.staged for message in told])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Also called after `commit` raised or died: deletes nothing. What was staged is the sweep's once the
+        writers of the workers are gone."""

@@ -1,0 +1,242 @@
+"""How a DataFrame becomes one append: the same for the engine, for `format("aiopersist")`, and for streams.
+
+1. *Begin*, on the driver: find the shard, or make it; check the columns against it.
+2. Tasks *stage* batches (`tasks.stage`), all under one writer.
+3. What is replaced is looked up at the shard's upper and *retracted* by tasks, too (`tasks.retract`).
+4. *Commit*: one compare-and-append of everything. Without a column of times all batches are moved to the
+   upper as it is then; after a mismatch to the newer one, with new retractions.
+
+With a column of times the shard's upper must be what it was at the beginning: a mismatch fails the write.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from aiopersist.client import Client
+from aiopersist.data.codec import Schema
+from aiopersist.data.lazy import pa
+from aiopersist.errors import InvalidUsage, UnknownShard, UpperMismatch, UsageKind
+from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.read.shared import SharedRead
+from aiopersist.spark import tasks
+from aiopersist.spark.bridge import Bridge
+from aiopersist.spark.columns import invalid, sources
+from aiopersist.spark.place import Place
+from aiopersist.spark.rows import Layout, Special, schema_of
+from aiopersist.spark.tasks import Staged
+from aiopersist.write.batch import Batch, discard_all
+from aiopersist.write.checks import Txn, check_txn
+from aiopersist.write.handle import WriteHandle
+from aiopersist.write.transmit import decode
+
+APPEND, OVERWRITE, UPSERT = "append", "overwrite", "upsert"
+
+Writer: TypeAlias = WriteHandle[Any, Any]
+Run = Callable[[Callable[..., Staged], Sequence[tuple[Any, ...]]], list[Staged]]
+"""Runs a task for each tuple of arguments, somewhere."""
+
+
+class WriteSpec(NamedTuple):
+    """What is asked for."""
+
+    shard: str
+    mode: str = APPEND
+    keys: tuple[str, ...] = ()
+    time: str | int | None = None
+    """A column, or the one time of all updates."""
+    diff: str | None = None
+    txn: Txn | None = None
+
+    def check(self) -> None:
+        """`InvalidUsage` for what cannot be together."""
+        check_txn(self.txn)
+        if self.mode not in (APPEND, OVERWRITE, UPSERT):
+            text = f"{self.mode!r} is none of {APPEND}, {OVERWRITE}, {UPSERT}"
+            raise InvalidUsage(UsageKind.INVALID_MODE, text)
+        if self.mode != APPEND and (self.time is not None or self.diff is not None):
+            text = f"{self.mode} says itself which rows are retracted, and when: give neither time nor diff"
+            raise InvalidUsage(UsageKind.INVALID_MODE, text)
+        if isinstance(self.time, int) and not 0 <= self.time < 2**63 - 1:
+            text = f"time {self.time} is not in [0, 2**63 - 1)"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text, time=self.time)
+
+
+class Begun(NamedTuple):
+    """What tasks and the commit must know. Picklable."""
+
+    spec: WriteSpec
+    schema: Schema[Any, Any, Any]
+    layout: Layout
+    upper: Antichain
+    """The shard's, at the beginning."""
+
+
+async def begin(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
+    """Check what can be checked before anything runs. `INVALID_COLUMN` for columns that do not fit the shard;
+    a new one is made, if `keys` say which of them are its key. `UpperMismatch` for one that is finished."""
+    spec.check()
+    special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
+    try:
+        schema = await _stored(client, spec)
+    except UnknownShard:
+        if not spec.keys:
+            text = f"there is no shard {spec.shard!r} yet: say by keys= which columns are its key"
+            raise invalid(text, "keys") from None
+        schema = schema_of(frame, spec.keys, special)
+        async with client.writer(spec.shard, schema):  # makes it, or finds that another did, with another
+            schema = await _stored(client, spec)
+    at = spec.time if isinstance(spec.time, int) else 0
+    layout = Layout(frame, schema, special, at)
+    upper = await client.upper(spec.shard)
+    if not upper.elements:
+        raise UpperMismatch(upper, upper)
+    return Begun(spec, schema, layout, upper)
+
+
+async def _stored(client: Client, spec: WriteSpec) -> Schema[Any, Any, Any]:
+    _, schema = await client.schema(spec.shard)
+    _check_keys(spec.keys, schema)
+    return schema
+
+
+def _check_keys(keys: Sequence[str], schema: Schema[Any, Any, Any]) -> None:
+    mine = [name for name, source in sources(schema).items() if source.half == "key"]
+    if keys and {name.lower() for name in keys} != {name.lower() for name in mine}:
+        text = f"keys={list(keys)}: the key of the shard is {mine}, and no other is looked up by"
+        raise invalid(text, keys[0])
+
+
+class Job:
+    """The driver's part, once tasks have staged. Blocking: `run` may be Spark's."""
+
+    def __init__(self, bridge: Bridge, client: Client, place: Place, begun: Begun, run: Run, n: int) -> None:
+        """Retractions are staged by about `n` tasks."""
+        self._bridge = bridge
+        self._client = client
+        self._place = place
+        self._begun = begun
+        self._spec = begun.spec
+        self._run = run
+        self._tasks = n
+
+    def commit(self, staged: Sequence[Staged]) -> int:
+        """Append it all, once; the time at which it is complete. Whatever it raises, nothing was appended,
+        and what was staged is deleted; but after `Indeterminate` nobody knows."""
+        run = self._bridge.run
+        writer = run(_open_writer, self._client, self._begun)
+        try:
+            batches = run(_restored, writer, staged)
+            try:
+                if self._spec.mode != APPEND:
+                    return self._replace(writer, batches, staged)
+                if self._spec.time is None:
+                    return run(self._append, writer, batches)
+                return run(self._append_timed, writer, batches, staged)
+            finally:
+                run(discard_all, batches)
+        finally:
+            run(writer.aclose)
+
+    def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[Staged]) -> int:
+        """With retractions of what is there, as of the upper at which all of it is appended."""
+        run = self._bridge.run
+        grant = self._bridge.call(writer.to_transmittable)
+        while True:
+            upper = run(_upper, writer)
+            read = run(self._contents_before, upper)
+            try:
+                retractions: list[Batch] = []
+                if read is not None:
+                    pieces = run(self._pieces, read, staged)
+                    done = self._run(tasks.retract, [(self._place, grant, *piece) for piece in pieces])
+                    retractions = run(_restored, writer, done)
+                try:
+                    return run(_append_at, writer, [*batches, *retractions], upper, self._spec.txn)
+                except UpperMismatch as error:
+                    if error.current == Antichain():
+                        raise
+                finally:
+                    run(discard_all, retractions)
+            finally:
+                if read is not None:
+                    run(read.aclose)
+
+    async def _contents_before(self, upper: int) -> SharedRead | None:
+        """What there is to retract; `None` where there is nothing, or it was done before."""
+        if not upper or await self._is_done():
+            return None
+        return await self._client.shared_read(self._spec.shard, upper - 1)
+
+    async def _is_done(self) -> bool:
+        if self._spec.txn is None:
+            return False
+        app, number = self._spec.txn
+        last = await self._client.txn_number(self._spec.shard, app)
+        return last is not None and number <= last
+
+    async def _pieces(self, read: SharedRead, staged: Sequence[Staged]) -> list[tuple[bytes, bytes | None]]:
+        if self._spec.mode == OVERWRITE:
+            return [(piece, None) for piece in await read.pieces(self._tasks)]
+        shard = await self._client.shard_id(self._spec.shard)
+        hollow = [decode(one.batch, shard).batch for one in staged]
+        return list(await read.pieces_beside(self._tasks, hollow))
+
+    async def _append(self, writer: Writer, batches: list[Batch]) -> int:
+        while True:
+            try:
+                return await _append_at(writer, batches, await _upper(writer), self._spec.txn)
+            except UpperMismatch as error:
+                if error.current == Antichain():
+                    raise
+
+    async def _append_timed(self, writer: Writer, batches: list[Batch], staged: Sequence[Staged]) -> int:
+        """At the times that the rows have, if the upper is still what it was."""
+        lower = self._begun.upper
+        if not await self._is_done():
+            first = min((one.first for one in staged if one.rows), default=None)
+            if first is not None and not lower.less_equal(first):
+                text = f"time {first} is not at or beyond the upper {lower}"
+                raise InvalidUsage(UsageKind.UPDATE_NOT_BEYOND_LOWER, text, time=first, lower=lower)
+        upper = lower.join(Antichain(max((one.last + 1 for one in staged if one.rows), default=0)))
+        for batch in batches:
+            batch._rebound(lower, upper)
+        await writer.compare_and_append_batch(batches, lower, upper, self._spec.txn)
+        return _before(writer.upper)
+
+
+async def _open_writer(client: Client, begun: Begun) -> Writer:
+    return await client.writer(begun.spec.shard, begun.schema)
+
+
+async def _restored(writer: Writer, staged: Sequence[Staged]) -> list[Batch]:
+    batches: list[Batch] = []
+    try:
+        for one in staged:
+            batch = await writer.batch_from_transmittable(one.batch)
+            batches.append(batch)
+    except BaseException:
+        await discard_all(batches)
+        raise
+    return batches
+
+
+async def _upper(writer: Writer) -> int:
+    upper = (await writer.fetch_recent_upper()).time
+    if upper is None:
+        raise UpperMismatch(Antichain(0), Antichain(), shard_id=writer.shard_id)
+    assert isinstance(upper, int)
+    return upper
+
+
+async def _append_at(writer: Writer, batches: Sequence[Batch], upper: int, txn: Txn | None) -> int:
+    """Append batches of one time at the upper, if that is still it."""
+    for batch in batches:
+        batch.rewrite_ts(upper, upper + 1)
+    await writer.compare_and_append_batch(batches, upper, upper + 1, txn)
+    return upper if txn is None else _before(writer.upper)  # a repeat is complete at some time before
+
+
+def _before(upper: Antichain) -> int:
+    time = upper.time
+    assert not isinstance(time, tuple)
+    return TIME_MAX if time is None else max(time - 1, 0)
