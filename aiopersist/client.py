@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Any, TypeVar, overload
 from weakref import WeakValueDictionary
@@ -357,7 +358,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
             with self._scope.call():
                 handle = await opener()
             self._handles.add(handle)  # also one that nobody keeps must be released
-            handle._scope.on_close = lambda: self._handles.discard(handle)
+            handle._scope.on_close = partial(self._ended, handle, handle._scope.on_close)
             if self._calls.closed:
                 await handle.aclose()
                 self._calls.check()
@@ -365,6 +366,10 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         finally:
             self._openings.discard(opening)
             opening.set_result(None)
+
+    def _ended(self, handle: Handle, before: Callable[[], None]) -> None:
+        self._handles.discard(handle)
+        before()
 
     async def _drain(self) -> None:
         """What is being opened has a moment to be there; whoever opens it then releases it."""

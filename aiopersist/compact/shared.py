@@ -13,14 +13,13 @@ gone the sweep finds them. More runs than the memory of one process may read at 
 from collections.abc import Iterable, Sequence
 
 from aiopersist.compact.local import Work, bounded, target_of
-from aiopersist.errors import BatchExpired, Corruption, InvalidUpdate, InvalidUsage
+from aiopersist.errors import BatchExpired, Corruption, Error, InvalidUpdate, LeaseExpired
 from aiopersist.frontier import Antichain
 from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot, Unknowable
-from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.commit import commit
-from aiopersist.shard.divide import Piece, rows_of, shared_out
+from aiopersist.shard.divide import Piece, check_schemas, checked_shard, rows_of, shared_out
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.registration import Registration
@@ -39,6 +38,8 @@ class CompactionPiece(Record):
 
     shard: str
     writer: str
+    division: str
+    """The call that made the pieces: those of another do not fit together with them."""
     number: int
     lower: Antichain
     since: Antichain
@@ -50,6 +51,7 @@ class CompactedPiece(Record):
     """What comes back."""
 
     writer: str
+    division: str
     number: int
     parts: tuple[HollowPart, ...]
     loose: int | None
@@ -68,6 +70,7 @@ class SharedCompaction(Resource):
         self._registration = registration
         self._work = work
         self._pieces = 0
+        self._division = ""
         self._scope = Scope("the compaction", scope, shard.id)
 
     @property
@@ -85,12 +88,13 @@ class SharedCompaction(Resource):
             fetch = Fetch(self._shard, target.schema, cached=False)
             selection = Selection(advance_to=target.since)
             found = await shared_out(fetch, work.parts, selection, "", max(tasks, 1))
-            self._pieces = len(found)
+            self._pieces, self._division = len(found), str(self._shard.stack.runtime.uuid())
             return [
                 PIECE.seal(
                     CompactionPiece.of(
                         shard=self._shard.id,
                         writer=target.writer,
+                        division=self._division,
                         number=number,
                         lower=target.lower,
                         since=target.since,
@@ -109,7 +113,7 @@ class SharedCompaction(Resource):
         with self._scope.call():
             if self._work is None or self._registration is None:
                 return False
-            found = _in_order(results, self._registration.writer, self._pieces)
+            found = _in_order(results, self._division, self._pieces)
             read, wrote = _sum(r.read for r in found), _sum(r.wrote for r in found)
             self._check(read)
             parts = [part for result in found for part in result.parts]
@@ -155,7 +159,8 @@ class SharesCompactions(ClientPart):
         async def open_round() -> SharedCompaction:
             found = await self._existing(shard)
             await commit(found.register, ApplyRetention(exact=True), Slot())
-            return await _claimed(found, self._scope)
+            with self._calls.call():  # so that closing the client ends what waits for a claim
+                return await _claimed(found, self._scope)
 
         return Opening(lambda: self._opened(open_round))
 
@@ -166,14 +171,19 @@ class SharesCompactions(ClientPart):
         have replaced it. Requests for every part that is read or written."""
         with self._calls.call():
             told = PIECE.open(data, CompactionPiece)
-            shard = await self._for_a_piece(_shard_of(told))
+            shard = await self._for_a_piece(checked_shard(told.shard, told.piece))
+            check_schemas(told.piece, shard)
             schema = shard.schema(told.piece.schema_id)
             target = Target(schema, told.writer, told.lower, told.since, told.inline_max_bytes)
             selection = Selection(advance_to=told.since, where=rows_of(told.piece, schema))
-            done = await rewrite(shard, told.piece.named(), selection, target)
+            try:
+                done = await rewrite(shard, told.piece.named(), selection, target)
+            except LeaseExpired as error:
+                raise await _why_missing(shard, told, error) from None
             return RESULT.seal(
                 CompactedPiece.of(
                     writer=told.writer,
+                    division=told.division,
                     number=told.number,
                     parts=done.parts,
                     loose=done.output.loose,
@@ -181,6 +191,14 @@ class SharesCompactions(ClientPart):
                     wrote=tuple(done.output.wrote),
                 )
             )
+
+
+async def _why_missing(shard: Shard, told: CompactionPiece, error: LeaseExpired) -> Error:
+    """A part is gone: others have replaced it since the claim was lost, or the store lost it."""
+    state = await shard.open()
+    if any(claim.writer == told.writer for claim in state.claims.values()):
+        return Corruption(f"a part that is claimed is not there: {error}", shard_id=shard.id)
+    return error
 
 
 async def _claimed(shard: Shard, scope: Scope) -> SharedCompaction:
@@ -206,17 +224,9 @@ async def _claimed(shard: Shard, scope: Scope) -> SharedCompaction:
     return SharedCompaction(shard, None, None, scope)
 
 
-def _shard_of(told: CompactionPiece) -> str:
-    try:
-        ShardId.parse(told.shard)
-    except InvalidUsage as error:
-        raise InvalidUpdate(f"a piece of a compaction cannot be read: {error}") from error
-    return told.shard
-
-
-def _in_order(results: Sequence[bytes], writer: str, pieces: int) -> list[CompactedPiece]:
+def _in_order(results: Sequence[bytes], division: str, pieces: int) -> list[CompactedPiece]:
     found = sorted((RESULT.open(data, CompactedPiece) for data in results), key=lambda r: r.number)
-    if [r.number for r in found] != list(range(pieces)) or any(r.writer != writer for r in found):
+    if [r.number for r in found] != list(range(pieces)) or any(r.division != division for r in found):
         text = f"results of pieces {[r.number for r in found]}, where {pieces} are wanted, each once"
         raise InvalidUpdate(text)
     return found

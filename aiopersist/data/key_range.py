@@ -61,6 +61,13 @@ class Leaf(NamedTuple):
     type: pa.DataType
     nullable: bool
 
+    @property
+    def compared(self) -> pa.DataType:
+        """As whose values bounds are compared: Python orders points in time of one zone by what its clocks
+        show, of which some come twice."""
+        is_zoned = pa.types.is_timestamp(self.type) and self.type.tz is not None
+        return pa.timestamp(self.type.unit, "UTC") if is_zoned else self.type
+
 
 # --- the plan --------------------------------------------------------------------------------------
 
@@ -191,7 +198,7 @@ def bounds_of(record: Mapping[str, Any] | None, order: Sequence[Leaf]) -> tuple[
         if entry is None:
             break
         try:
-            low, high = from_json(entry["min"], leaf.type), from_json(entry["max"], leaf.type)
+            low, high = from_json(entry["min"], leaf.compared), from_json(entry["max"], leaf.compared)
         except (ValueError, OverflowError):  # a point in time that Python cannot say
             break
         if low is None or high is None or low != low:
@@ -226,11 +233,11 @@ def _above(field: Any, keys: KeyRange, leaf: Leaf) -> Any:
 
 def to_stored(keys: KeyRange, order: Sequence[Leaf]) -> dict[str, Any]:
     """The range as JSON."""
-    values = [to_json(pa.scalar(v, leaf.type)) for leaf, v in zip(order, keys.prefix, strict=False)]
+    values = [to_json(pa.scalar(v, leaf.compared)) for leaf, v in zip(order, keys.prefix, strict=False)]
     ends = {}
     for name in ("lower", "upper"):
         if (value := getattr(keys, name)) is not None:
-            ends[name] = to_json(pa.scalar(value, order[len(keys.prefix)].type))
+            ends[name] = to_json(pa.scalar(value, order[len(keys.prefix)].compared))
     return {"prefix": values, **ends, "after": keys.after}
 
 
@@ -239,9 +246,9 @@ def from_stored(stored: Mapping[str, Any], order: Sequence[Leaf]) -> KeyRange:
     prefix = stored["prefix"]
     if len(prefix) > len(order) or (len(prefix) == len(order) and {"lower", "upper"} & stored.keys()):
         raise ValueError("a range of columns that are not there")
-    values = tuple(from_json(v, leaf.type) for leaf, v in zip(order, prefix, strict=False))
+    values = tuple(from_json(v, leaf.compared) for leaf, v in zip(order, prefix, strict=False))
     ends = {
-        name: from_json(stored[name], order[len(prefix)].type)
+        name: from_json(stored[name], order[len(prefix)].compared)
         for name in ("lower", "upper")
         if name in stored
     }

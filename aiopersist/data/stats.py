@@ -188,6 +188,8 @@ def _cut_key(scalar: Any) -> Any:
         return {name: _cut_key(child) for name, child in scalar.items()}
     if pa.types.is_list(scalar.type):
         return [_cut_key(element) for element in scalar.values[:KEY_ELEMENTS]]
+    if pa.types.is_temporal(scalar.type):  # not every point in time is one that Python can say
+        return scalar
     return scalar.as_py() if pa.types.is_fixed_size_binary(scalar.type) else _cut(scalar).as_py()
 
 

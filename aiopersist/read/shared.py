@@ -10,6 +10,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from math import inf
 from operator import and_
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from aiopersist.data.codec import Schema
 from aiopersist.errors import (
     DiffOverflow,
     Error,
-    InvalidUpdate,
     InvalidUsage,
     LeaseExpired,
     NotReadable,
@@ -31,15 +31,20 @@ from aiopersist.read.snapshot import Items, parts_at
 from aiopersist.read.stream import contents_in_batches, updates_in_batches
 from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
-from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.commit import commit
-from aiopersist.shard.divide import Piece, rows_of, shared_out, shared_out_beside
+from aiopersist.shard.divide import (
+    Piece,
+    check_schemas,
+    checked_shard,
+    rows_of,
+    shared_out,
+    shared_out_beside,
+)
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
-from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import Record
@@ -113,7 +118,7 @@ class SharedRead(Resource):
             None
             if keep
             else stack.supervisor.background(
-                keep_alive(stack, lease_s, self._heartbeat), "heartbeats of a shared read"
+                keep_alive(stack, lease_s, partial(_keep, fetch.shard, reader)), "heartbeats of a shared read"
             )
         )
 
@@ -166,9 +171,6 @@ class SharedRead(Resource):
         )
         return ENVELOPE.seal(told)
 
-    async def _heartbeat(self) -> None:
-        await commit(self._fetch.shard.register, KeepReader(self._reader), Slot())
-
     async def aclose(self) -> None:
         """End the lease, or leave it to its end if it was opened to be kept. Idempotent. Pieces that are
         not read yet get `LeaseExpired` once their parts are gone."""
@@ -213,7 +215,8 @@ class SharesReads(ClientPart):
             found = await self._existing(shard)
             schema = found.schema(found.state.schema_id)
             wanted = _checked(as_of, start, end, schema)
-            return await _leased(found, schema, wanted, wait, lease, self._scope, keep)
+            with self._calls.call():  # so that closing the client ends what waits
+                return await _leased(found, schema, wanted, wait, lease, self._scope, keep)
 
         return Opening(lambda: self._opened(open_read))
 
@@ -229,9 +232,10 @@ class SharesReads(ClientPart):
         return Items(self._scope, self._piece(told, where), self._stack.supervisor)
 
     async def _piece(self, told: TransmittedPiece, where: Any) -> "AsyncGenerator[pa.RecordBatch, None]":
-        shard = await self._for_a_piece(_named_in(told))
+        shard = await self._for_a_piece(checked_shard(told.shard, told.piece))
         await _renew(shard, told.reader)
-        fetch = _fetch_for(told, shard)
+        check_schemas(told.piece, shard)
+        fetch = Fetch(shard, shard.schema(told.piece.schema_id))
         query = Query.of(fetch.schema, where, None)
         conditions = [c for c in (rows_of(told.piece, fetch.schema), query.where) if c is not None]
         condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
@@ -294,7 +298,14 @@ async def _leased(
                 raise missing
             _check_held(wanted, shard.state)
             await commit(register, RenewReader(reader, hold=_hold(wanted)), slot)
-            await register.wait(lambda state: None if _not_complete(wanted, state) else True)
+            beating = shard.stack.supervisor.background(
+                keep_alive(shard.stack, lease_s, partial(_keep, shard, reader)),
+                "heartbeats of a read that waits",
+            )
+            try:
+                await register.wait(lambda state: None if _not_complete(wanted, state) else True)
+            finally:
+                beating.cancel()
             await commit(register, RenewReader(reader, hold=Antichain()), slot)
         state = shard.state  # no await from here on
         _check_held(wanted, state)
@@ -303,6 +314,10 @@ async def _leased(
     except BaseException:
         shard.stack.supervisor.spawn(_end(shard, reader), "end a lease that nobody uses")
         raise
+
+
+async def _keep(shard: Shard, reader: str) -> None:
+    await commit(shard.register, KeepReader(reader), Slot())
 
 
 async def _end(shard: Shard, reader: str) -> None:
@@ -338,14 +353,14 @@ def _check_held(wanted: Range, state: State) -> None:
 
 def _pinned(wanted: Range, state: State) -> Range:
     """With the ends that were left open."""
+    if wanted.as_of is not None:
+        return wanted
     upper = state.upper.time
     assert not isinstance(upper, tuple)
     if wanted.start is not None:
         end = upper if wanted.end is None else wanted.end
         return wanted.replace(end=end if end is None else max(end, wanted.start))
-    if wanted.as_of is None:
-        return wanted.replace(as_of=TIME_MAX if upper is None else upper - 1)
-    return wanted
+    return wanted.replace(as_of=TIME_MAX if upper is None else upper - 1)
 
 
 async def _renew(shard: Shard, reader: str) -> None:
@@ -356,29 +371,9 @@ async def _renew(shard: Shard, reader: str) -> None:
     now = await shard.stack.consensus.now()
     if now - record.heartbeat > record.lease_s / HEARTBEATS_PER_LEASE:
         try:
-            await commit(shard.register, KeepReader(reader), Slot())
+            await _keep(shard, reader)
         except LeaseExpired:
             pass
-
-
-def _named_in(told: TransmittedPiece) -> str:
-    """The shard, if what was told can be of one; `InvalidUpdate`."""
-    try:
-        ShardId.parse(told.shard)
-        keys = [part.key for batch in told.piece.runs for part in batch.parts if part.key is not None]
-        others = [key for key in keys if BlobKey.parse(key).shard != told.shard]
-    except InvalidUsage as error:
-        raise InvalidUpdate(f"a piece of a read cannot be read: {error}") from error
-    if others:
-        raise InvalidUpdate(f"part {others[0]} is not of shard {told.shard}")
-    return told.shard
-
-
-def _fetch_for(told: TransmittedPiece, shard: Shard) -> Fetch:
-    wanted = {part.schema_id for batch in told.piece.runs for part in batch.parts} | {told.piece.schema_id}
-    if not wanted <= shard.state.schemas.keys():
-        raise InvalidUpdate("a piece of a read has a schema that the shard does not know")
-    return Fetch(shard, shard.schema(told.piece.schema_id))
 
 
 async def _why_missing(shard: Shard, told: TransmittedPiece, error: MissingPart) -> Error:

@@ -27,12 +27,15 @@ from aiopersist.data.key_range import (
     to_stored,
 )
 from aiopersist.data.select import apply_where
-from aiopersist.errors import InvalidUpdate
+from aiopersist.errors import InvalidUpdate, InvalidUsage
 from aiopersist.frontier import Antichain, minimum
 from aiopersist.resource import run_bounded
+from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.parts import inline_part
 from aiopersist.shard.runs import plan_runs
+from aiopersist.shard.shard import Shard
+from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart, Record
 
@@ -61,6 +64,26 @@ class Piece(Record):
     def rows_max(self) -> int:
         """Updates in its parts, those that belong to other pieces included."""
         return sum(batch.len for batch in self.runs)
+
+
+def checked_shard(shard: str, piece: Piece) -> str:
+    """The shard, if the piece can be of it; `InvalidUpdate`."""
+    try:
+        ShardId.parse(shard)
+        keys = [part.key for batch in piece.runs for part in batch.parts if part.key is not None]
+        others = [key for key in keys if BlobKey.parse(key).shard != shard]
+    except InvalidUsage as error:
+        raise InvalidUpdate(f"a piece of work cannot be read: {error}") from error
+    if others:
+        raise InvalidUpdate(f"part {others[0]} is not of shard {shard}")
+    return shard
+
+
+def check_schemas(piece: Piece, shard: Shard) -> None:
+    """`InvalidUpdate` unless the shard knows the schemas of the piece."""
+    wanted = {part.schema_id for batch in piece.runs for part in batch.parts} | {piece.schema_id}
+    if not wanted <= shard.state.schemas.keys():
+        raise InvalidUpdate("a piece of work has a schema that the shard does not know")
 
 
 def rows_of(piece: Piece, schema: Schema[Any, Any, Any]) -> Any:

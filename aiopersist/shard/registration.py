@@ -25,6 +25,8 @@ class Registration:
         self.writer = writer
         self.handed_over: set[str] = set()
         """Ids of batches that left this process: its record must outlive this handle."""
+        self.lent = False
+        """Whether others, elsewhere, may build under it: then only its handle's end is its own."""
         self.built = 0
         """Batches that were begun under it here."""
         self.on_unused: Callable[[], object] = lambda: None
@@ -124,7 +126,13 @@ class Registration:
 
     async def _heartbeat(self) -> None:
         record = self._shard.state.writers.get(self.writer)
-        if self._retired and self._users == 1 and record and len(record.spent) >= len(self.handed_over):
+        if (
+            self._retired
+            and not self.lent
+            and self._users == 1
+            and record
+            and len(record.spent) >= len(self.handed_over)
+        ):
             await self.expire()
             self.release()  # the handle's hold; last, since it cancels this very task
             return

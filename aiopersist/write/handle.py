@@ -165,6 +165,7 @@ class WriteHandle(Resource, Generic[K, V]):
         staged under it. No request."""
         self._scope.check()
         writer, schema_id = self.writer_id, self._session.origin.schema_id
+        self._session.registration.lent = True
         told = TransmittedWriter.of(shard=self.shard_id, writer=writer, schema_id=schema_id)
         return WRITER.seal(told)
 

@@ -1,0 +1,569 @@
+"""Goal: what other processes stage under one writer is appended once and whole; what they leave behind is the
+sweep's as soon as that writer is gone, and never before; no blob of a committed batch is ever swept."""
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import aiopersist as ap
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
+from aiopersist.state.writing import ExpireWriter
+from aiopersist.testing.faults import Faults, FaultyConsensus
+from aiopersist.testing.model import Model
+from aiopersist.testing.servers import PostgresServer
+from aiopersist.write.transmit import WRITER, TransmittedWriter
+from tests.conftest import StoreUrls
+
+SCHEMA = ap.Schema(key=str, val=int)
+BLOBS: dict[str, Any] = {"inline_writes_single_max_bytes": 0, "blob_target_size": 400, "blob_cache_bytes": 0}
+LAYOUTS: dict[str, dict[str, Any]] = {"inline": {}, "blobs": BLOBS}
+
+Rows = list[tuple[str, int, int, int]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server(postgres_server: PostgresServer) -> PostgresServer:
+    """Started before any loop is watched."""
+    return postgres_server
+
+
+class Clock(FaultyConsensus):
+    """A consensus store whose clock the test moves."""
+
+    ahead_s = 0.0
+
+    async def now(self) -> float:
+        return await super().now() + self.ahead_s
+
+
+@dataclass
+class Place:
+    """Clients of one location in memory, each like a process of its own."""
+
+    stack: AsyncExitStack
+    url: str = field(default_factory=lambda: f"mem://{uuid.uuid4().hex}")
+
+    def __post_init__(self) -> None:
+        self.blob = ap.open_blob(self.url)
+        self.clock = Clock(ap.open_consensus(self.url), Faults())
+
+    async def client(self, **settings: Any) -> ap.Client:
+        opening = ap.open(
+            blob=self.blob,
+            consensus=self.clock,
+            settings=ap.Settings(**{**BLOBS, **settings}),
+            maintenance=False,
+        )
+        return await self.stack.enter_async_context(opening)
+
+    async def parts(self) -> set[str]:
+        return {key async for key, _ in self.blob.list("") if key.endswith(".parquet")}
+
+    async def parts_are(self, expected: set[str]) -> bool:
+        """Soon: what is deleted may be deleted in the background."""
+        for _ in range(50):
+            if await self.parts() == expected:
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    async with AsyncExitStack() as stack:
+        yield Place(stack)
+
+
+def some_rows(seed: int, time: int = 0, count: int = 30) -> Rows:
+    chance = random.Random(seed)
+    return [
+        (f"k{chance.randrange(20):02}", chance.randrange(3), time, chance.choice([1, 1, 2, -1]))
+        for _ in range(count)
+    ]
+
+
+async def built(client: ap.Client, writer: bytes, rows: Rows, lower: int, upper: int) -> bytes:
+    async with client.builder_from_transmittable(writer, lower) as builder:
+        await builder.extend(rows)
+        batch = await builder.finish(upper)
+    return batch.to_transmittable()
+
+
+async def contents(client: ap.Client, as_of: int | None = None) -> list[Any]:
+    async with client.reader("t", SCHEMA) as r, r.snapshot(as_of) as s:
+        return await s.rows()
+
+
+async def is_sound(client: ap.Client) -> None:
+    report = await client.fsck("t")
+    assert report.ok, report.problems
+
+
+async def writers(client: ap.Client) -> dict[str, Any]:
+    return dict((await client._shard(await client.shard_id("t")).open()).writers)
+
+
+async def swept(client: ap.Client) -> set[str]:
+    """What a sweep deletes, now."""
+    return {key for key in (await client.sweep_leaked_blobs(dry_run=False)).keys if key.endswith(".parquet")}
+
+
+# --- built elsewhere, appended here ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_batches_of_other_clients_are_one_append(location: StoreUrls, layout: str) -> None:
+    """Goal: on every store; three build under one registration, at the same time, one appends."""
+    settings, model = ap.Settings(**LAYOUTS[layout]), Model()
+    urls = {"blob": location.blob, "consensus": location.consensus}
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(ap.open(**urls, settings=settings, maintenance=False))
+            for _ in range(4)
+        ]
+        w = await stack.enter_async_context(clients[0].writer("t", SCHEMA))
+        told = w.to_transmittable()
+        assert isinstance(told, bytes)
+        for time in (0, 2):
+            rows = [some_rows(10 * time + n, time) + some_rows(n, time + 1) for n in range(3)]
+            staged = await asyncio.gather(
+                *(built(c, told, r, time, time + 2) for c, r in zip(clients[1:], rows))
+            )
+            assert list(await writers(clients[0])) == [w.writer_id]  # one registration
+            batches = [await w.batch_from_transmittable(data) for data in staged]
+            await w.compare_and_append_batch(batches, time, time + 2)
+            model.append([row for some in rows for row in some], [time], [time + 2])
+        for as_of in range(4):
+            assert await contents(clients[1], as_of) == model.contents(as_of)
+        await w.aclose()
+        assert not await swept(clients[2])
+        await is_sound(clients[3])
+
+
+async def test_a_batch_may_be_appended_where_it_was_built(place: Place) -> None:
+    """Goal: no bytes are needed within a process; nor must the appending writer be the one it is under."""
+    client, other = await place.client(), await place.client()
+    async with client.writer("t", SCHEMA) as w, other.writer("t", SCHEMA) as v:
+        async with client.builder_from_transmittable(w.to_transmittable(), 0) as builder:
+            await builder.extend(some_rows(1))
+            batch = await builder.finish(1)
+        await w.compare_and_append_batch([batch], 0, 1)
+        data = await built(client, w.to_transmittable(), some_rows(2, 1), 1, 9)
+        await v.compare_and_append_batch([await v.batch_from_transmittable(data)], 1, 2)
+        again = await w.batch_from_transmittable(data)
+        with pytest.raises(ap.AlreadyAppended):
+            await w.compare_and_append_batch([again], 2, 3)
+    model = Model()
+    model.append(some_rows(1) + some_rows(2, 1), [0], [2])
+    assert await contents(client) == model.contents(1)
+    await is_sound(client)
+
+
+async def test_product_times(place: Place) -> None:
+    client, other = await place.client(), await place.client()
+    schema: Any = ap.Schema(key=str, val=int, time=2)
+    async with client.writer("t", schema) as w:
+        for lower in (0, (0, 0, 0)):
+            with pytest.raises(ap.InvalidUsage) as caught:
+                await other.builder_from_transmittable(w.to_transmittable(), lower)  # type: ignore[arg-type]
+            assert caught.value.kind == ap.UsageKind.INVALID_TIME
+        rows: Any = [(f"k{n}", n, (n % 2, n % 3), 1) for n in range(30)]
+        data = await built(other, w.to_transmittable(), rows, (0, 0), (5, 5))  # type: ignore[arg-type]
+        await w.compare_and_append_batch([await w.batch_from_transmittable(data)], (0, 0), (5, 5))
+    async with other.reader("t", schema) as r, r.snapshot((1, 1)) as s:
+        expected = sorted((k, v, d) for k, v, (a, b), d in rows if a <= 1 and b <= 1)
+        assert await s.rows() == expected
+
+
+async def test_the_rules_of_builders(place: Place) -> None:
+    client, other = await place.client(), await place.client()
+    async with client.writer("t", SCHEMA) as w:
+        async with other.builder_from_transmittable(w.to_transmittable(), 5) as builder:
+            assert builder.lower == ap.Antichain(5)
+            with pytest.raises(ap.InvalidUsage) as caught:
+                await builder.add("a", 1, 4, 1)
+            assert caught.value.kind == ap.UsageKind.UPDATE_NOT_BEYOND_LOWER
+            with pytest.raises(ap.InvalidUpdate):
+                await builder.add("a", "x", 5, 1)
+            await builder.add("a", 1, 5, 1)
+            with pytest.raises(ap.InvalidUsage) as caught:
+                await builder.finish(5)
+            assert caught.value.kind == ap.UsageKind.UPDATE_BEYOND_UPPER
+
+
+# --- schemas --------------------------------------------------------------------------------------------
+
+
+class V1(BaseModel):
+    name: str
+
+
+class V2(BaseModel):
+    name: str
+    age: int | None = None
+
+
+ONE, TWO = ap.Schema(key=str, val=V1), ap.Schema(key=str, val=V2)
+
+
+async def test_the_schema_is_the_writers(place: Place) -> None:
+    """Goal: also one that is newer than what the other process has seen; given, it must be one of the
+    shard's."""
+    client, other = await place.client(), await place.client()
+    async with client.writer("t", ONE) as old:
+        await other.schema("t")
+        await client.compare_and_evolve_schema("t", 0, TWO)
+        async with client.writer("t", TWO) as new:
+            found = []
+            for number, (w, schema, val) in enumerate(
+                [
+                    (old, None, {"name": "a"}),
+                    (old, ONE, V1(name="b")),
+                    (new, None, {"name": "c", "age": 3}),
+                    (new, TWO, V2(name="d", age=4)),
+                    (new, ONE, V1(name="e")),
+                ]
+            ):
+                told = w.to_transmittable()
+                async with other.builder_from_transmittable(told, 0, schema) as builder:
+                    await builder.add(f"k{number}", val, 0, 1)
+                    found.append((await builder.finish(1)).to_transmittable())
+            for wrong in (SCHEMA, ap.Schema(key=bytes, val=V2)):
+                with pytest.raises(ap.CodecMismatch):
+                    await other.builder_from_transmittable(new.to_transmittable(), 0, wrong)
+            batches = [await new.batch_from_transmittable(data) for data in found]
+            await new.compare_and_append_batch(batches, 0, 1)
+    async with other.reader("t", TWO) as r, r.snapshot() as s:
+        rows = [(val.name, val.age) for _, val, _ in await s.rows()]
+        assert rows == [("a", None), ("b", None), ("c", 3), ("d", 4), ("e", None)]
+
+
+# --- the life of the writer -------------------------------------------------------------------------------
+
+
+async def test_a_writer_that_was_closed(place: Place) -> None:
+    """Goal: nothing can be staged, restored or appended any more; its blobs are the sweep's, and only
+    then."""
+    client, other = await place.client(), await place.client()
+    w = await client.writer("t", SCHEMA)
+    told = w.to_transmittable()
+    first = await built(other, told, some_rows(1), 0, 1)
+    second = await built(other, told, some_rows(2, 1), 0, 9)
+    third = await built(other, told, some_rows(3), 0, 1)
+    async with other.writer("t", SCHEMA) as v:
+        await v.compare_and_append_batch([await v.batch_from_transmittable(first)], 0, 1)
+        committed = {part.key for b in (await v._shard.open()).batches.values() for part in b.parts}
+        early = await v.batch_from_transmittable(second)
+        assert not await swept(other)
+        await w.aclose()
+        with pytest.raises(ap.InvalidUsage):
+            w.to_transmittable()
+        with pytest.raises(ap.BatchExpired):
+            await other.builder_from_transmittable(told, 0)
+        with pytest.raises(ap.BatchExpired):
+            await v.batch_from_transmittable(third)
+        with pytest.raises(ap.BatchExpired):
+            await v.compare_and_append_batch([early], 1, 2)
+        early._is_elsewhere()
+        leaked = await swept(other)
+        assert leaked
+        assert not leaked & committed
+        assert await place.parts() == committed
+    model = Model()
+    model.append(some_rows(1), [0], [1])
+    assert await contents(other) == model.contents(0)
+    await is_sound(other)
+
+
+async def test_a_writer_that_ends_while_a_batch_is_built(place: Place) -> None:
+    client, other = await place.client(), await place.client()
+    w = await client.writer("t", SCHEMA)
+    v = await place.stack.enter_async_context(other.writer("t", SCHEMA))
+    async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
+        await builder.extend(some_rows(1))
+        await w.aclose()
+        await builder.extend(some_rows(2))
+        batch = await builder.finish(1)
+    with pytest.raises(ap.BatchExpired):
+        await v.compare_and_append_batch([batch], 0, 1)
+    assert await v.fetch_recent_upper() == ap.Antichain(0)
+    batch._is_elsewhere()
+    assert await swept(client)
+    assert not await place.parts()
+
+
+async def test_a_builder_keeps_the_writer_alive(place: Place) -> None:
+    """Goal: who builds renews, though the process that registered the writer is suspended or dead."""
+    client, other = await place.client(writer_lease_s=0.5), await place.client()
+    w = await client.writer("t", SCHEMA)
+    w._session.registration.stop()  # the process is gone
+    async with other.writer("t", SCHEMA) as v:
+        async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
+            for n in range(10):
+                await builder.extend(some_rows(n))
+                await asyncio.sleep(0.1)
+                await v.compare_and_append([], 0, 0)  # expires what is overdue
+            batch = await builder.finish(1)
+        await v.compare_and_append_batch([batch], 0, 1)
+    model = Model()
+    model.append([row for n in range(10) for row in some_rows(n)], [0], [1])
+    assert await contents(other) == model.contents(0)
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "left"])
+async def test_a_builder_that_is_done_lets_the_writer_go(place: Place, finished: bool) -> None:
+    """Goal: the writer of a process that died does not live for ever because some process once built a
+    batch."""
+    client, other = await place.client(writer_lease_s=0.4), await place.client()
+    w = await client.writer("t", SCHEMA)
+    w._session.registration.stop()
+    async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
+        await builder.extend(some_rows(1))
+        if finished:
+            (await builder.finish(1)).to_transmittable()
+    await asyncio.sleep(0.7)
+    async with other.writer("t", SCHEMA) as v:
+        await v.compare_and_append([], 0, 0)  # expires what is overdue
+        assert list(await writers(other)) == [v.writer_id]
+
+
+async def test_opening_renews_what_is_overdue_soon(place: Place) -> None:
+    """Goal: the lease is the writer's own, not that of this process; a commit at most once a quarter."""
+    client, other = await place.client(writer_lease_s=100.0), await place.client(writer_lease_s=10.0)
+    w = await client.writer("t", SCHEMA)
+
+    async def heard() -> float:
+        return float((await writers(other))[w.writer_id].heartbeat)
+
+    begun = await heard()
+    place.clock.ahead_s += 20
+    await built(other, w.to_transmittable(), some_rows(1), 0, 1)
+    assert await heard() == begun
+    place.clock.ahead_s += 10
+    await built(other, w.to_transmittable(), some_rows(1), 0, 1)
+    assert await heard() >= begun + 30
+
+
+async def test_a_lease_that_ran_out(place: Place) -> None:
+    client, other = await place.client(), await place.client()
+    w = await client.writer("t", SCHEMA)
+    told = w.to_transmittable()
+    place.clock.ahead_s += 3601
+    async with other.writer("t", SCHEMA) as v:
+        await v.compare_and_append([], 0, 0)
+        with pytest.raises(ap.BatchExpired):
+            await other.builder_from_transmittable(told, 0)
+        await w.fetch_recent_upper()
+        await w.compare_and_append(some_rows(1), 0, 1)  # it registers anew
+        data = await built(other, w.to_transmittable(), some_rows(2, 1), 1, 2)
+        await w.compare_and_append_batch([await w.batch_from_transmittable(data)], 1, 2)
+    await is_sound(other)
+
+
+async def test_a_writer_that_builds_many_batches_itself(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: while the handle is open, what was staged under it can be appended, whatever it does itself."""
+    monkeypatch.setattr("aiopersist.write.session.BATCHES_MAX", 2)
+    client, other = await place.client(writer_lease_s=0.4), await place.client()
+    async with client.writer("t", SCHEMA) as w:
+        data = await built(other, w.to_transmittable(), some_rows(1), 0, 1)
+        await other.aclose()
+        for _ in range(3):
+            await (await w.batch(some_rows(2), 0, 1)).delete()
+        await asyncio.sleep(0.3)
+        batch = await w.batch_from_transmittable(data)
+        await w.compare_and_append_batch([batch], 0, 1)
+
+
+# --- what is left behind ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["left", "failed", "cancelled", "finish refused"])
+async def test_a_builder_without_a_batch_deletes_its_parts(place: Place, how: str) -> None:
+    client, other = await place.client(), await place.client()
+    async with client.writer("t", SCHEMA) as w:
+
+        async def build() -> None:
+            async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
+                for n in range(8):
+                    await builder.extend(some_rows(n))
+                assert await place.parts()
+                if how == "failed":
+                    raise OSError("the task has failed")
+                if how == "cancelled":
+                    await asyncio.sleep(60)
+                if how == "finish refused":
+                    await builder.finish(0)
+
+        task = asyncio.create_task(build())
+        if how == "cancelled":
+            while not await place.parts():
+                await asyncio.sleep(0.01)
+            task.cancel()
+        await asyncio.wait([task])
+        task.cancelled() or task.exception()
+        assert await place.parts_are(set())
+
+
+async def test_any_interleaving_with_sweeps(place: Place) -> None:
+    """Goal: however builders, appends, ends of writers and sweeps follow each other, what is committed stays,
+    and what is left at the end is all swept."""
+    chance, model = random.Random(7), Model()
+    client = await place.client()
+    workers = [await place.client() for _ in range(2)]
+    v = await place.stack.enter_async_context(client.writer("t", SCHEMA))
+    open_writers: list[Any] = []
+    staged: list[tuple[Any, bytes, Rows]] = []
+    for step in range(100):
+        act = chance.choice(["writer", "build", "build", "build", "append", "append", "end", "sweep"])
+        upper: Any = v.upper.time
+        if act == "writer" or not open_writers:
+            open_writers.append(await chance.choice(workers).writer("t", SCHEMA))
+        elif act == "build":
+            w = chance.choice(open_writers)
+            rows = some_rows(step, upper)
+            staged.append(
+                (w, await built(chance.choice(workers), w.to_transmittable(), rows, upper, upper + 1), rows)
+            )
+        elif act == "append" and staged:
+            w, data, rows = staged.pop(chance.randrange(len(staged)))
+            lower = min(t for _, _, t, _ in rows)
+            try:
+                batch = await v.batch_from_transmittable(data)
+            except ap.BatchExpired:
+                assert w not in open_writers
+                continue
+            assert w in open_writers
+            if lower < upper:  # it came late
+                batch.rewrite_ts(upper, upper + 1)
+                rows = [(k, n, upper, d) for k, n, _, d in rows]
+            await v.compare_and_append_batch([batch], upper, upper + 1)
+            model.append(rows, [upper], [upper + 1])
+        elif act == "end":
+            w = open_writers.pop(chance.randrange(len(open_writers)))
+            await w.aclose()
+            await commit(v._shard.register, ExpireWriter(w.writer_id), Slot())
+        elif act == "sweep":
+            mine = {w.writer_id for w in open_writers}
+            state = await v._shard.open()
+            named = {part.key for batch in state.batches.values() for part in batch.parts}
+            gone = await swept(client)
+            assert not gone & named
+            assert not {key for key in gone if ap.BlobKey.parse(key).writer in mine}
+        if model.updates:
+            assert await contents(client) == model.contents(model.upper[0] - 1)
+    assert len(model.updates) > 100
+    for w in open_writers:
+        await w.aclose()
+        await commit(v._shard.register, ExpireWriter(w.writer_id), Slot())
+    assert await swept(client)
+    state = await v._shard.open()
+    assert await place.parts() == {p.key for b in state.batches.values() for p in b.parts if p.key}
+    await is_sound(client)
+
+
+# --- what names no writer
+# ------------------------------------------------------------------------------------
+
+
+async def test_garbage_is_refused(place: Place) -> None:
+    client = await place.client()
+    async with client.writer("t", SCHEMA) as w:
+        told, batch = w.to_transmittable(), await w.batch(some_rows(1), 0, 1)
+        others: list[Any] = [batch.to_transmittable(), b"", b"\n", b"x", told + b" ", told.decode(), None, 3]
+        value = WRITER.open(told, TransmittedWriter)
+        others += [WRITER.seal(value.replace(shard="t")), WRITER.seal(value.replace(schema_id=7))]
+        for at in range(len(told)):
+            others += [told[:at], told[:at] + bytes([told[at] ^ 1]) + told[at + 1 :]]
+        for data in others:
+            with pytest.raises(ap.InvalidUpdate):
+                await client.builder_from_transmittable(data, 0)
+        with pytest.raises(ap.BatchExpired):
+            await client.builder_from_transmittable(WRITER.seal(value.replace(writer="w0")), 0)
+        with pytest.raises(ap.InvalidUpdate):
+            await w.batch_from_transmittable(told)
+        async with ap.open("mem://", maintenance=False) as elsewhere:
+            with pytest.raises(ap.UnknownShard):
+                await elsewhere.builder_from_transmittable(told, 0)
+        await client.drop("t")
+        with pytest.raises((ap.ShardFinalized, ap.UnknownShard)):
+            await client.builder_from_transmittable(told, 0)
+
+
+# --- other processes ---------------------------------------------------------------------------------------
+
+WORKER = """
+import asyncio, sys
+import aiopersist as ap
+
+blob, consensus, number = *sys.argv[1:3], int(sys.argv[3])
+LIMITS = ap.Settings(inline_writes_single_max_bytes=0, blob_target_size=400)
+
+
+async def main():
+    told = bytes.fromhex(sys.stdin.readline())
+    async with ap.open(blob=blob, consensus=consensus, settings=LIMITS, maintenance=False) as client:
+        async with client.builder_from_transmittable(told, 0) as builder:
+            for n in range(100):
+                await builder.add(f"k{number}-{n}", n, 0, 1)
+            if number == 0:  # it is killed here
+                while not builder.parts_finished:
+                    await builder.add("more", 1, 0, 1)
+                print("ready", flush=True)
+                await asyncio.sleep(60)
+            batch = await builder.finish(1)
+        print(batch.to_transmittable().hex(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_processes_build_and_one_is_killed(tmp_path: Path) -> None:
+    """Goal: what it left is kept while the writer lives, and swept afterwards; the others' batches are
+    whole."""
+    urls = f"file://{tmp_path}/blob?fsync=off", f"sqlite://{tmp_path}/state.db"
+    async with ap.open(blob=urls[0], consensus=urls[1], maintenance=False) as client:
+        w = await client.writer("t", SCHEMA)
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, *urls, str(number)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(3)
+        ]
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write(w.to_transmittable().hex() + "\n")
+            process.stdin.flush()
+        killed = running[0]
+        assert killed.stdout is not None
+        assert await asyncio.to_thread(killed.stdout.readline) == "ready\n"
+        killed.send_signal(signal.SIGKILL)
+        answers = await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in running))
+        assert [process.returncode for process in running] == [-signal.SIGKILL, 0, 0]
+        batches = [await w.batch_from_transmittable(bytes.fromhex(out)) for out, _ in answers[1:]]
+        await w.compare_and_append_batch(batches, 0, 1)
+        assert not await swept(client)
+        await w.aclose()
+        leaked = await swept(client)
+        assert leaked
+        assert not await swept(client)
+        expected = sorted((f"k{number}-{n}", n, 1) for number in (1, 2) for n in range(100))
+        assert await contents(client) == expected
+        await is_sound(client)
