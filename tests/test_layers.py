@@ -32,7 +32,8 @@ ORDER = (
     ("more",),
     ("client",),
     ("inspect",),
-    ("spark", "cli", "web"),
+    ("spark", "web"),
+    ("cli",),
 )
 LAYERS = {name: layer for layer, names in enumerate(ORDER) for name in names}
 

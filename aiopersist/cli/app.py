@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from aiopersist.cli import demo as demo_
-from aiopersist.cli import demo_indexed
+from aiopersist.cli import demo_indexed, demo_spark
 from aiopersist.cli import maintain as maintain_
 from aiopersist.cli.git import GitError
 from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
@@ -36,11 +36,17 @@ def demo(
     indexed: Annotated[
         bool, typer.Option("--indexed", help="By author date, one stream per top-level folder.")
     ] = False,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Loaded, read back and compacted by Spark jobs; needs Java.")
+    ] = False,
 ) -> None:
     """Store the history of a git repository, follow it live, and check it against git."""
     _check_place(location, blob, consensus)
     options = demo_.Options(repo, location, blob, consensus, limit)
-    _run((demo_indexed.run if indexed else demo_.run)(options, Console()))
+    if indexed and spark:
+        _stop("--indexed and --spark are two demos", CANNOT_BEGIN)
+    run = demo_indexed.run if indexed else demo_spark.run if spark else demo_.run
+    _run(run(options, Console()))
 
 
 @app.command()
