@@ -5,6 +5,7 @@
 
 from aiopersist import stash
 from aiopersist.client import Client, open  # noqa: A004  # `ap.open`
+from aiopersist.compact.shared import SharedCompaction
 from aiopersist.data.codec import Codec, Schema
 from aiopersist.data.stats import ColumnStats
 from aiopersist.data.updates import Update, Updates
@@ -41,6 +42,7 @@ from aiopersist.maintenance.rounds import MaintenanceRound
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.leased import LeasedPart
 from aiopersist.read.listen import Listen, Progress, Step
+from aiopersist.read.shared import SharedRead
 from aiopersist.read.since import SinceHandle
 from aiopersist.read.snapshot import Snapshot, SnapshotStats
 from aiopersist.settings import Settings, UntrimmableColumns
@@ -108,6 +110,8 @@ __all__ = [
     "ShardFinalized",
     "ShardId",
     "ShardView",
+    "SharedCompaction",
+    "SharedRead",
     "SinceHandle",
     "SinceViolation",
     "Snapshot",

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.examples import ROOT, pages, program
+from tests.examples import ROOT, needs_spark, pages, program
 
 pytest.importorskip("aiopersist.client")
 
 
 @pytest.mark.blocks_loop  # with its imports
-@pytest.mark.parametrize("name", pages())
+@pytest.mark.parametrize("name", [name for name, code in pages().items() if not needs_spark(code)])
 async def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("APP_STASH", f"sqlite://{tmp_path}/app.db")  # what a page wants to be given
