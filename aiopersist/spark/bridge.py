@@ -7,6 +7,7 @@ and no more. So the bridge belongs to a process id: after a fork there is a new 
 
 import atexit
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from threading import Lock, Thread
@@ -34,6 +35,7 @@ class Bridge:
         Thread(target=anyio.run, args=(_serve, ready), name="aiopersist", daemon=True).start()
         self._portal = ready.result()
         self._clients: dict[tuple[Place, bool], Future[Client]] = {}
+        self._users: Counter[tuple[Place, bool]] = Counter()
         self._lock = Lock()
         self.kept: dict[Any, Any] = {}
         """What tasks of this process keep for the next."""
@@ -56,6 +58,22 @@ class Bridge:
                 found = self._clients[key] = self._portal.start_task_soon(_open, place, maintenance)
         return found.result()
 
+    def acquire(self, place: Place, *, maintenance: bool) -> Client:
+        """The same, for one who releases it."""
+        client = self.client(place, maintenance=maintenance)
+        with self._lock:
+            self._users[place, maintenance] += 1
+        return client
+
+    def release(self, place: Place, *, maintenance: bool) -> None:
+        """One user less; the last one closes it, and what it opened."""
+        key = (place, maintenance)
+        with self._lock:
+            self._users[key] -= 1
+            found = self._clients.pop(key, None) if not self._users[key] else None
+        if found is not None:
+            self.run(found.result().aclose)
+
     def iterate(self, items: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
         """The items, one after the other; while one is used the next is computed."""
         opened = self.run(_begin, items)
@@ -68,13 +86,6 @@ class Bridge:
             coming.cancel()
             if (close := getattr(opened, "aclose", None)) is not None:
                 self.run(close)
-
-    def close(self, place: Place, *, maintenance: bool) -> None:
-        """Close the client of that place, and what it opened."""
-        with self._lock:
-            found = self._clients.pop((place, maintenance), None)
-        if found is not None and found.exception() is None:
-            self.run(found.result().aclose)
 
     def close_all(self) -> None:
         """Close all clients; what does not end in time is left to its leases."""

@@ -52,9 +52,8 @@ def connect(
 
     `InvalidLocation` at once for what cannot be used, `StorageUnavailable` for what cannot be reached."""
     place = Place.of(location, blob, consensus, settings)
-    bridge().client(place, maintenance=maintenance)
     register(spark)
-    return SparkClient(spark, place, maintenance)
+    return SparkClient(spark, place, bridge().acquire(place, maintenance=maintenance), maintenance)
 
 
 def register(spark: "SparkSession") -> None:
@@ -69,9 +68,10 @@ class SparkClient:
     """See the header. Blocking calls, for any thread; those that begin with `a` are coroutines of the same,
     for a driver that is itself asyncio. Close it when its DataFrames are no longer used."""
 
-    def __init__(self, spark: "SparkSession", place: Place, maintenance: bool) -> None:
+    def __init__(self, spark: "SparkSession", place: Place, client: Client, maintenance: bool) -> None:
         self._spark = spark
         self._place = place
+        self._shared = client
         self._maintenance = maintenance
         self._reads: list[SharedRead] = []
         self._closed = False
@@ -189,7 +189,8 @@ class SparkClient:
                     return done
                 pieces = found.run(claimed.pieces, parallelism or cores(self._spark))
                 jobs = [(self._place, piece) for piece in pieces]
-                done |= found.run(claimed.apply, for_each(self._spark, tasks.compact, jobs))
+                results = tasks.granted(for_each(self._spark, tasks.compact, jobs))
+                done |= found.run(claimed.apply, results)
             finally:
                 found.run(claimed.aclose)
 
@@ -228,12 +229,13 @@ class SparkClient:
         """Let go of everything. Idempotent."""
         if not self._closed:
             self._closed = True
-            bridge().close(self._place, maintenance=self._maintenance)
+            self.release()
+            bridge().release(self._place, maintenance=self._maintenance)
 
     def _client(self) -> Client:
         if self._closed:
             raise InvalidUsage(UsageKind.CLOSED, "the client is closed")
-        return bridge().client(self._place, maintenance=self._maintenance)
+        return self._shared
 
     def __enter__(self) -> "SparkClient":
         return self

@@ -17,7 +17,7 @@ from aiopersist.spark.columns import Columns
 from aiopersist.spark.options import Options, invalid
 from aiopersist.spark.place import Place
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.tasks import Staged
+from aiopersist.spark.tasks import Refused, Staged, refusing
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -92,11 +92,11 @@ def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 class StagedMessage(WriterCommitMessage):
     """What a task tells the committer."""
 
-    staged: Staged
+    result: Staged | Refused
     query: str | None = None
     """The id of the streaming query."""
 
 
-def run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[Staged]:
+def run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[Staged | Refused]:
     """One after the other: a committer has no tasks of Spark's."""
-    return [work(*job) for job in jobs]
+    return [refusing(work, *job) for job in jobs]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiopersist.data.lazy import pa
 from aiopersist.runtime import SYSTEM
+from aiopersist.spark.tasks import Refused, refusing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +45,9 @@ def cores(spark: "SparkSession") -> int:
         return TASKS_UNKNOWN
 
 
-def for_each(spark: "SparkSession", work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+def for_each(
+    spark: "SparkSession", work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]
+) -> list[T | Refused]:
     """`work(*job)` of each job, each as one task; the results of one attempt of each, in no order."""
     if not jobs:
         return []
@@ -53,16 +56,16 @@ def for_each(spark: "SparkSession", work: Callable[..., T], jobs: Sequence[tuple
     def run(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield _sealed(work(*jobs[number]))
+                yield _sealed(refusing(work, *jobs[number]))
 
     return collected(numbers.mapInArrow(run, RESULT))
 
 
-def for_each_partition(df: "DataFrame", work: "Callable[[Iterator[pa.RecordBatch]], T]") -> list[T]:
+def for_each_partition(df: "DataFrame", work: "Callable[[Iterator[pa.RecordBatch]], T]") -> list[T | Refused]:
     """`work` of the batches of each partition; the results of one attempt of each, in no order."""
 
     def run(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        yield _sealed(work(batches))
+        yield _sealed(refusing(work, batches))
 
     return collected(df.mapInArrow(run, RESULT))
 

@@ -49,6 +49,7 @@ from aiopersist.spark.partitions import (
 from aiopersist.spark.place import Place
 from aiopersist.spark.sessions import arrow_schema, struct_type
 from aiopersist.spark.streams import StreamReader, StreamWriter
+from aiopersist.spark.tasks import refusing
 from aiopersist.spark.write import Begun, Job, WriteSpec, begin
 
 if TYPE_CHECKING:
@@ -149,14 +150,15 @@ class Writer(DataSourceArrowWriter):
         return cls(place, begun, grant, options.integer("parallelism", TASKS, 1) or TASKS)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return StagedMessage(tasks.stage(self._place, self._grant, self._begun.layout, iterator))
+        layout = self._begun.layout
+        return StagedMessage(refusing(tasks.stage, self._place, self._grant, layout, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = bridge()
         client = found.client(self._place)
-        staged = [message.staged for message in messages if isinstance(message, StagedMessage)]
+        results = [message.result for message in messages if isinstance(message, StagedMessage)]
         job = Job(found, client, self._place, self._begun, run_here, self._tasks)
-        job.commit(staged)
+        job.commit(results)
         found.run(_release, client, self._grant)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

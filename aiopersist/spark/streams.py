@@ -244,13 +244,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         from pyspark import TaskContext
 
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
+        return StagedMessage(tasks.refusing(self._stage, iterator), query)
+
+    def _stage(self, iterator: Iterator[Any]) -> tasks.Staged:
         client, found = tasks.worker_client(self._place), bridge()
         begun = found.run(begin, client, self._frame, self._spec)
         writer = tasks.process_writer(self._place, self._spec.shard, begun.schema)
-        builder = found.run(tasks.own_builder, writer)
-        context = TaskContext.get()
-        query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-        return StagedMessage(tasks.staged_by(builder, begun.layout, iterator), query)
+        return tasks.staged_by(found.run(tasks.own_builder, writer), begun.layout, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         told = [message for message in messages if isinstance(message, StagedMessage)]
@@ -263,7 +265,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         client = found.client(self._place)
         begun = found.run(begin, client, self._frame, self._spec._replace(txn=(app, batchId)))
         job = Job(found, client, self._place, begun, run_here, self._tasks)
-        job.commit([message.staged for message in told])
+        job.commit([message.result for message in told])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Also called after `commit` raised or died: deletes nothing. What was staged is the sweep's once the

@@ -7,13 +7,13 @@ gone.
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from aiopersist.client import Client
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa, pc
-from aiopersist.errors import InvalidUpdate
+from aiopersist.errors import DiffOverflow, Error, InvalidUpdate, InvalidUsage
 from aiopersist.frontier import TIME_MAX
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
@@ -25,6 +25,7 @@ from aiopersist.write.handle import WriteHandle
 if TYPE_CHECKING:
     import polars as pl
 
+T = TypeVar("T")
 Writer: TypeAlias = WriteHandle[Any, Any]
 
 THREADS = "POLARS_MAX_THREADS"
@@ -40,6 +41,31 @@ class Staged(NamedTuple):
     """The least time of its updates, if there are any."""
     last: int = 0
     """The greatest."""
+
+
+class Refused(NamedTuple):
+    """What a task gives in place of its result, if no other attempt could do better: so Spark does not repeat
+    it, and the driver raises what it was."""
+
+    error: Error
+
+
+def refusing(work: Callable[..., T], *args: Any) -> T | Refused:
+    """`work(*args)`, or why it can never be done."""
+    try:
+        return work(*args)
+    except (InvalidUpdate, InvalidUsage, DiffOverflow) as error:
+        return Refused(error)
+
+
+def granted(results: "Iterable[T | Refused]") -> list[T]:
+    """The results, unless one was refused: then that is raised."""
+    found: list[T] = []
+    for result in results:
+        if isinstance(result, Refused):
+            raise result.error
+        found.append(result)
+    return found
 
 
 def worker_client(place: Place) -> Client:

@@ -23,7 +23,7 @@ from aiopersist.spark.bridge import Bridge
 from aiopersist.spark.columns import invalid, sources
 from aiopersist.spark.place import Place
 from aiopersist.spark.rows import Layout, Special, schema_of
-from aiopersist.spark.tasks import Staged
+from aiopersist.spark.tasks import Refused, Staged, granted
 from aiopersist.write.batch import Batch, discard_all
 from aiopersist.write.checks import Txn, check_txn
 from aiopersist.write.handle import WriteHandle
@@ -32,7 +32,8 @@ from aiopersist.write.transmit import decode
 APPEND, OVERWRITE, UPSERT = "append", "overwrite", "upsert"
 
 Writer: TypeAlias = WriteHandle[Any, Any]
-Run = Callable[[Callable[..., Staged], Sequence[tuple[Any, ...]]], list[Staged]]
+Results: TypeAlias = Sequence[Staged | Refused]
+Run = Callable[[Callable[..., Staged], Sequence[tuple[Any, ...]]], Results]
 """Runs a task for each tuple of arguments, somewhere."""
 
 
@@ -119,14 +120,15 @@ class Job:
         self._run = run
         self._tasks = n
 
-    def commit(self, staged: Sequence[Staged]) -> int:
+    def commit(self, results: Results) -> int:
         """Append it all, once; the time at which it is complete. Whatever it raises, nothing was appended,
         and what was staged is deleted; but after `Indeterminate` nobody knows."""
         run = self._bridge.run
         writer = run(_open_writer, self._client, self._begun)
         try:
-            batches = run(_restored, writer, staged)
+            batches = run(_restored, writer, results)
             try:
+                staged = granted(results)
                 if self._spec.mode != APPEND:
                     return self._replace(writer, batches, staged)
                 if self._spec.time is None:
@@ -146,11 +148,13 @@ class Job:
             read = run(self._contents_before, upper)
             try:
                 retractions: list[Batch] = []
+                done: Results = ()
                 if read is not None:
                     pieces = run(self._pieces, read, staged)
                     done = self._run(tasks.retract, [(self._place, grant, *piece) for piece in pieces])
                     retractions = run(_restored, writer, done)
                 try:
+                    granted(done)
                     return run(_append_at, writer, [*batches, *retractions], upper, self._spec.txn)
                 except UpperMismatch as error:
                     if error.current == Antichain():
@@ -208,12 +212,14 @@ async def _open_writer(client: Client, begun: Begun) -> Writer:
     return await client.writer(begun.spec.shard, begun.schema)
 
 
-async def _restored(writer: Writer, staged: Sequence[Staged]) -> list[Batch]:
+async def _restored(writer: Writer, results: Results) -> list[Batch]:
+    """The batches of those tasks that have one."""
     batches: list[Batch] = []
     try:
-        for one in staged:
-            batch = await writer.batch_from_transmittable(one.batch)
-            batches.append(batch)
+        for one in results:
+            if isinstance(one, Staged):
+                batch = await writer.batch_from_transmittable(one.batch)
+                batches.append(batch)
     except BaseException:
         await discard_all(batches)
         raise
