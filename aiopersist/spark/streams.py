@@ -137,6 +137,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for _, read in self._reads:
             bridge().run(read.aclose)
         self._reads = []
+        if self._hold is not None:
+            bridge().run(self._hold.aclose)  # a named one is left to its lease
 
     def _client(self) -> Client:
         return bridge().client(self._place)
