@@ -1,0 +1,46 @@
+"""Goal: under Spark Connect the engine and `format("aiopersist")`, registered by `connect`, do the same."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.spark.conftest import need_spark
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+from aiopersist.spark import connect
+
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+assert ".connect." in type(spark).__module__
+rows = [(n, f"name {n % 7}", n / 2) for n in range(300)]
+df = spark.createDataFrame(rows, "id long, name string, x double").repartition(3)
+with connect(spark, sys.argv[1]) as sc:
+    assert sc.write_df(df, "orders", keys=["id"]) == 0
+    assert sorted(map(tuple, sc.snapshot_df("orders").collect())) == rows
+    more = spark.createDataFrame([(1, "new", 0.0), (300, "more", 1.0)], df.schema)
+    assert sc.write_df(more, "orders", mode="upsert") == 1
+    assert {(row.id, row._diff) for row in sc.changes_df("orders", 1).collect()} == {(1, -1), (1, 1), (300, 1)}
+    assert sc.compact("orders")
+    read = spark.read.format("aiopersist").option("location", sys.argv[1]).load("orders")
+    assert read.count() == 301
+    more.write.format("aiopersist").option("location", sys.argv[1]).mode("overwrite").save("orders")
+    assert sc.snapshot_df("orders").count() == 2
+spark.stop()
+print("done")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_everything_under_connect(place: str) -> None:
+    need_spark()
+    if importlib.util.find_spec("grpc") is None:
+        pytest.skip("pyspark[connect] is not here")
+    env = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, place], env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.splitlines()[-1].endswith("done")
