@@ -10,6 +10,8 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -42,7 +44,12 @@ class Bridge:
 
     def run(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """The result of `work(*args)`, run in the loop; cancelled there if this thread is interrupted."""
-        return _result(self._portal.start_task_soon(work, *args))
+        future = self._portal.start_task_soon(work, *args)
+        calls = _calls.get()
+        if calls is None:
+            return _result(future)
+        with calls.waiting(future):
+            return _result(future)
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
         """The result of `work(*args)`, which does not wait, called in the loop."""
@@ -103,6 +110,34 @@ class Bridge:
                 future.cancel()
 
 
+class Calls:
+    """What a thread waits for in the loop, so that another can cancel it: all that runs `with` it."""
+
+    def __init__(self) -> None:
+        self._futures: set[Future[Any]] = set()
+
+    def __enter__(self) -> None:
+        self._before = _calls.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _calls.reset(self._before)
+
+    @contextmanager
+    def waiting(self, future: "Future[Any]") -> Iterator[None]:
+        """`future` is waited for."""
+        self._futures.add(future)
+        try:
+            yield
+        finally:
+            self._futures.discard(future)
+
+    def cancel(self) -> None:
+        """Cancel what is waited for now."""
+        for future in list(self._futures):
+            future.cancel()
+
+
+_calls: ContextVar[Calls | None] = ContextVar("calls", default=None)
 _bridges: dict[int, Bridge] = {}
 _beginning = Lock()
 

@@ -5,6 +5,7 @@ misspelt option must not be a silent other result.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,10 @@ STREAM_READ = WHERE | {
 STREAM_WRITE = WHERE | {"time", "diff", "keys", "apply", "txnappid", "parallelism"}
 SPARKS_OWN = {"checkpointlocation", "queryname"}  # told to sinks though they are not for them
 
+LOST = (
+    "saveAsTable, writeTo and CREATE TABLE lose their options: use CREATE TEMPORARY VIEW ... USING "
+    "aiopersist OPTIONS (...)"
+)
 LEASE_S = 24 * 3600.0
 SHOWN = {"asof": "as_of", "keyrange": "key_range", "leases": "lease_s", "holdname": "hold_name"}
 
@@ -61,6 +66,10 @@ class Options:
     @property
     def place(self) -> Place:
         """Where the shards lie."""
+        if self._given.keys().isdisjoint({"location", "blob", "consensus"}):
+            names = [f"AIOPERSIST_{name}" for name in ("LOCATION", "BLOB", "CONSENSUS")]
+            if not any(map(os.environ.get, names)):
+                raise invalid(f"no location: give option location, or set {names[0]}. {LOST}")
         location, blob, consensus = map(self._given.get, ("location", "blob", "consensus"))
         return Place.of(location, blob, consensus)
 
@@ -68,10 +77,7 @@ class Options:
     def shard(self) -> str:
         found = self._given.get("path")
         if not found:
-            raise invalid(
-                'no shard: name it by load("..."), save("...") or OPTIONS (path "..."). saveAsTable, writeTo '
-                "and CREATE TABLE lose their options: use CREATE TEMPORARY VIEW ... USING aiopersist OPTIONS"
-            )
+            raise invalid(f'no shard: name it by load("..."), save("...") or OPTIONS (path "..."). {LOST}')
         return found
 
     def text(self, name: str) -> str | None:
@@ -122,7 +128,7 @@ class Options:
             raise invalid(f'option key_range={value!r} is no JSON list of two, as ["a", "m"]') from e
         return lower, upper
 
-    def write_spec(self, *, overwrite: bool) -> WriteSpec:
+    def write_spec(self, *, overwrite: bool, streaming: bool = False) -> WriteSpec:
         """What is to be written how. A time that is a number is the time of all updates; else it names a
         column."""
         mode = self._given.get("apply", "insert").lower()
@@ -131,6 +137,8 @@ class Options:
         if overwrite and mode == UPSERT:
             raise invalid("apply=upsert replaces rows by their keys: use mode append")
         app, version = self._given.get("txnappid"), self.integer("txnversion")
+        if (app is None) is not (version is None) and not streaming:
+            raise invalid("options txn_app_id and txn_version need each other")
         time = self._given.get("time")
         return WriteSpec(
             shard=self.shard,

@@ -27,8 +27,8 @@ TASKS = 8  # hooks cannot see how much Spark runs at once
 
 def stored_schema(options: Options) -> Schema[Any, Any, Any]:
     """The current schema of the shard."""
-    client = bridge().client(options.place)
-    return bridge().run(client.schema, options.shard)[1]
+    shard = options.shard  # first: its error says more
+    return bridge().run(bridge().client(options.place).schema, shard)[1]
 
 
 def columns_of(options: Options, schema: Schema[Any, Any, Any]) -> Columns:
@@ -61,8 +61,14 @@ def within(options: Options, schema: Schema[Any, Any, Any]) -> Any:
 
 
 def _bound(leaf: Leaf, value: Any) -> Any:
+    is_ = pa.types
+    told_as_text = is_.is_temporal(leaf.type) or is_.is_decimal(leaf.type) or is_.is_binary(leaf.type)
     try:
-        return None if value is None else pa.scalar(value).cast(leaf.type)
+        if isinstance(value, str) and told_as_text:
+            return pa.scalar(value).cast(leaf.type)
+        if isinstance(value, bool) and not is_.is_boolean(leaf.type):
+            raise TypeError("a truth value")
+        return None if value is None else pa.scalar(value, leaf.type)
     except (pa.ArrowException, TypeError, ValueError) as e:
         raise invalid(f"option key_range: {value!r} is no {leaf.type}: {e}") from e
 

@@ -170,7 +170,8 @@ def schema_of(frame: pa.Schema, keys: Sequence[str], special: Special = NONE) ->
 def _half_of(fields: list[pa.Field], half: str, maps: dict[str, str]) -> Any:
     if not fields:
         return None
-    alone = len(fields) == 1 and fields[0].name == half
+    # a struct that is alone stays a column of its own: as the whole its fields would be the columns
+    alone = len(fields) == 1 and fields[0].name == half and not pa.types.is_struct(fields[0].type)
     shown = [(half if alone else f"{half}.{f.name}", f) for f in fields]
     stored = [f.remove_metadata().with_type(_storable(stored_type(f.type, path, maps))) for path, f in shown]
     return stored[0] if alone else pa.field(half, pa.struct(stored), nullable=False)

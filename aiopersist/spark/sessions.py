@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiopersist.data.lazy import pa
 from aiopersist.runtime import SYSTEM
+from aiopersist.spark.bridge import Calls
+from aiopersist.spark.columns import invalid
 from aiopersist.spark.tasks import Refused, refusing
 
 if TYPE_CHECKING:
@@ -17,14 +19,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RESULT = "result binary"
+NO_COUNTERPART = {"variant", "geometry", "geography", "udt", "interval"}
 TASKS_UNKNOWN = 8  # a Connect session does not tell how much it runs at once
 
 
 def arrow_schema(schema: "StructType") -> pa.Schema:
-    """The Arrow types of a DataFrame's columns."""
+    """The Arrow types of a DataFrame's columns. `INVALID_COLUMN` for one that has none, or one that does not
+    mean the same."""
+    from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema, timezone="UTC", error_on_duplicated_field_names_in_struct=True)
+    for field in schema:
+        if (kind := _without_counterpart(field.dataType)) is not None:
+            raise invalid(f"column {field.name!r} is {kind}, for which shards have no type", field.name)
+    try:
+        return to_arrow_schema(schema, timezone="UTC", error_on_duplicated_field_names_in_struct=True)
+    except PySparkException as error:
+        raise invalid(f"the columns cannot be stored: {error}", "") from error
+
+
+def _without_counterpart(t: Any) -> str | None:
+    """The type within `t` that Arrow would only have as something else."""
+    name = str(t.typeName())
+    if name in NO_COUNTERPART:
+        return name
+    inner = [f.dataType for f in t.fields] if hasattr(t, "fields") else []
+    inner += [getattr(t, part) for part in ("elementType", "keyType", "valueType") if hasattr(t, part)]
+    return next((found for found in map(_without_counterpart, inner) if found is not None), None)
 
 
 def struct_type(schema: pa.Schema) -> "StructType":
@@ -81,23 +102,37 @@ def _sealed(result: Any) -> pa.RecordBatch:
 
 async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
     """A blocking call with Spark actions, on a thread. If its caller is cancelled, its Spark jobs are, too,
-    and it is waited for."""
+    and what it waits for; and it is waited for."""
     tag = f"aiopersist-{SYSTEM.uuid()}"
+    add, remove, interrupt = _tagging(spark)
+    calls = Calls()
 
     def tagged() -> T:
-        spark.addTag(tag)
+        add(tag)
         try:
-            return call()
+            with calls:
+                return call()
         finally:
-            spark.removeTag(tag)
+            remove(tag)
 
     task = asyncio.create_task(asyncio.to_thread(tagged))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         while not task.done():
-            await asyncio.to_thread(spark.interruptTag, tag)
+            calls.cancel()
+            await asyncio.to_thread(interrupt, tag)
             await asyncio.wait([task], timeout=1)
         if not task.cancelled():
             task.exception()  # seen
         raise
+
+
+def _tagging(spark: "SparkSession") -> tuple[Callable[[str], Any], ...]:
+    """How jobs of this thread are tagged, and those of a tag cancelled from any thread: a classic session's
+    own tags are known to their threads alone."""
+    try:
+        context = spark.sparkContext
+    except Exception:  # Connect has none
+        return spark.addTag, spark.removeTag, spark.interruptTag
+    return context.addJobTag, context.removeJobTag, context.cancelJobsWithTag

@@ -34,10 +34,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from aiopersist.client import Client
-from aiopersist.errors import SinceViolation
+from aiopersist.errors import InvalidUsage, SinceViolation, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.shared import SharedRead
+from aiopersist.shard.hold import Need
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.options import LEASE_S, Options, invalid
@@ -76,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query that takes what is available now ends."""
         self._reads: list[tuple[int, SharedRead]] = []
         """Of batches that Spark has not committed: their ends, and what keeps their blobs."""
-        self._hold: ReadHandle[Any, Any] | None = None
+        self._hold: Hold | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         return {"time": self._start}
@@ -129,8 +130,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reads = [(last, read) for last, read in self._reads if last > end["time"]]
         for read in done:
             bridge().run(read.aclose)
-        if end["time"] > 0 and (hold := self._opened_hold()) is not None:
-            bridge().run(_downgrade, hold, end["time"] - 1)
+        if end["time"] > 0:
+            bridge().run(self._opened_hold().move, end["time"] - 1)
 
     def stop(self) -> None:
         """Rarely called: leases end what this does not."""
@@ -138,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bridge().run(read.aclose)
         self._reads = []
         if self._hold is not None:
-            bridge().run(self._hold.aclose)  # a named one is left to its lease
+            bridge().run(self._hold.reader.aclose)  # a named one is left to its lease
 
     def _client(self) -> Client:
         return bridge().client(self._place)
@@ -147,12 +148,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened_hold()  # before anything is planned on what it keeps
         return bridge().run(_state, self._client(), self._options.shard)
 
-    def _opened_hold(self) -> ReadHandle[Any, Any] | None:
-        name = self._options.text("holdname")
+    def _opened_hold(self) -> Hold:
         if self._hold is None:
-            lease_s = self._options.seconds("leases", LEASE_S)
-            self._hold = bridge().run(_open_hold, self._client(), self._options.shard, name, lease_s)
+            name, lease_s = self._options.text("holdname"), self._options.seconds("leases", LEASE_S)
+            self._hold = bridge().run(Hold.open, self._client(), self._options.shard, name, lease_s)
         return self._hold
+
+
+class Hold:
+    """What keeps history for the query: a named hold, which moves since as it moves; or, without a name, what
+    any listen has, which moves nothing and ends with the process."""
+
+    def __init__(self, reader: ReadHandle[Any, Any], need: Need | None) -> None:
+        self.reader = reader
+        self._need = need
+
+    @classmethod
+    async def open(cls, client: Client, shard: str, name: str | None, lease_s: float) -> Hold:
+        """At the shard's since; a named one that is there keeps its frontier."""
+        if name is not None:
+            return cls(await client.reader(shard, hold_name=name, lease_s=lease_s), None)
+        reader = await client.reader(shard)
+        while True:  # since may move until it is held
+            since = (await _state(client, shard)).since
+            try:
+                return cls(reader, await reader._shard.hold.need(since))
+            except SinceViolation:
+                continue
+
+    async def move(self, time: int) -> None:
+        """Let go of what is before `time`."""
+        if self._need is None:
+            await self.reader.downgrade_since(time)
+        else:
+            self.reader._shard.hold.check(self._need.reader)
+            self.reader._shard.hold.move(self._need, Antichain(time))
 
 
 async def _leased(client: Client, shard: str, first: int, last: int) -> SharedRead:
@@ -174,21 +204,6 @@ async def _state(client: Client, shard: str) -> State:
     return (await client._existing(shard)).state
 
 
-async def _open_hold(client: Client, shard: str, name: str | None, lease_s: float) -> ReadHandle[Any, Any]:
-    if name is not None:
-        return await client.reader(shard, hold_name=name, lease_s=lease_s)
-    while True:  # since may move until it is held
-        since = (await _state(client, shard)).since
-        try:
-            return await client.reader(shard, hold=since)
-        except SinceViolation:
-            continue
-
-
-async def _downgrade(hold: ReadHandle[Any, Any], time: int) -> None:
-    await hold.downgrade_since(time)
-
-
 def _start_of(options: Options) -> int:
     asked = (options.text("startingtime") or "snapshot").lower()
     named = {"snapshot": SNAPSHOT, "latest": LATEST, "earliest": 0}
@@ -201,9 +216,7 @@ def _start_of(options: Options) -> int:
 
 def end_of(state: State) -> int:
     """Up to where everything is complete; of a finished shard the greatest time there is."""
-    time = state.upper.time
-    assert not isinstance(time, tuple)
-    return TIME_MAX if time is None else time
+    return _time_of(state.upper)
 
 
 def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = False) -> int:
@@ -212,7 +225,7 @@ def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = Fal
     one time."""
     taken = 0.0
     for batch in state.batches.values():
-        first, last = (end_of_frontier(f) for f in (batch.lower, batch.upper))
+        first, last = (_time_of(f) for f in (batch.lower, batch.upper))
         low, high = max(first, start), min(last, end)
         size = sum(part.size for part in batch.parts) if by_bytes else batch.len
         if low >= high or not size:
@@ -224,10 +237,12 @@ def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = Fal
     return end
 
 
-def end_of_frontier(frontier: Antichain) -> int:
-    time = frontier.time
-    assert not isinstance(time, tuple)
-    return TIME_MAX if time is None else time
+def _time_of(frontier: Antichain) -> int:
+    time = frontier.elements[0] if frontier.elements else TIME_MAX
+    if isinstance(time, tuple):
+        text = "streams are of int times; this shard has product times"
+        raise InvalidUsage(UsageKind.INVALID_TIME, text)
+    return time
 
 
 # --- the sink --------------------------------------------------------------------------------------
@@ -238,7 +253,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         self._place = options.place
-        self._spec = options.write_spec(overwrite=overwrite)
+        self._spec = options.write_spec(overwrite=overwrite, streaming=True)
         self._app = options.text("txnappid")
         self._tasks = options.integer("parallelism", TASKS, 1) or TASKS
         self._frame = arrow_schema(schema)

@@ -166,9 +166,12 @@ class Job:
                     run(read.aclose)
 
     async def _contents_before(self, upper: int) -> SharedRead | None:
-        """What there is to retract; `None` where there is nothing, or it was done before."""
-        if not upper or await self._is_done():
+        """What there is to retract; `None` where there is nothing, or it was done before. New rows are looked
+        through in any case: no key may come twice."""
+        if await self._is_done() or (not upper and self._spec.mode == OVERWRITE):
             return None
+        if not upper:
+            return await self._client.shared_read(self._spec.shard, start=0, end=0)
         return await self._client.shared_read(self._spec.shard, upper - 1)
 
     async def _is_done(self) -> bool:
@@ -196,11 +199,12 @@ class Job:
     async def _append_timed(self, writer: Writer, batches: list[Batch], staged: Sequence[Staged]) -> int:
         """At the times that the rows have, if the upper is still what it was."""
         lower = self._begun.upper
-        if not await self._is_done():
-            first = min((one.first for one in staged if one.rows), default=None)
-            if first is not None and not lower.less_equal(first):
-                text = f"time {first} is not at or beyond the upper {lower}"
-                raise InvalidUsage(UsageKind.UPDATE_NOT_BEYOND_LOWER, text, time=first, lower=lower)
+        if await self._is_done():  # whatever the upper is now
+            return _before(await writer.fetch_recent_upper())
+        first = min((one.first for one in staged if one.rows), default=None)
+        if first is not None and not lower.less_equal(first):
+            text = f"time {first} is not at or beyond the upper {lower}"
+            raise InvalidUsage(UsageKind.UPDATE_NOT_BEYOND_LOWER, text, time=first, lower=lower)
         upper = lower.join(Antichain(max((one.last + 1 for one in staged if one.rows), default=0)))
         for batch in batches:
             batch._rebound(lower, upper)
