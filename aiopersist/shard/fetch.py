@@ -181,7 +181,7 @@ class Fetch:
         bytes, checked, and their numbers."""
         if part.size <= self.range_bytes:
             index, data = await self._read(part, None, part.size, reader, lambda d: (_index(d, part), d))
-            yield index, 0, data, list(range(len(index.row_groups)))
+            yield index, 0, data, await self._matching(index, where)
             return
         index = await self.index(part, reader)
         chosen = _holding(index, await self._matching(index, where), rows)
