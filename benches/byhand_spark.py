@@ -1,6 +1,6 @@
 """The same work by hand on Spark: `mapInArrow` tasks of key ranges over sorted Parquet files, with polars,
-and without guarantees. Plain functions: they run in Spark's workers, which have this folder on no path, so they
-travel whole.
+and without guarantees. Plain functions: they run in Spark's workers, which have this folder on no path, so
+they travel whole.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

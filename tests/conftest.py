@@ -35,7 +35,7 @@ settings.load_profile("quick" if QUICK else "default")
 S3_LABELS = servers.s3_labels()[: 1 if QUICK else None]
 LOCATIONS = ["mem", "files+sqlite", *([] if QUICK else ["files+postgres"]), "s3+postgres"]
 
-QUICK_CASES = 2  # of each test function that has more
+QUICK_CASES = 1  # of each test function that has more
 
 LOOP_LAG_MAX_S = 0.5
 _s3_used: Counter[str] = Counter()

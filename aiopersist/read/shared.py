@@ -245,6 +245,7 @@ class SharesReads(ClientPart):
         async with aclosing(read(fetch, told.piece.named(), selection, told.reader)) as batches:
             try:
                 async for batch in batches:
+                    await _renew(shard, told.reader)  # a large piece may take longer than the lease
                     yield batch
             except DiffOverflow as error:
                 error.shard_id = shard.id

@@ -39,6 +39,8 @@ class Bridge:
         self._clients: dict[tuple[Place, bool], Future[Client]] = {}
         self._users: Counter[tuple[Place, bool]] = Counter()
         self._lock = Lock()
+        self.is_worker = False
+        """Whether it runs Spark's tasks."""
         self.kept: dict[Any, Any] = {}
         """What tasks of this process keep for the next."""
 
@@ -95,7 +97,10 @@ class Bridge:
                 self.run(close)
 
     def close_all(self) -> None:
-        """Close all clients; what does not end in time is left to its leases."""
+        """Close all clients; what does not end in time is left to its leases. Those of a worker are left to
+        them in any case: what it has staged outlives it."""
+        if self.is_worker:
+            return
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
         closing = [

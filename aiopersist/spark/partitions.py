@@ -34,7 +34,9 @@ def stored_schema(options: Options) -> Schema[Any, Any, Any]:
 def columns_of(options: Options, schema: Schema[Any, Any, Any]) -> Columns:
     """What the options ask for."""
     changes = options.text("startingtime") is not None
-    expand = options.flag("expand", True) and not changes
+    expand = options.flag("expand", not changes)
+    if changes and expand:
+        raise invalid("changes have columns _time and _diff: expand=true means nothing beside startingTime")
     return Columns(schema, time=changes, expand=expand, only=options.names("columns") or None)
 
 

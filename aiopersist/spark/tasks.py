@@ -77,7 +77,9 @@ def worker_client(place: Place) -> Client:
         cores = max(context.cpus(), 1)
         os.environ.setdefault(THREADS, str(cores))  # read when polars is first imported
         pa.set_cpu_count(cores)
-    return bridge().client(place)
+    found = bridge()
+    found.is_worker = True
+    return found.client(place)
 
 
 def read(

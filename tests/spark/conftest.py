@@ -1,5 +1,5 @@
-"""A real Spark session, one per run: it takes seconds to start. Where there is no PySpark or no Java these tests
-are skipped, and say so; `AIOPERSIST_TEST_REQUIRE_SPARK=1` makes that a failure."""
+"""A real Spark session, one per run: it takes seconds to start. Where there is no PySpark or no Java these
+tests are skipped, and say so; `AIOPERSIST_TEST_REQUIRE_SPARK=1` makes that a failure."""
 
 import importlib.util
 import os
@@ -49,13 +49,15 @@ def configured(builder: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two tasks at once, each with a failed attempt or three to spare (`local[2,4]`)."""
     need_spark()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
-    session = configured(SparkSession.builder.master("local[2,4]").appName("tests")).getOrCreate()
+    builder = configured(SparkSession.builder.master("local[2,4]").appName("tests"))
+    warehouse = str(tmp_path_factory.mktemp("warehouse"))
+    session = builder.config("spark.sql.warehouse.dir", warehouse).getOrCreate()
     yield session
     session.stop()
 

@@ -1,0 +1,143 @@
+"""Goal: DataFrames are what the model says at their time, however often and late they are evaluated, while
+other processes append, forget history, compact and collect garbage; and a read whose lease ran out fails and
+says so."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.errors import LeaseExpired, SinceViolation
+from tests.spark.others import SCHEMA, TINY, append, changes_at, model, running, tend
+from tests.spark.trouble import FORMAT, audit, opened, until
+
+ROUNDS = 3
+
+
+@pytest.fixture
+def started(place: str, name: str) -> None:
+    """Some history."""
+
+    async def begin() -> None:
+        async with ap.open(place, settings=TINY, maintenance=False) as client:
+            for _ in range(60):
+                await append(client, name)
+
+    asyncio.run(begin())
+
+
+def rows(df: Any) -> list[Any]:
+    return sorted(map(tuple, df.collect()))
+
+
+def time_of(found: list[Any]) -> int:
+    """Of contents: the newest value says it."""
+    return max(val for _, val in found)
+
+
+def upper_of(place: str, name: str) -> int:
+    async def look() -> int:
+        async with opened(place) as client:
+            return (await client.upper(name)).time
+
+    return asyncio.run(look())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("started")
+@pytest.mark.long
+def test_reads_beside_others(spark: Any, sc: Any, place: str, name: str, tmp_path: Path) -> None:
+    """Goal: contents and changes, by the engine and the format: each is of one time, and stays so."""
+    folder = tmp_path / "others"
+    folder.mkdir()
+    kept: list[tuple[Any, list[Any]]] = []
+
+    def format_df(*_: Any) -> Any:
+        return spark.read.format(FORMAT).options(location=place, lease_s=600, parallelism=3).load(name)
+
+    with running(place, name, folder) as others:
+        for _ in range(ROUNDS):
+            for make in (sc.snapshot_df, format_df):
+                df = make(name)
+                found = rows(df)
+                assert found == model(time_of(found))
+                kept.append((df, found))
+            as_of = upper_of(place, name) - 1
+            try:
+                kept.append((sc.snapshot_df(name, as_of), model(as_of)))
+                kept.append(
+                    (sc.changes_df(name, as_of, as_of + 2), sorted(changes_at(as_of) + changes_at(as_of + 1)))
+                )
+            except SinceViolation:  # they were quicker
+                pass
+            before = others.rounds()
+            until(
+                lambda before=before: all(n > before[work] + 2 for work, n in others.rounds().items()),
+                "another round of the others",
+            )
+        assert len(kept) > 2 * ROUNDS
+        for df, expected in kept:
+            assert rows(df) == expected
+    for df, expected in kept:
+        assert rows(df) == expected
+    sc.close()
+    audit(place, name, model(upper_of(place, name) - 1))
+
+
+def at(place: str, work: Any, *args: Any) -> Any:
+    """In a client of its own."""
+
+    async def run() -> Any:
+        async with ap.open(place, settings=TINY, maintenance=False) as client:
+            return await work(client, *args)
+
+    return asyncio.run(run())
+
+
+async def readers(client: Any, name: str) -> set[str]:
+    """The leases that live: but that of who looks."""
+    async with client.writer(name, SCHEMA):  # a commit
+        pass
+    return set((await client._existing(name)).state.readers)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("started")
+@pytest.mark.long
+def test_a_lease_without_its_planner(spark: Any, place: str, name: str) -> None:
+    """Goal: whoever planned is gone, and its short lease is renewed by tasks alone: reads go on well beyond
+    it."""
+    lease_s = 15.0
+    options = {"location": place, "lease_s": lease_s, "parallelism": 2}
+    before = at(place, readers, name)
+    df = spark.read.format(FORMAT).options(**options).load(name)
+    expected = rows(df)
+    assert expected == model(59)
+    mine = at(place, readers, name) - before
+    assert len(mine) >= 1
+    at(place, append, name)
+    at(place, tend, name)
+    end = time.monotonic() + 1.5 * lease_s
+    while time.monotonic() < end:
+        assert rows(df) == expected
+        at(place, readers, name)  # a commit, which would end what is overdue
+    assert at(place, readers, name) & mine
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("started")
+@pytest.mark.long
+def test_a_lease_that_ran_out(spark: Any, place: str, name: str) -> None:
+    """Goal: nobody has read for as long as the lease lasts, and what was planned is gone: the read fails, and
+    says why."""
+    before = at(place, readers, name)
+    df = spark.read.format(FORMAT).options(location=place, lease_s=2.0, parallelism=1).load(name)
+    df._jdf.queryExecution().executedPlan().execute().getNumPartitions()  # planned
+    until(lambda: not at(place, readers, name) - before, "the end of the lease")
+    at(place, append, name)
+    at(place, tend, name)
+    with pytest.raises(Exception, match=LeaseExpired.__name__):
+        rows(df)
