@@ -10,7 +10,9 @@ A piece that is done twice, or whose process was killed, leaves parts that nobod
 gone the sweep finds them. More runs than the memory of one process may read at once take several rounds.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from aiopersist.compact.local import Work, bounded, target_of
 from aiopersist.errors import BatchExpired, Corruption, Error, InvalidUpdate, LeaseExpired
@@ -29,8 +31,17 @@ from aiopersist.state.compaction import Replace, TakeClaim, Total, plan_all
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.retention import ApplyRetention
 
+log = logging.getLogger("aiopersist")
+
 PIECE = Envelope("compaction", format=1)
 RESULT = Envelope("compacted", format=1)
+
+
+class Goal(NamedTuple):
+    """What is to be one batch: everything up to that ordinal, at that since or later."""
+
+    last: int
+    since: Antichain
 
 
 class CompactionPiece(Record):
@@ -64,8 +75,10 @@ class SharedCompaction(Resource):
     """One round of a compaction: claimed, and to be applied. `client.shared_compaction` opens it."""
 
     def __init__(
-        self, shard: Shard, registration: Registration | None, work: Work | None, scope: Scope
+        self, shard: Shard, registration: Registration | None, work: Work | None, goal: Goal, scope: Scope
     ) -> None:
+        self.goal = goal
+        """What the rounds are about; given to the next one, they end, whatever is appended meanwhile."""
         self._shard = shard
         self._registration = registration
         self._work = work
@@ -143,7 +156,10 @@ class SharedCompaction(Resource):
         if self._scope.close() and self._registration is not None:
             self._registration.release()
             self._registration.stop()
-            await self._registration.expire()
+            try:
+                await self._registration.expire()
+            except Error as error:  # what was applied is
+                log.warning("the claim of a compaction is left to its lease: %s", error)
 
     def __repr__(self) -> str:
         return f"<SharedCompaction of {self._shard.id}: {'claimed' if self.is_needed else 'nothing to do'}>"
@@ -152,15 +168,19 @@ class SharedCompaction(Resource):
 class SharesCompactions(ClientPart):
     """A part of the client."""
 
-    def shared_compaction(self, shard: str) -> Opening[SharedCompaction]:
+    def shared_compaction(self, shard: str, goal: Goal | None = None) -> Opening[SharedCompaction]:
         """One round of a compaction of all that is there, to be shared among processes: applies `retain`, and
-        claims; waits where another process has claimed a part of it. Three commits, one more to end it."""
+        claims; waits where another process has claimed a part of it. `goal`: that of the round before, if
+        this goes on with it. Three commits, one more to end it."""
 
         async def open_round() -> SharedCompaction:
             found = await self._existing(shard)
-            await commit(found.register, ApplyRetention(exact=True), Slot())
+            if goal is None:
+                await commit(found.register, ApplyRetention(exact=True), Slot())
+            state = found.state
+            last = goal or Goal(max(state.batches, default=-1), state.since)
             with self._calls.call():  # so that closing the client ends what waits for a claim
-                return await _claimed(found, self._scope)
+                return await _claimed(found, last, self._scope)
 
         return Opening(lambda: self._opened(open_round))
 
@@ -201,19 +221,19 @@ async def _why_missing(shard: Shard, told: CompactionPiece, error: LeaseExpired)
     return error
 
 
-async def _claimed(shard: Shard, scope: Scope) -> SharedCompaction:
+async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
     delays = shard.stack.runtime.delays()
     registration = await Registration.fresh(shard)
     registration.hold()
     try:
         while True:
             state = await shard.open()
-            spec = plan_all(state, max(state.batches, default=-1), state.since)
+            spec = plan_all(state, goal.last, goal.since)
             if spec is None or not state.since.elements:  # then its batches are only to be forgotten
                 break
             work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
             if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs), Slot()):
-                return SharedCompaction(shard, registration, work, scope)
+                return SharedCompaction(shard, registration, work, goal, scope)
             await shard.stack.runtime.sleep(next(delays))
     except BaseException:
         registration.release()
@@ -221,7 +241,7 @@ async def _claimed(shard: Shard, scope: Scope) -> SharedCompaction:
         raise
     registration.release()
     await registration.expire()
-    return SharedCompaction(shard, None, None, scope)
+    return SharedCompaction(shard, None, None, goal, scope)
 
 
 def _in_order(results: Sequence[bytes], division: str, pieces: int) -> list[CompactedPiece]:

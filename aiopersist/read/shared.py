@@ -8,6 +8,7 @@
 5. Release the lease, or leave it to its end.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -19,20 +20,17 @@ from aiopersist.data.codec import Schema
 from aiopersist.errors import (
     DiffOverflow,
     Error,
-    InvalidUsage,
     LeaseExpired,
-    NotReadable,
-    SinceViolation,
-    UsageKind,
 )
-from aiopersist.frontier import TIME_MAX, Antichain, Time, minimum, shaped
+from aiopersist.frontier import Antichain, Time
 from aiopersist.read.query import Query
-from aiopersist.read.snapshot import Items, parts_at
+from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
+from aiopersist.read.snapshot import Items
 from aiopersist.read.stream import contents_in_batches, updates_in_batches
 from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.client_part import ClientPart
-from aiopersist.shard.commit import commit
+from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.divide import (
     Piece,
     check_schemas,
@@ -42,7 +40,7 @@ from aiopersist.shard.divide import (
     shared_out_beside,
 )
 from aiopersist.shard.envelope import Envelope
-from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
+from aiopersist.shard.fetch import Fetch, MissingPart, Selection
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
@@ -52,41 +50,10 @@ from aiopersist.state.record import Record
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
+log = logging.getLogger("aiopersist")
+
 ENVELOPE = Envelope("piece", format=1)
 SHARDS_KEPT = 8  # of which this process reads pieces: their states are not loaded anew for each
-
-
-class Range(Record):
-    """What is read: the contents at `as_of`; or the changes of `[start, end)`, without an end all."""
-
-    as_of: int | tuple[int, ...] | None = None
-    start: int | None = None
-    end: int | None = None
-
-    @property
-    def selection(self) -> Selection:
-        """What of each part is asked for."""
-        if self.as_of is not None:
-            return Selection(as_of=self.as_of)
-        start = None if self.start is None else Antichain(self.start)
-        return Selection(lower=start, upper=None if self.end is None else Antichain(self.end))
-
-    def parts(self, state: State) -> list[Named]:
-        """The parts that may hold any of it."""
-        if self.as_of is not None:
-            return parts_at(state, self.as_of)
-        lower = Antichain(self.start or 0)
-        upper = Antichain() if self.end is None else Antichain(self.end)
-        return [
-            (batch, part)
-            for batch in state.batches.values()
-            if batch.parts and not batch.upper <= lower and not upper <= batch.lower
-            for part in batch.parts
-        ]
-
-
-ALL = Range(start=0)
-"""Updates at all times."""
 
 
 class TransmittedPiece(Record):
@@ -104,14 +71,13 @@ class SharedRead(Resource):
     processes. `client.shared_read` opens it."""
 
     def __init__(
-        self, fetch: Fetch, wanted: Range, reader: str, lease_s: float, scope: Scope, keep: bool
+        self, fetch: Fetch, state: State, wanted: Range, reader: str, lease_s: float, scope: Scope, keep: bool
     ) -> None:
         self._fetch = fetch
         self._range = wanted
         self._reader = reader
         self._keep = keep
-        self._state = fetch.shard.state
-        self._parts = wanted.parts(self._state)
+        self._parts = wanted.parts(state)
         self._scope = Scope("the shared read", scope, fetch.shard.id)
         stack = fetch.stack
         self._beating = (
@@ -174,12 +140,21 @@ class SharedRead(Resource):
     async def aclose(self) -> None:
         """End the lease, or leave it to its end if it was opened to be kept. Idempotent. Pieces that are
         not read yet get `LeaseExpired` once their parts are gone."""
-        if not self._scope.close():
-            return
+        if self._scope.close() and not self._keep:
+            await self._end()
+
+    async def give_up(self) -> None:
+        """End the lease, also one that was to be kept."""
+        if self._scope.close():
+            await self._end()
+
+    async def _end(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
-        if not self._keep:
+        try:
             await commit(self._fetch.shard.register, ExpireReader(self._reader), Slot())
+        except Error as error:  # what was made of the read stays right
+            log.warning("the lease of a shared read is left to its end: %s", error)
 
     def __repr__(self) -> str:
         what = f"as of {self.as_of}" if self.as_of is not None else f"[{self.start}, {self.end})"
@@ -214,7 +189,7 @@ class SharesReads(ClientPart):
         async def open_read() -> SharedRead:
             found = await self._existing(shard)
             schema = found.schema(found.state.schema_id)
-            wanted = _checked(as_of, start, end, schema)
+            wanted = checked(as_of, start, end, schema)
             with self._calls.call():  # so that closing the client ends what waits
                 return await _leased(found, schema, wanted, wait, lease, self._scope, keep)
 
@@ -254,32 +229,6 @@ class SharesReads(ClientPart):
                 raise await _why_missing(shard, told, error) from None
 
 
-def _checked(as_of: Time | None, start: int | None, end: int | None, schema: Schema[Any, Any, Any]) -> Range:
-    """What is asked for; `INVALID_TIME`, `INVALID_BOUNDS`."""
-    if start is None and end is None:
-        if as_of is None:
-            if schema.time_length is not None:
-                raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
-            return Range()
-        if not isinstance(as_of, int | tuple):
-            raise InvalidUsage(UsageKind.INVALID_TIME, f"as_of is one time, not {as_of!r:.80}", time=as_of)
-        return Range.of(as_of=shaped(as_of, schema.time_length).elements[0])
-    if as_of is not None:
-        raise InvalidUsage(UsageKind.INVALID_TIME, "give as_of, or start and end, not both", time=as_of)
-    if schema.time_length is not None:
-        raise InvalidUsage(UsageKind.INVALID_TIME, "changes between two times are of int times")
-    if start is None:
-        raise InvalidUsage(UsageKind.INVALID_TIME, "changes up to an end need a start", time=end)
-    first = shaped(start, None).elements[0]
-    last = None if end is None else shaped(end, None).elements[0]
-    assert isinstance(first, int)
-    assert not isinstance(last, tuple)
-    if last is not None and last < first:
-        text = f"end {last} is before start {first}"
-        raise InvalidUsage(UsageKind.INVALID_BOUNDS, text, lower=Antichain(first), upper=Antichain(last))
-    return Range.of(start=first, end=last)
-
-
 async def _leased(
     shard: Shard,
     schema: Schema[Any, Any, Any],
@@ -294,26 +243,32 @@ async def _leased(
     register = shard.register
     try:
         await commit(register, RegisterReader(reader, Antichain(), lease_s), slot)
-        if (missing := _not_complete(wanted, shard.state)) is not None:
+        if (missing := not_complete(wanted, shard.state)) is not None:
             if not wait:
                 raise missing
-            _check_held(wanted, shard.state)
-            await commit(register, RenewReader(reader, hold=_hold(wanted)), slot)
+            check_held(wanted, shard.state)
+            await commit(register, RenewReader(reader, hold=hold_of(wanted)), slot)
             beating = shard.stack.supervisor.background(
                 keep_alive(shard.stack, lease_s, partial(_keep, shard, reader)),
                 "heartbeats of a read that waits",
             )
             try:
-                await register.wait(lambda state: None if _not_complete(wanted, state) else True)
+                await register.wait(lambda state: None if not_complete(wanted, state) else True)
             finally:
                 beating.cancel()
-            await commit(register, RenewReader(reader, hold=Antichain()), slot)
-        state = shard.state  # no await from here on
-        _check_held(wanted, state)
-        planned = _pinned(wanted, state)
-        return SharedRead(Fetch(shard, schema), planned, reader, lease_s, scope, keep)
+            state = shard.state
+            unpin = register.pin(state.seqno)
+            try:
+                await commit(register, RenewReader(reader, hold=Antichain()), slot)
+            finally:
+                unpin()
+        else:
+            state = shard.state
+        check_held(wanted, state)
+        planned = pinned(wanted, state)
+        return SharedRead(Fetch(shard, schema), state, planned, reader, lease_s, scope, keep)
     except BaseException:
-        shard.stack.supervisor.spawn(_end(shard, reader), "end a lease that nobody uses")
+        shard.stack.supervisor.spawn(_end(shard, reader, slot), "end a lease that nobody uses")
         raise
 
 
@@ -321,47 +276,9 @@ async def _keep(shard: Shard, reader: str) -> None:
     await commit(shard.register, KeepReader(reader), Slot())
 
 
-async def _end(shard: Shard, reader: str) -> None:
+async def _end(shard: Shard, reader: str, slot: Slot) -> None:
+    await settle(slot)  # a registration may be on its way
     await commit(shard.register, ExpireReader(reader), Slot())
-
-
-def _hold(wanted: Range) -> Antichain:
-    """The history that is needed, until it is planned."""
-    if wanted.as_of is not None:
-        return Antichain(wanted.as_of)
-    return Antichain() if wanted.start is None else Antichain(max(wanted.start - 1, 0))
-
-
-def _not_complete(wanted: Range, state: State) -> NotReadable | None:
-    """What is missing yet."""
-    if wanted.as_of is not None:
-        return NotReadable(wanted.as_of, state.upper) if state.upper.less_equal(wanted.as_of) else None
-    if wanted.end is not None:
-        return None if Antichain(wanted.end) <= state.upper else NotReadable(wanted.end - 1, state.upper)
-    if wanted.start is not None:
-        return None
-    return NotReadable(None, state.upper) if state.upper == minimum(None) else None
-
-
-def _check_held(wanted: Range, state: State) -> None:
-    since = state.since
-    if wanted.start is None:
-        if wanted.as_of is not None and not since.less_equal(wanted.as_of):
-            raise SinceViolation(wanted.as_of, since)
-    elif not since.less_than(wanted.start) and not (wanted.start == 0 and since == minimum(None)):
-        raise SinceViolation(max(wanted.start - 1, 0), since)
-
-
-def _pinned(wanted: Range, state: State) -> Range:
-    """With the ends that were left open."""
-    if wanted.as_of is not None:
-        return wanted
-    upper = state.upper.time
-    assert not isinstance(upper, tuple)
-    if wanted.start is not None:
-        end = upper if wanted.end is None else wanted.end
-        return wanted.replace(end=end if end is None else max(end, wanted.start))
-    return wanted.replace(as_of=TIME_MAX if upper is None else upper - 1)
 
 
 async def _renew(shard: Shard, reader: str) -> None:

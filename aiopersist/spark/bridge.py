@@ -69,10 +69,14 @@ class Bridge:
 
     def acquire(self, place: Place, *, maintenance: bool) -> Client:
         """The same, for one who releases it."""
-        client = self.client(place, maintenance=maintenance)
         with self._lock:
             self._users[place, maintenance] += 1
-        return client
+        try:
+            return self.client(place, maintenance=maintenance)
+        except BaseException:
+            with self._lock:
+                self._users[place, maintenance] -= 1
+            raise
 
     def release(self, place: Place, *, maintenance: bool) -> None:
         """One user less; the last one closes it, and what it opened."""

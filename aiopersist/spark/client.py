@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.client import Client
-from aiopersist.compact.shared import SharedCompaction
+from aiopersist.compact.shared import Goal, SharedCompaction
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import BatchExpired, InvalidUsage, UsageKind
 from aiopersist.frontier import Time
 from aiopersist.read.shared import SharedRead
 from aiopersist.settings import Settings
@@ -35,6 +35,9 @@ from aiopersist.write.checks import Txn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+CLAIMS_LOST_MAX = 5  # of one compaction
 
 
 def connect(
@@ -181,16 +184,21 @@ class SparkClient:
     def compact(self, shard: str, *, parallelism: int | None = None) -> bool:
         """Make all that is there one sorted batch, times advanced to since, as `force_compaction` does, by
         Spark's tasks: parts in, parts out, nothing through the JVM. Returns whether anything was done."""
-        client, found, done = self._client(), bridge(), False
+        client, found, done, lost = self._client(), bridge(), False, 0
+        goal: Goal | None = None
         while True:
-            claimed = found.run(_open_compaction, client, shard)
+            claimed = found.run(_open_compaction, client, shard, goal)
+            goal = claimed.goal
             try:
                 if not claimed.is_needed:
                     return done
                 pieces = found.run(claimed.pieces, parallelism or cores(self._spark))
                 jobs = [(self._place, piece) for piece in pieces]
                 results = tasks.granted(for_each(self._spark, tasks.compact, jobs))
-                done |= found.run(claimed.apply, results)
+                applied = found.run(claimed.apply, results)
+                done, lost = done or applied, lost + (not applied)
+                if lost == CLAIMS_LOST_MAX:
+                    raise BatchExpired("the claim of the compaction was lost, and lost again")
             finally:
                 found.run(claimed.aclose)
 
@@ -229,8 +237,10 @@ class SparkClient:
         """Let go of everything. Idempotent."""
         if not self._closed:
             self._closed = True
-            self.release()
-            bridge().release(self._place, maintenance=self._maintenance)
+            try:
+                self.release()
+            finally:
+                bridge().release(self._place, maintenance=self._maintenance)
 
     def _client(self) -> Client:
         if self._closed:
@@ -261,5 +271,5 @@ async def _open_writer(client: Client, shard: str, schema: Schema[Any, Any, Any]
     return await client.writer(shard, schema)
 
 
-async def _open_compaction(client: Client, shard: str) -> SharedCompaction:
-    return await client.shared_compaction(shard)
+async def _open_compaction(client: Client, shard: str, goal: Goal | None) -> SharedCompaction:
+    return await client.shared_compaction(shard, goal)

@@ -11,7 +11,7 @@ Rows are repeated as often as they are there; or each is there once, with a colu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aiopersist.data.codec import Schema
@@ -20,6 +20,7 @@ from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.spark.maps import as_maps, shown_type
 
 TIME, DIFF = "_time", "_diff"
+ROWS_MAX, BYTES_MAX = 65_536, 8 * 1024 * 1024  # of a batch whose rows are repeated
 UINT64_DIGITS = 20
 
 
@@ -110,6 +111,11 @@ class Columns:
         if twice:
             raise invalid(f"several columns would have the name {twice[0]!r}", twice[0])
 
+    def batches(self, table: pa.Table | pa.RecordBatch, at: int | None = None) -> Iterator[pa.RecordBatch]:
+        """`of`, in batches that are not large, however often rows are there."""
+        for piece in in_bounds(table) if self._expand else [table]:
+            yield from self.of(piece, at).to_batches()
+
     def of(self, table: pa.Table | pa.RecordBatch, at: int | None = None) -> pa.Table:
         """The columns of updates, or of contents (whose time is `at`, where that is asked for).
         `InvalidUpdate` where a row is there less than no times and rows are to be repeated."""
@@ -124,6 +130,31 @@ class Columns:
         if not arrays:  # a key and a val of nothing: rows without columns
             return pa.table({"": pa.nulls(table.num_rows)}).select([])
         return pa.table(arrays, schema=self.arrow_schema)
+
+
+def in_bounds(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.RecordBatch]:
+    """The table in pieces that are not large when their rows are repeated; a row that is there very often is
+    in several."""
+    import numpy as np  # which Spark's pandas brings
+
+    diffs = table.column("diff").to_numpy()
+    rows_max = max(min(ROWS_MAX, BYTES_MAX * table.num_rows // max(table.nbytes, 1)), 1)
+    if not len(diffs) or diffs.min() < 0 or diffs.sum(dtype=float) <= rows_max:
+        yield table
+        return
+    ends = np.minimum(diffs, rows_max + 1).cumsum()
+    start = 0
+    while start < len(diffs):
+        end = int(np.searchsorted(ends, (ends[start - 1] if start else 0) + rows_max, side="right"))
+        if end > start:
+            yield table.slice(start, end - start)
+            start = end
+            continue
+        column = table.schema.get_field_index("diff")
+        for left in range(int(diffs[start]), 0, -rows_max):
+            often = pa.array([min(left, rows_max)], pa.int64())
+            yield table.slice(start, 1).set_column(column, table.schema.field(column), often)
+        start += 1
 
 
 def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:

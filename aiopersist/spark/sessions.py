@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio.to_thread
+
 from aiopersist.data.lazy import pa
 from aiopersist.runtime import SYSTEM
 from aiopersist.spark.bridge import Calls
@@ -121,7 +123,8 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         while not task.done():
             calls.cancel()
-            await asyncio.to_thread(interrupt, tag)
+            # a thread of its own: those of the loop may all be busy with such calls
+            await anyio.to_thread.run_sync(interrupt, tag, limiter=anyio.CapacityLimiter(1))
             await asyncio.wait([task], timeout=1)
         if not task.cancelled():
             task.exception()  # seen

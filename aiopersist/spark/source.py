@@ -122,9 +122,12 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
     )
     try:
         columns, where = columns_of(options, read.schema), within(options, read.schema)
-        return await read.pieces(options.integer("parallelism", TASKS, 1) or TASKS), columns, where
-    finally:
-        await read.aclose()  # the lease stays
+        pieces = await read.pieces(options.integer("parallelism", TASKS, 1) or TASKS)
+    except BaseException:
+        await read.give_up()
+        raise
+    await read.aclose()  # the lease stays
+    return pieces, columns, where
 
 
 # --- write -----------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ from aiopersist.spark.partitions import (
 )
 from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.write import Job, begin
-from aiopersist.state.model import State
+from aiopersist.state.model import HollowBatch, State
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -113,6 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first in (last, LATEST):
             return []
         found = bridge()
+        self._opened_hold()  # after a restart the first batch is planned before anything else
         read = found.run(_leased, self._client(), self._options.shard, first, last)
         self._reads.append((last, read))
         columns = columns_of(self._options, read.schema)
@@ -225,7 +226,7 @@ def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = Fal
     one time."""
     taken = 0.0
     for batch in state.batches.values():
-        first, last = (_time_of(f) for f in (batch.lower, batch.upper))
+        first, last = _time_of(batch.lower), _last_of(batch)
         low, high = max(first, start), min(last, end)
         size = sum(part.size for part in batch.parts) if by_bytes else batch.len
         if low >= high or not size:
@@ -235,6 +236,15 @@ def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = Fal
             return low if low > start else min(max(low + int(budget / each), start + 1), end)
         taken += each * (high - low)
     return end
+
+
+def _last_of(batch: HollowBatch) -> int:
+    """The end of its times; where there is none, what statistics tell of them."""
+    if batch.upper.elements:
+        return _time_of(batch.upper)
+    stats = [(part.stats or {}).get("time") for part in batch.parts]
+    greatest = [entry["max"] for entry in stats if entry is not None and entry["max"] is not None]
+    return max(greatest) + 1 if greatest and len(greatest) == len(stats) else TIME_MAX
 
 
 def _time_of(frontier: Antichain) -> int:

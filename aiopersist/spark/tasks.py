@@ -88,7 +88,7 @@ def read(
     """The rows of a piece of a shared read, as the columns of a DataFrame. `at`: the time of contents."""
     client = worker_client(place)
     for batch in bridge().iterate(lambda: client.read_piece(piece, where)):
-        yield from columns.of(batch, at).to_batches()
+        yield from columns.batches(batch, at)
 
 
 def stage(place: Place, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]") -> Staged:
@@ -118,7 +118,7 @@ def process_writer(place: Place, shard: str, schema: Schema[Any, Any, Any]) -> W
     """A writer of this process, for all batches that it stages: streams have no driver's hook that could
     register one for each."""
     found = bridge()
-    key = (place, shard)
+    key = (place, shard, schema)
     if key not in found.kept:
         found.kept[key] = found.run(_open_writer, worker_client(place), shard, schema)
     writer: Writer = found.kept[key]

@@ -154,3 +154,22 @@ def test_repeating_costs_nothing_where_each_row_is_there_once() -> None:
     assert repeated(table) is table
     empty = table.slice(0, 0)
     assert repeated(empty) is empty
+
+
+@pytest.mark.parametrize("diffs", [[1, 1, 1], [3, 0, 2], [200_000, 1, 70_000], [5] * 50_000, []], ids=str)
+def test_rows_that_are_there_often_are_handed_on_in_bounded_batches(diffs: list[int]) -> None:
+    schema = ap.Schema(key=int, val=None)
+    table = to_table([(n, None, 0, diff) for n, diff in enumerate(diffs)], schema)
+    found: Counter[int] = Counter()
+    for batch in Columns(schema).batches(table):
+        assert batch.num_rows <= 65_536
+        found.update(batch.column("key").to_pylist())
+    assert found == Counter({n: diff for n, diff in enumerate(diffs) if diff})
+
+
+def test_a_large_row_that_is_there_often_is_not_all_in_memory() -> None:
+    schema = ap.Schema(key=str, val=None)
+    table = to_table([("x" * 1_000_000, None, 0, 100)], schema)
+    sizes = [batch.num_rows for batch in Columns(schema).batches(table)]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 9
