@@ -297,6 +297,7 @@ def test_what_cannot_be_written_is_refused(
 # --- SQL -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_views(spark: Any, filled: tuple[str, str], name: str) -> None:
     """Goal: SELECT and INSERT on a view are reads and writes, at the newest time each."""
     place, _ = filled
@@ -344,6 +345,7 @@ TABLES: dict[str, Callable[[Any, Any, str], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", TABLES.values(), ids=TABLES)
 def test_tables_of_the_catalog_are_refused(spark: Any, filled: tuple[str, str], act: Any) -> None:
     """Goal: they would lose their options: the error says what works instead."""

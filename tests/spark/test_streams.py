@@ -374,6 +374,7 @@ def test_times_and_diffs_are_kept(spark: Any, place: str, name: str, tmp_path: P
         forget_commit(tmp_path / "t")
 
 
+@pytest.mark.long
 def test_for_each_batch_by_the_engine(spark: Any, sc: Any, place: str, name: str, tmp_path: Path) -> None:
     """Goal: `write_df` with `txn=(name, batch id)` within foreachBatch writes each batch once."""
     append(place, name, history(3), 0)
