@@ -7,6 +7,7 @@ All else is arithmetic on components, so ints are product times of length one.
 from __future__ import annotations
 
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 from aiopersist.data.int64 import int64_array, int64_scalar
@@ -17,6 +18,7 @@ from aiopersist.frontier import TIME_MAX, Antichain, Time
 GREATEST_ROWS = 8192  # product times are reduced to maximal ones when so many have come
 PRUNINGS = 256  # bounds the work where no time is greater than another
 FEW_ROWS = 64  # of fewer that is not worth the kernels
+ROWS_ON_THE_LOOP = 256  # are put together without polars, which takes a while to start
 
 
 def components(times: pa.ChunkedArray | pa.Array) -> list[pa.ChunkedArray | pa.Array]:
@@ -30,11 +32,14 @@ def from_components(parts: list[pa.ChunkedArray | pa.Array], time_type: pa.DataT
     """The column of times again."""
     if not pa.types.is_fixed_size_list(time_type):
         return parts[0] if isinstance(parts[0], pa.ChunkedArray) else pa.chunked_array([parts[0]])
-    rows = len(parts[0])
-    flat = pl.DataFrame([pl.Series(str(i), pl.from_arrow(part)) for i, part in enumerate(parts)])
     # A row-major walk over the components is the child array of the lists.
-    values = flat.select(pl.concat_arr(pl.all()).explode()).to_series().to_arrow() if rows else None
-    lists = pa.FixedSizeListArray.from_arrays(int64_array([]) if values is None else values, type=time_type)
+    if len(parts[0]) <= ROWS_ON_THE_LOOP:
+        rows = zip(*(part.to_pylist() for part in parts), strict=True)
+        values = int64_array(list(chain.from_iterable(rows)))
+    else:
+        flat = pl.DataFrame([pl.Series(str(i), pl.from_arrow(part)) for i, part in enumerate(parts)])
+        values = flat.select(pl.concat_arr(pl.all()).explode()).to_series().to_arrow()
+    lists = pa.FixedSizeListArray.from_arrays(values, type=time_type)
     return pa.chunked_array([lists], time_type)
 
 
