@@ -541,6 +541,7 @@ async def active(spark: Any) -> list[int]:
     return list(await asyncio.to_thread(lambda: spark.sparkContext.statusTracker().getActiveJobsIds()))
 
 
+@pytest.mark.blocks_loop
 async def test_a_cancelled_write_ends_its_job(spark: Any, place: str, name: str) -> None:
     """Goal: within seconds no task of it runs; nothing is written; the next write is as ever."""
     df = await asyncio.to_thread(spark.createDataFrame, [("a", 1)], "key string, val long")
@@ -564,6 +565,7 @@ async def test_a_cancelled_write_ends_its_job(spark: Any, place: str, name: str)
         assert await sc.awrite_df(df, name, txn=("a", 1)) == 1
 
 
+@pytest.mark.blocks_loop
 async def test_a_cancelled_read_that_waits_ends(spark: Any, place: str, name: str) -> None:
     """Goal: `asnapshot_df` of a time to come is waited for no longer than its caller waits."""
     async with ap.open(place) as client, client.writer(name, PLAIN) as writer:
