@@ -19,7 +19,8 @@ from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
 from aiopersist.state.keys import BlobKey
-from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.names import live_parts
 from aiopersist.state.record import HollowPart, Record
 
 ENVELOPE = Envelope("part", format=1)
@@ -111,7 +112,7 @@ class FetchesParts(ClientPart):
             try:
                 table = await fetch.table(named, Selection(as_of=told.as_of), told.reader)
             except MissingPart:
-                there = _names(await shard.open())
+                there = live_parts(await shard.open())
                 if any(part.key in there for _, part in named):
                     raise
                 what = "the snapshot was closed, and a part of it is gone"
@@ -153,8 +154,3 @@ def _checked(told: TransmittedPart) -> str:
     if not mine:
         raise InvalidUpdate(f"part {part.key} is not of shard {told.shard}")
     return told.shard
-
-
-def _names(state: State) -> set[str | None]:
-    """The blobs of parts that are there."""
-    return {part.key for batch in state.batches.values() for part in batch.parts}

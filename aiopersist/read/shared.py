@@ -17,16 +17,12 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.codec import Schema
-from aiopersist.errors import (
-    DiffOverflow,
-    Error,
-    LeaseExpired,
-)
+from aiopersist.errors import DiffOverflow, Error, LeaseExpired
 from aiopersist.frontier import Antichain, Time
 from aiopersist.read.query import Query
 from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
 from aiopersist.read.snapshot import Items
-from aiopersist.read.stream import contents_in_batches, updates_in_batches
+from aiopersist.read.stream import in_batches
 from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.client_part import ClientPart
@@ -44,6 +40,7 @@ from aiopersist.shard.fetch import Fetch, MissingPart, Selection
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.names import live_parts
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import Record
 
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiopersist")
 
 ENVELOPE = Envelope("piece", format=1)
-SHARDS_KEPT = 8  # of which this process reads pieces: their states are not loaded anew for each
 
 
 class TransmittedPiece(Record):
@@ -216,8 +212,9 @@ class SharesReads(ClientPart):
         condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
         wanted = told.range.selection
         selection = Selection(lower=wanted.lower, upper=wanted.upper, as_of=wanted.as_of, where=condition)
-        read = updates_in_batches if told.range.as_of is None else contents_in_batches
-        async with aclosing(read(fetch, told.piece.named(), selection, told.reader)) as batches:
+        final = told.range.as_of is not None
+        rows = in_batches(fetch, told.piece.named(), selection, told.reader, final=final)
+        async with aclosing(rows) as batches:
             try:
                 async for batch in batches:
                     await _renew(shard, told.reader)  # a large piece may take longer than the lease
@@ -296,9 +293,7 @@ async def _renew(shard: Shard, reader: str) -> None:
 
 async def _why_missing(shard: Shard, told: TransmittedPiece, error: MissingPart) -> Error:
     """The lease is there, and a part is not: the newest version names it, or it does not."""
-    state = await shard.open()
-    there = {part.key for batch in state.batches.values() for part in batch.parts}
     mine = {part.key for batch in told.piece.runs for part in batch.parts if part.key is not None}
-    if mine <= there:
+    if mine <= live_parts(await shard.open()):
         return error
     return LeaseExpired("the read was closed, and a part of it is gone", shard_id=shard.id)

@@ -19,7 +19,7 @@ from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Time
 from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.query import Columns, Query
-from aiopersist.read.stream import contents_in_batches, projected_in_batches
+from aiopersist.read.stream import in_batches, projected_in_batches
 from aiopersist.resource import Puller, Resource, Scope, Supervisor, run_bounded
 from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.hold import Need, SharedHold
@@ -204,7 +204,10 @@ class Snapshot(Resource, Generic[K, V]):
             kept = {id(part) for _, part in await self._matching(query)}
             runs = [found for run in runs if (found := [named for named in run if id(named[1]) in kept])]
         given = self._fetch, runs, selection, self._reader
-        merged = contents_in_batches(*given) if query.paths is None else projected_in_batches(*given, query)
+        if query.paths is None:
+            merged = in_batches(*given, final=True)
+        else:
+            merged = projected_in_batches(*given, query)
         async with aclosing(merged) as batches:
             try:
                 async for batch in batches:

@@ -1,4 +1,4 @@
-"""The contents of a shard at one time as a stream of batches, in bounded memory."""
+"""Contents of a shard at one time, or updates, as a stream of batches, in bounded memory."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,21 +16,11 @@ BATCH_ROWS = 65_536  # of a batch that is handed out
 FOLD_ROWS_MIN = 4 * BATCH_ROWS  # of a projection, before they are summed
 
 
-async def contents_in_batches(
-    fetch: Fetch, runs: Runs, selection: Selection, reader: str
+async def in_batches(
+    fetch: Fetch, runs: Runs, selection: Selection, reader: str, *, final: bool
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """Contents, globally consolidated, in key order."""
-    async with aclosing(merged(fetch, runs, selection, reader, final=True)) as tables:
-        async for table in tables:
-            for batch in _batches(table):
-                yield batch
-
-
-async def updates_in_batches(
-    fetch: Fetch, runs: Runs, selection: Selection, reader: str
-) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """Updates, globally consolidated, in the order of (key, val, time)."""
-    async with aclosing(merged(fetch, runs, selection, reader, final=False)) as tables:
+    """Globally consolidated: contents (`final`), in key order, or updates, by (key, val, time)."""
+    async with aclosing(merged(fetch, runs, selection, reader, final=final)) as tables:
         async for table in tables:
             for batch in _batches(table):
                 yield batch

@@ -60,11 +60,6 @@ class Piece(Record):
         """The parts, run by run."""
         return [[(batch, part) for part in batch.parts] for batch in self.runs]
 
-    @property
-    def rows_max(self) -> int:
-        """Updates in its parts, those that belong to other pieces included."""
-        return sum(batch.len for batch in self.runs)
-
 
 def checked_shard(shard: str, piece: Piece) -> str:
     """The shard, if the piece can be of it; `InvalidUpdate`."""

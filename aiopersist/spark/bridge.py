@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -19,11 +20,9 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from aiopersist.client import Client
-from aiopersist.resource import Resource
 from aiopersist.spark.place import Place
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Resource)
 
 CLOSE_DEADLINE_S = 10.0
 
@@ -64,7 +63,8 @@ class Bridge:
         with self._lock:
             found = self._clients.get(key)
             if found is None or (found.done() and found.exception() is not None):
-                found = self._clients[key] = self._portal.start_task_soon(_open, place, maintenance)
+                opening = partial(place.open, maintenance=maintenance)
+                found = self._clients[key] = self._portal.start_task_soon(opening)
         return found.result()
 
     def acquire(self, place: Place, *, maintenance: bool) -> Client:
@@ -89,7 +89,7 @@ class Bridge:
 
     def iterate(self, items: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
         """The items, one after the other; while one is used the next is computed."""
-        opened = self.run(_begin, items)
+        opened = self.call(items)
         coming = self._portal.start_task_soon(_next, opened)
         try:
             while not isinstance(item := _result(coming), _End):
@@ -187,10 +187,6 @@ def _result(future: "Future[T]") -> T:
         raise
 
 
-async def _open(place: Place, maintenance: bool) -> Client:
-    return await place.open(maintenance=maintenance)
-
-
 async def _serve(ready: "Future[BlockingPortal]") -> None:
     async with BlockingPortal() as portal:
         ready.set_result(portal)
@@ -202,10 +198,6 @@ class _End:
 
 
 _END = _End()
-
-
-async def _begin(items: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
-    return items()
 
 
 async def _next(items: AsyncIterator[T]) -> "T | _End":

@@ -2,7 +2,8 @@
 
 Each call plans on the driver, lets tasks do the heavy work on parts in the blob store, and commits. Rows go
 through the JVM only where a DataFrame needs them. The bridge (`bridge.py`) owns the client and its
-heartbeats, so leases live as long as the `SparkClient` is open."""
+heartbeats, so leases live as long as the `SparkClient` is open.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.client import Client
-from aiopersist.compact.shared import Goal, SharedCompaction
-from aiopersist.data.codec import Schema
+from aiopersist.compact.shared import Goal
 from aiopersist.data.lazy import pa
 from aiopersist.errors import BatchExpired, InvalidUsage, UsageKind
 from aiopersist.frontier import Time
@@ -29,7 +29,7 @@ from aiopersist.spark.sessions import (
     in_thread,
     struct_type,
 )
-from aiopersist.spark.write import APPEND, Job, Writer, WriteSpec, begin
+from aiopersist.spark.write import APPEND, Job, WriteSpec, begin
 from aiopersist.storage.urls import Location
 from aiopersist.write.checks import Txn
 
@@ -125,7 +125,7 @@ class SparkClient:
         self, make: Callable[..., Columns], where: Any, tasks_: int | None, shard: str, **range_: Any
     ) -> "DataFrame":
         client = self._client()
-        read = bridge().run(_open_read, client, shard, range_)
+        read = bridge().run(partial(client.shared_read, shard, **range_))
         try:
             columns = make(read.schema)
             pieces = bridge().run(read.pieces, tasks_ or cores(self._spark))
@@ -168,7 +168,7 @@ class SparkClient:
         client, found = self._client(), bridge()
         spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn)
         begun = found.run(begin, client, arrow_schema(df.schema), spec)
-        writer = found.run(_open_writer, client, shard, begun.schema)
+        writer = found.run(client.writer, shard, begun.schema)
         place = self._place
         try:
             grant = found.call(writer.to_transmittable)
@@ -187,7 +187,7 @@ class SparkClient:
         client, found, done, lost = self._client(), bridge(), False, 0
         goal: Goal | None = None
         while True:
-            claimed = found.run(_open_compaction, client, shard, goal)
+            claimed = found.run(client.shared_compaction, shard, goal)
             goal = claimed.goal
             try:
                 if not claimed.is_needed:
@@ -261,15 +261,3 @@ class SparkClient:
 
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
-
-
-async def _open_read(client: Client, shard: str, range_: dict[str, Any]) -> SharedRead:
-    return await client.shared_read(shard, **range_)
-
-
-async def _open_writer(client: Client, shard: str, schema: Schema[Any, Any, Any]) -> Writer:
-    return await client.writer(shard, schema)
-
-
-async def _open_compaction(client: Client, shard: str, goal: Goal | None) -> SharedCompaction:
-    return await client.shared_compaction(shard, goal)

@@ -43,6 +43,7 @@ LOST = (
     "aiopersist OPTIONS (...)"
 )
 LEASE_S = 24 * 3600.0
+TASKS = 8  # hooks cannot see how much Spark runs at once
 SHOWN = {"asof": "as_of", "keyrange": "key_range", "leases": "lease_s", "holdname": "hold_name"}
 
 
@@ -98,6 +99,11 @@ class Options:
         if number < least:
             raise invalid(f"option {SHOWN.get(name, name)}={value!r} is no integer of at least {least}")
         return number
+
+    @property
+    def tasks(self) -> int:
+        """About how many are to be planned."""
+        return self.integer("parallelism", least=1) or TASKS
 
     def seconds(self, name: str, default: float) -> float:
         value = self._given.get(name)

@@ -22,8 +22,6 @@ from aiopersist.spark.tasks import Refused, Staged, refusing
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-TASKS = 8  # hooks cannot see how much Spark runs at once
-
 
 def stored_schema(options: Options) -> Schema[Any, Any, Any]:
     """The current schema of the shard."""

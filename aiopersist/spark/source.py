@@ -36,7 +36,6 @@ from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
 from aiopersist.spark.options import LEASE_S, READ, STREAM_READ, STREAM_WRITE, WRITE, Options, invalid
 from aiopersist.spark.partitions import (
-    TASKS,
     PiecePartition,
     StagedMessage,
     check_schema,
@@ -122,7 +121,7 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
     )
     try:
         columns, where = columns_of(options, read.schema), within(options, read.schema)
-        pieces = await read.pieces(options.integer("parallelism", TASKS, 1) or TASKS)
+        pieces = await read.pieces(options.tasks)
     except BaseException:
         await read.give_up()
         raise
@@ -150,7 +149,7 @@ class Writer(DataSourceArrowWriter):
         spec = options.write_spec(overwrite=overwrite)
         lease_s = options.seconds("leases", LEASE_S)
         begun, grant = bridge().run(_begin, client, frame, spec, lease_s)
-        return cls(place, begun, grant, options.integer("parallelism", TASKS, 1) or TASKS)
+        return cls(place, begun, grant, options.tasks)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         layout = self._begun.layout

@@ -43,7 +43,6 @@ from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.options import LEASE_S, Options, invalid
 from aiopersist.spark.partitions import (
-    TASKS,
     PiecePartition,
     StagedMessage,
     check_schema,
@@ -118,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reads.append((last, read))
         columns = columns_of(self._options, read.schema)
         check_schema(columns, self._schema)
-        pieces = found.run(read.pieces, self._options.integer("parallelism", TASKS, 1))
+        pieces = found.run(read.pieces, self._options.tasks)
         at = last - 1 if first == SNAPSHOT else None
         return [PiecePartition(self._place, piece, columns, at=at) for piece in pieces]
 
@@ -265,7 +264,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._place = options.place
         self._spec = options.write_spec(overwrite=overwrite, streaming=True)
         self._app = options.text("txnappid")
-        self._tasks = options.integer("parallelism", TASKS, 1) or TASKS
+        self._tasks = options.tasks
         self._frame = arrow_schema(schema)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -279,7 +278,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         client, found = tasks.worker_client(self._place), bridge()
         begun = found.run(begin, client, self._frame, self._spec)
         writer = tasks.process_writer(self._place, self._spec.shard, begun.schema)
-        return tasks.staged_by(found.run(tasks.own_builder, writer), begun.layout, iterator)
+        return tasks.staged_by(found.run(writer.builder, 0), begun.layout, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         told = [message for message in messages if isinstance(message, StagedMessage)]

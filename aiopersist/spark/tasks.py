@@ -93,8 +93,8 @@ def read(
 
 def stage(place: Place, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]") -> Staged:
     """Upload the rows as a batch under that writer: sorted, consolidated, in bounded memory."""
-    client = worker_client(place)
-    return staged_by(bridge().run(_builder, client, writer), layout, batches)
+    opening = worker_client(place).builder_from_transmittable
+    return staged_by(bridge().run(opening, writer, 0), layout, batches)
 
 
 def staged_by(builder: BatchBuilder, layout: Layout, batches: "Iterable[pa.RecordBatch]") -> Staged:
@@ -120,22 +120,9 @@ def process_writer(place: Place, shard: str, schema: Schema[Any, Any, Any]) -> W
     found = bridge()
     key = (place, shard, schema)
     if key not in found.kept:
-        found.kept[key] = found.run(_open_writer, worker_client(place), shard, schema)
+        found.kept[key] = found.run(worker_client(place).writer, shard, schema)
     writer: Writer = found.kept[key]
     return writer
-
-
-async def _open_writer(client: Client, shard: str, schema: Schema[Any, Any, Any]) -> Writer:
-    return await client.writer(shard, schema)
-
-
-async def own_builder(writer: Writer) -> BatchBuilder:
-    """A builder under the process's writer."""
-    return await writer.builder(0)
-
-
-async def _builder(client: Client, writer: bytes) -> BatchBuilder:
-    return await client.builder_from_transmittable(writer, 0)
 
 
 async def _finished(builder: BatchBuilder, upper: int) -> bytes:

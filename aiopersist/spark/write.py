@@ -16,22 +16,21 @@ from aiopersist.client import Client
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
 from aiopersist.errors import InvalidUsage, UnknownShard, UpperMismatch, UsageKind
-from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.frontier import Antichain
 from aiopersist.read.shared import SharedRead
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import Bridge
 from aiopersist.spark.columns import invalid, sources
 from aiopersist.spark.place import Place
 from aiopersist.spark.rows import Layout, Special, schema_of
-from aiopersist.spark.tasks import Refused, Staged, granted
+from aiopersist.spark.tasks import Refused, Staged, Writer, granted
 from aiopersist.write.batch import Batch, discard_all
 from aiopersist.write.checks import Txn, check_txn
-from aiopersist.write.handle import WriteHandle
+from aiopersist.write.combine import last_complete
 from aiopersist.write.transmit import decode
 
 APPEND, OVERWRITE, UPSERT = "append", "overwrite", "upsert"
 
-Writer: TypeAlias = WriteHandle[Any, Any]
 Results: TypeAlias = Sequence[Staged | Refused]
 Run = Callable[[Callable[..., Staged], Sequence[tuple[Any, ...]]], Results]
 """Runs a task for each tuple of arguments, somewhere."""
@@ -124,7 +123,7 @@ class Job:
         """Append it all, once; the time at which it is complete. Whatever it raises, nothing was appended,
         and what was staged is deleted; but after `Indeterminate` nobody knows."""
         run = self._bridge.run
-        writer = run(_open_writer, self._client, self._begun)
+        writer = run(self._client.writer, self._spec.shard, self._begun.schema)
         try:
             batches = run(_restored, writer, results)
             try:
@@ -200,7 +199,7 @@ class Job:
         """At the times that the rows have, if the upper is still what it was."""
         lower = self._begun.upper
         if await self._is_done():  # whatever the upper is now
-            return _before(await writer.fetch_recent_upper())
+            return last_complete(await writer.fetch_recent_upper())
         first = min((one.first for one in staged if one.rows), default=None)
         if first is not None and not lower.less_equal(first):
             text = f"time {first} is not at or beyond the upper {lower}"
@@ -209,11 +208,7 @@ class Job:
         for batch in batches:
             batch._rebound(lower, upper)
         await writer.compare_and_append_batch(batches, lower, upper, self._spec.txn)
-        return _before(writer.upper)
-
-
-async def _open_writer(client: Client, begun: Begun) -> Writer:
-    return await client.writer(begun.spec.shard, begun.schema)
+        return last_complete(writer.upper)
 
 
 async def _restored(writer: Writer, results: Results) -> list[Batch]:
@@ -243,10 +238,4 @@ async def _append_at(writer: Writer, batches: Sequence[Batch], upper: int, txn: 
     for batch in batches:
         batch.rewrite_ts(upper, upper + 1)
     await writer.compare_and_append_batch(batches, upper, upper + 1, txn)
-    return upper if txn is None else _before(writer.upper)  # a repeat is complete at some time before
-
-
-def _before(upper: Antichain) -> int:
-    time = upper.time
-    assert not isinstance(time, tuple)
-    return TIME_MAX if time is None else max(time - 1, 0)
+    return upper if txn is None else last_complete(writer.upper)  # a repeat is complete at some time before

@@ -64,7 +64,7 @@ class Combiner:
         try:
             call.table = table = await self._converted(rows, diff)
             if not table.num_rows and not transactions:
-                return _last_complete((await self._shard.open()).upper)
+                return last_complete((await self._shard.open()).upper)
             return await self._queued(call)
         except (asyncio.CancelledError, Indeterminate):
             call.abandoned = True
@@ -128,7 +128,7 @@ class Combiner:
             done = await self._append(group, upper)
             if done.wrote:
                 for call in group:
-                    call.tell(_last_complete(done.upper))
+                    call.tell(last_complete(done.upper))
                 return
 
     async def _append(self, group: list[_Call], upper: Antichain) -> Appended:
@@ -163,7 +163,7 @@ class Combiner:
             if call.abandoned:
                 call.time.cancel()
             elif repeated(state, call.transactions):
-                call.tell(_last_complete(state.upper))
+                call.tell(last_complete(state.upper))
             elif apps.isdisjoint(call.transactions):
                 apps.update(call.transactions)
                 rest.append(call)
@@ -173,7 +173,7 @@ class Combiner:
         return rest
 
 
-def _last_complete(upper: Antichain) -> int:
+def last_complete(upper: Antichain) -> int:
     """The greatest int time before `upper`; 0 at the minimum."""
     time = upper.time
     assert not isinstance(time, tuple)

@@ -6,10 +6,8 @@ import random
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,11 @@ import aiopersist as ap
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
-from aiopersist.testing.faults import Faults, FaultyConsensus
 from aiopersist.testing.model import Model
 from aiopersist.testing.servers import PostgresServer
 from aiopersist.write.transmit import WRITER, TransmittedWriter
 from tests.conftest import StoreUrls
+from tests.elsewhere import Place
 
 SCHEMA = ap.Schema(key=str, val=int)
 BLOBS: dict[str, Any] = {"inline_writes_single_max_bytes": 0, "blob_target_size": 400, "blob_cache_bytes": 0}
@@ -39,51 +37,19 @@ def _server(postgres_server: PostgresServer) -> PostgresServer:
     return postgres_server
 
 
-class Clock(FaultyConsensus):
-    """A consensus store whose clock the test moves."""
-
-    ahead_s = 0.0
-
-    async def now(self) -> float:
-        return await super().now() + self.ahead_s
-
-
-@dataclass
-class Place:
-    """Clients of one location in memory, each like a process of its own."""
-
-    stack: AsyncExitStack
-    url: str = field(default_factory=lambda: f"mem://{uuid.uuid4().hex}")
-
-    def __post_init__(self) -> None:
-        self.blob = ap.open_blob(self.url)
-        self.clock = Clock(ap.open_consensus(self.url), Faults())
-
-    async def client(self, **settings: Any) -> ap.Client:
-        opening = ap.open(
-            blob=self.blob,
-            consensus=self.clock,
-            settings=ap.Settings(**{**BLOBS, **settings}),
-            maintenance=False,
-        )
-        return await self.stack.enter_async_context(opening)
-
-    async def parts(self) -> set[str]:
-        return {key async for key, _ in self.blob.list("") if key.endswith(".parquet")}
-
-    async def parts_are(self, expected: set[str]) -> bool:
-        """Soon: what is deleted may be deleted in the background."""
-        for _ in range(50):
-            if await self.parts() == expected:
-                return True
-            await asyncio.sleep(0.01)
-        return False
+async def parts_are(place: Place, expected: set[str]) -> bool:
+    """Soon: what is deleted may be deleted in the background."""
+    for _ in range(50):
+        if await place.parts() == expected:
+            return True
+        await asyncio.sleep(0.01)
+    return False
 
 
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
     async with AsyncExitStack() as stack:
-        yield Place(stack)
+        yield Place(stack, BLOBS)
 
 
 def some_rows(seed: int, time: int = 0, count: int = 30) -> Rows:
@@ -415,7 +381,7 @@ async def test_a_builder_without_a_batch_deletes_its_parts(place: Place, how: st
             task.cancel()
         await asyncio.wait([task])
         task.cancelled() or task.exception()
-        assert await place.parts_are(set())
+        assert await parts_are(place, set())
 
 
 async def test_any_interleaving_with_sweeps(place: Place) -> None:

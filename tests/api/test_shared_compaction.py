@@ -6,10 +6,8 @@ import itertools
 import random
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,10 @@ from aiopersist.compact.shared import PIECE, RESULT, CompactedPiece, CompactionP
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
-from aiopersist.testing.faults import Faults, FaultyConsensus
 from aiopersist.testing.model import Model, comparable, gathered
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
+from tests.elsewhere import Place
 
 SCHEMA = ap.Schema(key=str, val=int)
 MAINTENANCE_LEASE_S = 60.0
@@ -44,43 +42,10 @@ def _server(postgres_server: PostgresServer) -> PostgresServer:
     return postgres_server
 
 
-class Clock(FaultyConsensus):
-    """A consensus store whose clock the test moves."""
-
-    ahead_s = 0.0
-
-    async def now(self) -> float:
-        return await super().now() + self.ahead_s
-
-
-@dataclass
-class Place:
-    """Clients of one location in memory, each like a process of its own."""
-
-    stack: AsyncExitStack
-    url: str = field(default_factory=lambda: f"mem://{uuid.uuid4().hex}")
-
-    def __post_init__(self) -> None:
-        self.blob = ap.open_blob(self.url)
-        self.clock = Clock(ap.open_consensus(self.url), Faults())
-
-    async def client(self, **settings: Any) -> ap.Client:
-        opening = ap.open(
-            blob=self.blob,
-            consensus=self.clock,
-            settings=ap.Settings(**{"watch_timeout_s": 0.02, **settings}),
-            maintenance=False,
-        )
-        return await self.stack.enter_async_context(opening)
-
-    async def parts(self) -> set[str]:
-        return {key async for key, _ in self.blob.list("") if key.endswith(".parquet")}
-
-
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
     async with AsyncExitStack() as stack:
-        yield Place(stack)
+        yield Place(stack, {"watch_timeout_s": 0.02})
 
 
 # --- random data, and what must hold of it --------------------------------------------------------------

@@ -6,10 +6,8 @@ import asyncio
 import random
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -22,10 +20,10 @@ from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.read.shared import ENVELOPE, TransmittedPiece
-from aiopersist.testing.faults import Faults, FaultyConsensus
 from aiopersist.testing.model import Model, comparable, summed
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
+from tests.elsewhere import Place
 
 PLAIN = ap.Schema(key=str, val=int)
 NAN = float("nan")
@@ -117,40 +115,10 @@ async def all_read(client: ap.Client, reader: ap.Client, expected: list[Any], **
 # --- a place, and random data -------------------------------------------------------------------------
 
 
-class Clock(FaultyConsensus):
-    """A consensus store whose clock the test moves."""
-
-    ahead_s = 0.0
-
-    async def now(self) -> float:
-        return await super().now() + self.ahead_s
-
-
-@dataclass
-class Place:
-    """Clients of one location in memory, each like a process of its own."""
-
-    stack: AsyncExitStack
-    url: str = field(default_factory=lambda: f"mem://{uuid.uuid4().hex}")
-
-    def __post_init__(self) -> None:
-        self.blob = ap.open_blob(self.url)
-        self.clock = Clock(ap.open_consensus(self.url), Faults())
-
-    async def client(self, **settings: Any) -> ap.Client:
-        opening = ap.open(
-            blob=self.blob,
-            consensus=self.clock,
-            settings=ap.Settings(**{"watch_timeout_s": 0.02, **settings}),
-            maintenance=False,
-        )
-        return await self.stack.enter_async_context(opening)
-
-
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
     async with AsyncExitStack() as stack:
-        yield Place(stack)
+        yield Place(stack, {"watch_timeout_s": 0.02})
 
 
 Pool = list[Any]
@@ -698,10 +666,6 @@ async def churn(client: ap.Client, since: int) -> None:
             await client.force_gc("t")
 
 
-async def parts_there(place: Place) -> set[str]:
-    return {key async for key, _ in place.blob.list("") if key.endswith(".parquet")}
-
-
 @pytest.mark.parametrize("asked", [{}, {"start": 3}], ids=["contents", "changes"])
 async def test_others_go_on_around_it(place: Place, asked: dict[str, Any]) -> None:
     """Goal: compaction, collection and appends between any two pieces change nothing; the blobs are gone
@@ -711,11 +675,11 @@ async def test_others_go_on_around_it(place: Place, asked: dict[str, Any]) -> No
     expected = changes(model, 3, 10) if asked else contents(model, 9)
     shared = await client.shared_read("t", **asked)
     pieces, found = await shared.pieces(4), []
-    planned = await parts_there(place)
+    planned = await place.parts()
     for number, piece in enumerate(pieces):
         found += await rows_of((client, other)[number % 2], piece)
         await churn(other, 9)
-        assert planned <= await parts_there(place)
+        assert planned <= await place.parts()
     assert found == expected
     assert await read(other, await shared.pieces(9)) == expected  # of what it planned, however late
     await shared.aclose()
@@ -724,7 +688,7 @@ async def test_others_go_on_around_it(place: Place, asked: dict[str, Any]) -> No
         await shared.pieces(2)
     assert caught.value.kind == ap.UsageKind.CLOSED
     await churn(other, 9)
-    assert not planned & await parts_there(place)
+    assert not planned & await place.parts()
     for reader in (client, other, await place.client()):
         for piece in pieces:
             with pytest.raises(ap.LeaseExpired):
@@ -858,7 +822,7 @@ async def test_a_lost_blob_is_corruption(place: Place) -> None:
     await ten_times(client)
     async with client.shared_read("t") as shared:
         pieces = await shared.pieces(2)
-        await place.blob.delete(list(await parts_there(place)))
+        await place.blob.delete(list(await place.parts()))
         for piece in pieces:
             with pytest.raises(ap.Corruption):
                 await rows_of(client, piece)

@@ -1,0 +1,45 @@
+"""A location in memory with clients that are each like a process of its own, and a clock that tests move."""
+
+import uuid
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiopersist as ap
+from aiopersist.testing.faults import Faults, FaultyConsensus
+
+
+class Clock(FaultyConsensus):
+    """A consensus store whose clock the test moves."""
+
+    ahead_s = 0.0
+
+    async def now(self) -> float:
+        return await super().now() + self.ahead_s
+
+
+@dataclass
+class Place:
+    """Its clients have these settings, unless they say others."""
+
+    stack: AsyncExitStack
+    settings: Mapping[str, Any]
+    url: str = field(default_factory=lambda: f"mem://{uuid.uuid4().hex}")
+
+    def __post_init__(self) -> None:
+        self.blob = ap.open_blob(self.url)
+        self.clock = Clock(ap.open_consensus(self.url), Faults())
+
+    async def client(self, **settings: Any) -> ap.Client:
+        opening = ap.open(
+            blob=self.blob,
+            consensus=self.clock,
+            settings=ap.Settings(**{**self.settings, **settings}),
+            maintenance=False,
+        )
+        return await self.stack.enter_async_context(opening)
+
+    async def parts(self) -> set[str]:
+        """The blobs of parts that are there."""
+        return {key async for key, _ in self.blob.list("") if key.endswith(".parquet")}
