@@ -33,15 +33,14 @@ class Bridge:
     def __init__(self) -> None:
         ready: Future[BlockingPortal] = Future()
         # A daemon, and no context manager: neither the end of the process nor a fork may wait for its loop.
-        Thread(target=anyio.run, args=(_serve, ready), name="aiopersist", daemon=True).start()
+        Thread(target=_loop, args=(ready,), name="aiopersist", daemon=True).start()
         self._portal = ready.result()
         self._clients: dict[tuple[Place, bool], Future[Client]] = {}
         self._users: Counter[tuple[Place, bool]] = Counter()
+        self._lasting: set[tuple[Place, bool]] = set()
         self._lock = Lock()
         self.is_worker = False
         """Whether it runs Spark's tasks."""
-        self.kept: dict[Any, Any] = {}
-        """What tasks of this process keep for the next."""
 
     def run(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """The result of `work(*args)`, run in the loop; cancelled there if this thread is interrupted."""
@@ -57,9 +56,14 @@ class Bridge:
         return _result(self._portal.start_task_soon(work, *args))
 
     def client(self, place: Place, *, maintenance: bool = False) -> Client:
-        """The client of that place, opened when it is first asked for. What cannot be opened is tried anew
-        at the next call."""
-        key = (place, maintenance)
+        """The client of that place, opened when it is first asked for, and open as long as the process. What
+        cannot be opened is tried anew at the next call."""
+        with self._lock:
+            self._lasting.add((place, maintenance))
+        return self._opened((place, maintenance))
+
+    def _opened(self, key: tuple[Place, bool]) -> Client:
+        place, maintenance = key
         with self._lock:
             found = self._clients.get(key)
             if found is None or (found.done() and found.exception() is not None):
@@ -69,21 +73,23 @@ class Bridge:
 
     def acquire(self, place: Place, *, maintenance: bool) -> Client:
         """The same, for one who releases it."""
+        key = (place, maintenance)
         with self._lock:
-            self._users[place, maintenance] += 1
+            self._users[key] += 1
         try:
-            return self.client(place, maintenance=maintenance)
+            return self._opened(key)
         except BaseException:
             with self._lock:
-                self._users[place, maintenance] -= 1
+                self._users[key] -= 1
             raise
 
     def release(self, place: Place, *, maintenance: bool) -> None:
-        """One user less; the last one closes it, and what it opened."""
+        """One user less; the last one closes it, unless others have it who never say so."""
         key = (place, maintenance)
         with self._lock:
             self._users[key] -= 1
-            found = self._clients.pop(key, None) if not self._users[key] else None
+            unused = not self._users[key] and key not in self._lasting
+            found = self._clients.pop(key, None) if unused else None
         if found is not None:
             self.run(found.result().aclose)
 
@@ -185,6 +191,15 @@ def _result(future: "Future[T]") -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+def _loop(ready: "Future[BlockingPortal]") -> None:
+    try:
+        anyio.run(_serve, ready)
+    except BaseException as error:
+        if ready.done():
+            raise
+        ready.set_exception(error)  # no loop could be had
 
 
 async def _serve(ready: "Future[BlockingPortal]") -> None:

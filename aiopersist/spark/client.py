@@ -29,7 +29,7 @@ from aiopersist.spark.sessions import (
     in_thread,
     struct_type,
 )
-from aiopersist.spark.write import APPEND, Job, WriteSpec, begin
+from aiopersist.spark.write import APPEND, Job, WriteSpec, begin_open
 from aiopersist.storage.urls import Location
 from aiopersist.write.checks import Txn
 
@@ -76,7 +76,7 @@ class SparkClient:
         self._place = place
         self._shared = client
         self._maintenance = maintenance
-        self._reads: list[SharedRead] = []
+        self._reads: list[tuple[DataFrame, SharedRead]] = []
         self._closed = False
 
     # --- reading ---------------------------------------------------------------------------------
@@ -129,10 +129,15 @@ class SparkClient:
         try:
             columns = make(read.schema)
             pieces = bridge().run(read.pieces, tasks_ or cores(self._spark))
+            df = self._planned(pieces, columns, where)
         except BaseException:
             bridge().run(read.aclose)
             raise
-        self._reads.append(read)
+        self._reads.append((df, read))
+        return df
+
+    def _planned(self, pieces: list[bytes], columns: Columns, where: Any) -> "DataFrame":
+        """A task for each of the pieces."""
         place = self._place
 
         def rows(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -167,7 +172,7 @@ class SparkClient:
         and what tasks upload."""
         client, found = self._client(), bridge()
         spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn)
-        begun = found.run(begin, client, arrow_schema(df.schema), spec)
+        begun = found.run(begin_open, client, arrow_schema(df.schema), spec)
         writer = found.run(client.writer, shard, begun.schema)
         place = self._place
         try:
@@ -227,11 +232,18 @@ class SparkClient:
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def release(self) -> None:
-        """Let go of what the DataFrames that were made so far read: they must not be used any more."""
-        reads, self._reads = self._reads, []
-        for read in reads:
-            bridge().run(read.aclose)
+    def release(self, *dfs: "DataFrame") -> None:
+        """Let go of what these DataFrames of this client read, or, without any, all that were made so far:
+        they, and what was derived from them, must not be used any more. `InvalidUsage` of kind `CLOSED` for
+        one for which nothing is held."""
+        held = {id(df): read for df, read in self._reads}
+        if any(id(df) not in held for df in dfs):
+            text = "a DataFrame was released before, or is not as this client made it"
+            raise InvalidUsage(UsageKind.CLOSED, text)
+        released = {id(df) for df in dfs} if dfs else set(held)
+        self._reads = [(df, read) for df, read in self._reads if id(df) not in released]
+        for made in released:
+            bridge().run(held[made].aclose)
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""

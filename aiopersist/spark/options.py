@@ -35,7 +35,7 @@ STREAM_READ = WHERE | {
     "maxrowspertrigger",
     "maxbytespertrigger",
 }
-STREAM_WRITE = WHERE | {"time", "diff", "keys", "apply", "txnappid", "parallelism"}
+STREAM_WRITE = WHERE | {"time", "diff", "keys", "apply", "txnappid", "parallelism", "leases"}
 SPARKS_OWN = {"checkpointlocation", "queryname"}  # told to sinks though they are not for them
 
 LOST = (

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
+from aiopersist.client import Client
 from aiopersist.data.codec import Schema
 from aiopersist.data.key_range import Leaf, leaves
 from aiopersist.data.lazy import pa, pc
+from aiopersist.errors import Error
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
@@ -101,6 +103,16 @@ class StagedMessage(WriterCommitMessage):
     result: Staged | Refused
     query: str | None = None
     """The id of the streaming query."""
+    grant: bytes | None = None
+    """The writer that a streaming batch was staged under."""
+
+
+async def release(client: Client, grant: bytes) -> None:
+    """End that writer: what is staged under it and not appended is the sweep's."""
+    try:
+        await client.release_writer(grant)
+    except Error:  # then its lease ends it
+        pass
 
 
 def run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[Staged | Refused]:

@@ -103,8 +103,8 @@ def _sealed(result: Any) -> pa.RecordBatch:
 
 
 async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
-    """A blocking call with Spark actions, on a thread. If its caller is cancelled, its Spark jobs are, too,
-    and what it waits for; and it is waited for."""
+    """A blocking call with Spark actions, on a thread of its own: those of the loop are few, and others need
+    them. If its caller is cancelled, its Spark jobs are, too, and what it waits for; and it is waited for."""
     tag = f"aiopersist-{SYSTEM.uuid()}"
     add, remove, interrupt = _tagging(spark)
     calls = Calls()
@@ -117,13 +117,13 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
         finally:
             remove(tag)
 
-    task = asyncio.create_task(asyncio.to_thread(tagged))
+    of_its_own = anyio.CapacityLimiter(1)
+    task = asyncio.create_task(anyio.to_thread.run_sync(tagged, limiter=of_its_own))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         while not task.done():
             calls.cancel()
-            # a thread of its own: those of the loop may all be busy with such calls
             await anyio.to_thread.run_sync(interrupt, tag, limiter=anyio.CapacityLimiter(1))
             await asyncio.wait([task], timeout=1)
         if not task.cancelled():

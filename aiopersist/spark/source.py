@@ -30,7 +30,6 @@ from pyspark.sql.datasource import (
 
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa
-from aiopersist.errors import Error
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
@@ -41,6 +40,7 @@ from aiopersist.spark.partitions import (
     check_schema,
     columns_of,
     read_partition,
+    release,
     run_here,
     stored_schema,
     within,
@@ -49,7 +49,7 @@ from aiopersist.spark.place import Place
 from aiopersist.spark.sessions import arrow_schema, struct_type
 from aiopersist.spark.streams import StreamReader, StreamWriter
 from aiopersist.spark.tasks import refusing
-from aiopersist.spark.write import Begun, Job, WriteSpec, begin
+from aiopersist.spark.write import Begun, Job, WriteSpec, begin_open
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -79,7 +79,7 @@ class AiopersistSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         self._options.check(STREAM_WRITE, "of a streaming write")
-        return StreamWriter(self._options, schema, overwrite)
+        return StreamWriter.begun(self._options, schema, overwrite)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         self._options.check(WRITE, "of a write")
@@ -161,22 +161,15 @@ class Writer(DataSourceArrowWriter):
         results = [message.result for message in messages if isinstance(message, StagedMessage)]
         job = Job(found, client, self._place, self._begun, run_here, self._tasks)
         job.commit(results)
-        found.run(_release, client, self._grant)
+        found.run(release, client, self._grant)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Also called after `commit` raised or died, when its append may have happened, or happen yet: so
         nothing is deleted. Without its writer what was staged and not appended is the sweep's."""
         found = bridge()
-        found.run(_release, found.client(self._place), self._grant)
+        found.run(release, found.client(self._place), self._grant)
 
 
 async def _begin(client: Client, frame: pa.Schema, spec: WriteSpec, lease_s: float) -> tuple[Begun, bytes]:
-    begun = await begin(client, frame, spec)
+    begun = await begin_open(client, frame, spec)
     return begun, await client.register_writer(spec.shard, begun.schema, lease_s)
-
-
-async def _release(client: Client, grant: bytes) -> None:
-    try:
-        await client.release_writer(grant)
-    except Error:  # then its lease ends it
-        pass

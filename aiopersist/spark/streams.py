@@ -34,10 +34,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from aiopersist.client import Client
-from aiopersist.errors import InvalidUsage, SinceViolation, UsageKind
+from aiopersist.errors import BatchExpired, InvalidUsage, SinceViolation, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.shared import SharedRead
+from aiopersist.settings import Settings
 from aiopersist.shard.hold import Need
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
@@ -48,10 +49,11 @@ from aiopersist.spark.partitions import (
     check_schema,
     columns_of,
     read_partition,
+    release,
     run_here,
 )
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.write import Job, begin
+from aiopersist.spark.write import Begun, Job, begin
 from aiopersist.state.model import HollowBatch, State
 
 if TYPE_CHECKING:
@@ -258,27 +260,39 @@ def _time_of(frontier: Antichain) -> int:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Made anew for each batch, in workers and in the committer."""
+    """Made anew for each batch: by who plans it, who pickles it for the tasks, and by the committer."""
 
-    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+    def __init__(self, options: Options, begun: Begun) -> None:
         self._place = options.place
-        self._spec = options.write_spec(overwrite=overwrite, streaming=True)
+        self._begun = begun
         self._app = options.text("txnappid")
         self._tasks = options.tasks
-        self._frame = arrow_schema(schema)
+        self._lease_s = options.seconds("leases", Settings().writer_lease_s)
+        self._grant: bytes | None = None
+
+    @classmethod
+    def begun(cls, options: Options, schema: StructType, overwrite: bool) -> StreamWriter:
+        """Checks what can be checked before tasks run."""
+        spec = options.write_spec(overwrite=overwrite, streaming=True)
+        begun = bridge().run(begin, bridge().client(options.place), arrow_schema(schema), spec)
+        return cls(options, begun)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For tasks: they stage under a writer that is registered now, since no hook comes between."""
+        if self._grant is None:
+            client, spec = bridge().client(self._place), self._begun.spec
+            opening = client.register_writer
+            self._grant = bridge().run(opening, spec.shard, self._begun.schema, self._lease_s)
+        return self.__dict__
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-        return StagedMessage(tasks.refusing(self._stage, iterator), query)
-
-    def _stage(self, iterator: Iterator[Any]) -> tasks.Staged:
-        client, found = tasks.worker_client(self._place), bridge()
-        begun = found.run(begin, client, self._frame, self._spec)
-        writer = tasks.process_writer(self._place, self._spec.shard, begun.schema)
-        return tasks.staged_by(found.run(writer.builder, 0), begun.layout, iterator)
+        assert self._grant is not None  # it was pickled
+        staged = tasks.refusing(tasks.stage, self._place, self._grant, self._begun.layout, iterator)
+        return StagedMessage(staged, query, self._grant)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         told = [message for message in messages if isinstance(message, StagedMessage)]
@@ -289,10 +303,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise invalid("the query has no id here: give option txn_app_id")
         found = bridge()
         client = found.client(self._place)
-        begun = found.run(begin, client, self._frame, self._spec._replace(txn=(app, batchId)))
+        begun = self._begun._replace(spec=self._begun.spec._replace(txn=(app, batchId)))
         job = Job(found, client, self._place, begun, run_here, self._tasks)
-        job.commit([message.result for message in told])
+        try:
+            job.commit([message.result for message in told])
+        except BatchExpired as error:
+            error.add_note(
+                "From the last of its tasks to the commit the batch took longer than the lease of what it "
+                "staged: give the stream a longer one by option lease_s."
+            )
+            raise
+        self._release(told)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Also called after `commit` raised or died: deletes nothing. What was staged is the sweep's once the
-        writers of the workers are gone."""
+        """Also called after `commit` raised or died, when its append may have happened, or happen yet: so
+        nothing is deleted. Without its writer what was staged and not appended is the sweep's."""
+        self._release([message for message in messages if isinstance(message, StagedMessage)])
+
+    def _release(self, messages: Sequence[StagedMessage]) -> None:
+        for grant in {message.grant for message in messages if message.grant is not None}:
+            bridge().run(release, bridge().client(self._place), grant)

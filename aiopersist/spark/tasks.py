@@ -8,10 +8,9 @@ gone.
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aiopersist.client import Client
-from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa, pc
 from aiopersist.errors import DiffOverflow, Error, InvalidUpdate, InvalidUsage
 from aiopersist.frontier import TIME_MAX
@@ -20,13 +19,11 @@ from aiopersist.spark.columns import Columns
 from aiopersist.spark.place import Place
 from aiopersist.spark.rows import Layout
 from aiopersist.write.builder import BatchBuilder
-from aiopersist.write.handle import WriteHandle
 
 if TYPE_CHECKING:
     import polars as pl
 
 T = TypeVar("T")
-Writer: TypeAlias = WriteHandle[Any, Any]
 
 THREADS = "POLARS_MAX_THREADS"
 
@@ -93,13 +90,8 @@ def read(
 
 def stage(place: Place, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]") -> Staged:
     """Upload the rows as a batch under that writer: sorted, consolidated, in bounded memory."""
-    opening = worker_client(place).builder_from_transmittable
-    return staged_by(bridge().run(opening, writer, 0), layout, batches)
-
-
-def staged_by(builder: BatchBuilder, layout: Layout, batches: "Iterable[pa.RecordBatch]") -> Staged:
-    """Fill the builder, which is closed."""
     found = bridge()
+    builder = found.run(worker_client(place).builder_from_transmittable, writer, 0)
     rows, first, last = 0, TIME_MAX, 0
     try:
         for batch in batches:
@@ -112,17 +104,6 @@ def staged_by(builder: BatchBuilder, layout: Layout, batches: "Iterable[pa.Recor
         return Staged(found.run(_finished, builder, _after(last)), rows, first, last)
     finally:
         found.run(builder.aclose)
-
-
-def process_writer(place: Place, shard: str, schema: Schema[Any, Any, Any]) -> Writer:
-    """A writer of this process, for all batches that it stages: streams have no driver's hook that could
-    register one for each."""
-    found = bridge()
-    key = (place, shard, schema)
-    if key not in found.kept:
-        found.kept[key] = found.run(worker_client(place).writer, shard, schema)
-    writer: Writer = found.kept[key]
-    return writer
 
 
 async def _finished(builder: BatchBuilder, upper: int) -> bytes:

@@ -23,14 +23,16 @@ from aiopersist.spark.bridge import Bridge
 from aiopersist.spark.columns import invalid, sources
 from aiopersist.spark.place import Place
 from aiopersist.spark.rows import Layout, Special, schema_of
-from aiopersist.spark.tasks import Refused, Staged, Writer, granted
+from aiopersist.spark.tasks import Refused, Staged, granted
 from aiopersist.write.batch import Batch, discard_all
 from aiopersist.write.checks import Txn, check_txn
 from aiopersist.write.combine import last_complete
+from aiopersist.write.handle import WriteHandle
 from aiopersist.write.transmit import decode
 
 APPEND, OVERWRITE, UPSERT = "append", "overwrite", "upsert"
 
+Writer: TypeAlias = WriteHandle[Any, Any]
 Results: TypeAlias = Sequence[Staged | Refused]
 Run = Callable[[Callable[..., Staged], Sequence[tuple[Any, ...]]], Results]
 """Runs a task for each tuple of arguments, somewhere."""
@@ -73,7 +75,7 @@ class Begun(NamedTuple):
 
 async def begin(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
     """Check what can be checked before anything runs. `INVALID_COLUMN` for columns that do not fit the shard;
-    a new one is made, if `keys` say which of them are its key. `UpperMismatch` for one that is finished."""
+    a new one is made, if `keys` say which of them are its key."""
     spec.check()
     special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
     try:
@@ -87,10 +89,24 @@ async def begin(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
             schema = await _stored(client, spec)
     at = spec.time if isinstance(spec.time, int) else 0
     layout = Layout(frame, schema, special, at)
-    upper = await client.upper(spec.shard)
-    if not upper.elements:
-        raise UpperMismatch(upper, upper)
-    return Begun(spec, schema, layout, upper)
+    return Begun(spec, schema, layout, await client.upper(spec.shard))
+
+
+async def begin_open(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
+    """The same; `UpperMismatch` for a shard that is finished, unless it was this write that did it."""
+    begun = await begin(client, frame, spec)
+    if not begun.upper.elements and not await _is_done(client, spec):
+        raise UpperMismatch(begun.upper, begun.upper)
+    return begun
+
+
+async def _is_done(client: Client, spec: WriteSpec) -> bool:
+    """Whether it was written before."""
+    if spec.txn is None:
+        return False
+    app, number = spec.txn
+    last = await client.txn_number(spec.shard, app)
+    return last is not None and number <= last
 
 
 async def _stored(client: Client, spec: WriteSpec) -> Schema[Any, Any, Any]:
@@ -128,6 +144,8 @@ class Job:
             batches = run(_restored, writer, results)
             try:
                 staged = granted(results)
+                if run(_is_done, self._client, self._spec):  # whatever the upper is now
+                    return last_complete(run(writer.fetch_recent_upper))
                 if self._spec.mode != APPEND:
                     return self._replace(writer, batches, staged)
                 if self._spec.time is None:
@@ -165,20 +183,13 @@ class Job:
                     run(read.aclose)
 
     async def _contents_before(self, upper: int) -> SharedRead | None:
-        """What there is to retract; `None` where there is nothing, or it was done before. New rows are looked
-        through in any case: no key may come twice."""
-        if await self._is_done() or (not upper and self._spec.mode == OVERWRITE):
+        """What there is to retract; `None` where there is nothing. New rows are looked through in any case:
+        no key may come twice."""
+        if not upper and self._spec.mode == OVERWRITE:
             return None
         if not upper:
             return await self._client.shared_read(self._spec.shard, start=0, end=0)
         return await self._client.shared_read(self._spec.shard, upper - 1)
-
-    async def _is_done(self) -> bool:
-        if self._spec.txn is None:
-            return False
-        app, number = self._spec.txn
-        last = await self._client.txn_number(self._spec.shard, app)
-        return last is not None and number <= last
 
     async def _pieces(self, read: SharedRead, staged: Sequence[Staged]) -> list[tuple[bytes, bytes | None]]:
         if self._spec.mode == OVERWRITE:
@@ -198,8 +209,6 @@ class Job:
     async def _append_timed(self, writer: Writer, batches: list[Batch], staged: Sequence[Staged]) -> int:
         """At the times that the rows have, if the upper is still what it was."""
         lower = self._begun.upper
-        if await self._is_done():  # whatever the upper is now
-            return last_complete(await writer.fetch_recent_upper())
         first = min((one.first for one in staged if one.rows), default=None)
         if first is not None and not lower.less_equal(first):
             text = f"time {first} is not at or beyond the upper {lower}"

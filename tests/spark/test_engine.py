@@ -3,6 +3,7 @@ was written how; each write is one commit or none; errors are the library's own;
 itself is never blocked."""
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -267,6 +268,21 @@ def test_a_txn_with_times_is_written_once(spark: Any, sc: Any, place: str, name:
     assert counted(sc.changes_df(name, 0)) == Counter([("a", 1, 3, 1)])
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert"}, {"time": 0}], ids=["append", "upsert", "time"])
+def test_a_repeat_on_a_finished_shard(
+    spark: Any, sc: Any, place: str, name: str, options: dict[str, Any]
+) -> None:
+    """Goal: a job that is repeated after its shard was finished learns that it was done; another is
+    refused."""
+    df = spark.createDataFrame([("a", 1)], "key string, val long")
+    assert sc.write_df(df, name, keys=["key"], txn=("job", 1), **options) == 0
+    appended(place, name, PLAIN, ([], 1, ap.Antichain()))
+    assert sc.write_df(df, name, txn=("job", 1), **options) >= 0
+    with pytest.raises(ap.UpperMismatch):
+        sc.write_df(df, name, txn=("job", 2), **options)
+    assert counted(sc.snapshot_df(name)) == Counter([("a", 1)])
+
+
 def test_writers_beside_an_upsert(spark: Any, sc: Any, place: str, name: str) -> None:
     """Goal: what others append between the look-up and the commit is replaced as well: at the time of the
     upsert its keys have its rows and no others, and all else is as it was just before."""
@@ -477,7 +493,14 @@ def test_release_and_close(spark: Any, place: str, name: str) -> None:
     assert df.count() == 1
     sc.release()
     assert readers(place, name) == 0
-    assert sc.snapshot_df(name).count() == 1
+    kept, let_go = sc.snapshot_df(name), sc.snapshot_df(name)
+    sc.release(let_go)
+    assert readers(place, name) == 1
+    assert kept.count() == 1
+    for not_held in (let_go, kept.where("val = 1")):
+        with pytest.raises(ap.InvalidUsage, match="released before"):
+            sc.release(kept, not_held)
+    assert readers(place, name) == 1
     sc.close()
     sc.close()
     assert readers(place, name) == 0
@@ -539,6 +562,19 @@ def sleeping(batches: Any) -> Any:
 
 async def active(spark: Any) -> list[int]:
     return list(await asyncio.to_thread(lambda: spark.sparkContext.statusTracker().getActiveJobsIds()))
+
+
+@pytest.mark.blocks_loop
+async def test_jobs_leave_the_threads_of_the_loop_to_others(spark: Any, place: str, name: str) -> None:
+    """Goal: while more jobs wait than the loop has threads, other work still gets one."""
+    async with await asyncio.to_thread(connect, spark, place) as sc:
+        await asyncio.to_thread(appended, place, name, PLAIN, ([("a", 1, 0, 1)], 0, 1))
+        waiting = [asyncio.create_task(sc.asnapshot_df(name, 9)) for _ in range((os.cpu_count() or 1) + 5)]
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(appended, place, name, PLAIN, ([], 1, 10))
+            for df in await asyncio.gather(*waiting):
+                assert df is not None
 
 
 @pytest.mark.blocks_loop
