@@ -99,7 +99,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = self._state()
         end = end_of(state) if self._target is None else self._target
         begin_ = start["time"]
-        if begin_ == SNAPSHOT and end == 0:  # nothing is complete yet
+        if begin_ == SNAPSHOT and end <= _time_of(state.since):  # nothing is complete and readable yet
             return start
         if begin_ >= 0:
             end = max(end, begin_)

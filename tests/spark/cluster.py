@@ -243,6 +243,12 @@ def main() -> None:
         fault.reached()
         return message
 
+    def midway(real: Any, *_: Any) -> Any:
+        for number, batch in enumerate(real()):
+            yield batch
+            if not number:
+                fault.reached()
+
     expected = some_rows(1)
     sc.write_df(frame(1), SHARD, keys=["id"])
     if job in ("write", "upsert"):
@@ -264,6 +270,10 @@ def main() -> None:
         spark.dataSource.register(faulty({"writer.write": whole}))
         frame(2).write.format(FORMAT).mode("append").option("location", place).save(SHARD)
         expected += some_rows(2)
+    elif job == "format read":
+        spark.dataSource.register(faulty({"reader.read": midway}))
+        read = spark.read.format(FORMAT).options(location=place, parallelism=2).load(SHARD)
+        assert sorted(map(tuple, read.collect())) == expected
     elif job == "stream":
         spark.dataSource.register(faulty({"streamWriter.write": whole}))
         source = spark.readStream.format(FORMAT).options(location=place, parallelism=2).load(SHARD)

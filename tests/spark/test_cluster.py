@@ -16,6 +16,7 @@ from tests.spark.trouble import audit, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
+READS = ("read", "format read", "stream")  # of the shard, which has one write then
 LOSERS = ["the first loses", "the second loses"]
 LOST = ["the executor dies", "the worker dies"]
 CASES = [
@@ -23,6 +24,8 @@ CASES = [
     *((job, fault) for job in ("write", "read") for fault in LOST),
     ("compact", LOST[0]),
     ("format", LOST[0]),
+    ("format read", LOSERS[0]),
+    ("format read", LOST[0]),
     ("stream", LOSERS[0]),
     ("stream", LOST[0]),
 ]
@@ -64,8 +67,8 @@ def test_a_fault(cluster: Cluster, place: str, tmp_path: Path, job: str, fault: 
             os.killpg(cluster.workers[number].pid, signal.SIGKILL)
         assert driver.wait(240) == 0
     assert (folder / "done").exists()
-    expected = some_rows(1) if job in ("read", "stream") else some_rows(1) + some_rows(2)
+    expected = some_rows(1) if job in READS else some_rows(1) + some_rows(2)
     swept = audit(place, SHARD, expected)
-    assert swept > 0 or job in ("read", "stream")
+    assert swept > 0 or job in READS
     if job == "stream":
         assert audit(place, SINK, expected) > 0

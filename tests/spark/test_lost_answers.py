@@ -3,7 +3,7 @@ asked for it gets the right answer. A real Postgres behind a proxy that drops th
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,27 @@ def arm(address: tuple[str, int]) -> None:
         assert asking.recv(len(ARMED)) == ARMED
 
 
+def losing(address: tuple[str, int]) -> Callable[..., Any]:
+    """A hook of commits, whose append gets no answer."""
+
+    def commit(real: Any, *_: Any) -> Any:
+        from aiopersist.spark import write
+
+        plain = write._append_at
+
+        async def armed(*args: Any) -> int:
+            arm(address)
+            return await plain(*args)
+
+        write._append_at = armed
+        try:
+            return real()
+        finally:
+            write._append_at = plain
+
+    return commit
+
+
 @pytest.fixture
 def network(postgres_server: PostgresServer) -> Iterator[Network]:
     with start_blocking_portal() as portal:
@@ -120,25 +141,8 @@ def test_of_the_engine(
 
 def test_of_the_committers_hook(spark: Any, urls: Any, direct: Any, name: str, network: Network) -> None:
     """Goal: the same in the process that Spark starts for a commit, for a batch."""
-    address = network.address
-
-    def commit(real: Any, *_: Any) -> Any:
-        from aiopersist.spark import write
-
-        plain = write._append_at
-
-        async def armed(*args: Any) -> int:
-            arm(address)
-            return await plain(*args)
-
-        write._append_at = armed
-        try:
-            return real()
-        finally:
-            write._append_at = plain
-
     connect(spark, **direct)
-    spark.dataSource.register(faulty({"writer.commit": commit}))
+    spark.dataSource.register(faulty({"writer.commit": losing(network.address)}))
     try:
         expected: list[Any] = []
         for version in range(1, 3):
@@ -150,6 +154,30 @@ def test_of_the_committers_hook(spark: Any, urls: Any, direct: Any, name: str, n
     finally:
         register(spark)
     audit(direct, name, expected)
+
+
+def test_of_a_streams_commit(
+    spark: Any, urls: Any, direct: Any, name: str, network: Network, tmp_path: Path
+) -> None:
+    """Goal: each batch of a stream is there once, though no answer to its append arrived."""
+    with connect(spark, **direct) as sc:
+        for version in range(2):
+            sc.write_df(spark.createDataFrame(some_rows(version, 500), COLUMNS), name, keys=["id"])
+    spark.dataSource.register(faulty({"streamWriter.commit": losing(network.address)}))
+    try:
+        source = spark.readStream.format(FORMAT).options(**direct, startingTime=0, max_rows_per_trigger=1)
+        sink = (
+            source.load(name)
+            .drop("_time")
+            .writeStream.format(FORMAT)
+            .options(**urls, keys="id", diff="_diff")
+        )
+        query = sink.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+        assert query.start(f"{name}-to").awaitTermination(100)
+    finally:
+        register(spark)
+    assert network.drops() == 2
+    audit(direct, f"{name}-to", [(i, n) for version in range(2) for i, n in some_rows(version, 500)])
 
 
 def test_of_a_compaction(

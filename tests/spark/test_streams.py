@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import aiopersist as ap
+from tests.spark.trouble import until
 
 pytestmark = pytest.mark.timeout(150)
 T = TypeVar("T")
@@ -206,11 +207,16 @@ def move_since(place: str, name: str, since: int) -> None:
     at(place, work)
 
 
+async def leases(client: ap.Client, name: str) -> list[str]:
+    """After a commit, which ends what is overdue."""
+    async with client.writer(name, PLAIN):
+        pass
+    return list((await client.inspect(name)).readers)
+
+
 def test_a_restart_with_a_named_hold(spark: Any, place: str, name: str, tmp_path: Path) -> None:
     """Goal: while the query is away others may compact: what it has not read is kept; once its lease has
     expired and since moved on, a restart fails, says what to do, and gives nothing."""
-    from pyspark.errors import StreamingQueryException
-
     append(place, name, history(3), 0)
     move_since(place, name, 0)
     df = stream(spark, place, name, startingTime=0, hold_name="nightly", lease_s=3600)
@@ -229,8 +235,32 @@ def test_a_restart_with_a_named_hold(spark: Any, place: str, name: str, tmp_path
     at(place, expire)
     move_since(place, name, 7)
     assert at(place, lambda client: client.inspect(name)).since == ap.Antichain(7)
+    refused(df, tmp_path / "c")
+
+
+@pytest.mark.long
+def test_a_hold_that_expires(spark: Any, place: str, name: str, tmp_path: Path) -> None:
+    """Goal: the same when nobody ends the hold, and the query was away for longer than its lease."""
+    append(place, name, history(3), 0)
+    move_since(place, name, 0)
+    df = stream(spark, place, name, startingTime=0, hold_name="nightly", lease_s=3)
+    assert drained(df, tmp_path / "c").all == rows(history(3))
+    append(place, name, [[("x", 1, 1)], [("x", 1, -1)]], 3)
+    until(lambda: "name:nightly" not in at(place, lambda client: leases(client, name)), "the end of the hold")
+    move_since(place, name, 5)
+    refused(df, tmp_path / "c")
+    fresh = stream(spark, place, name)
+    assert not drained(fresh, tmp_path / "new").all  # since is at the upper: nothing is readable yet
+    append(place, name, [[]], 5)
+    assert drained(fresh, tmp_path / "new").all == Counter((key, val) for key, val, _, _ in rows(history(3)))
+
+
+def refused(df: Any, checkpoint: Path) -> None:
+    """A restart whose history is gone."""
+    from pyspark.errors import StreamingQueryException
+
     with pytest.raises(StreamingQueryException) as found:
-        drained(df, tmp_path / "c")
+        drained(df, checkpoint)
     for said in ("SinceViolation", "hold_name", "new checkpoint"):
         assert said in str(found.value)
 
