@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import aiopersist as ap
 from aiopersist.errors import UpperMismatch
@@ -18,9 +19,12 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = ap.Schema(key=int, val=int)
 KEYS = 40
 BEHIND = 10  # how far since is behind the upper
-TINY = ap.Settings(
-    inline_writes_single_max_bytes=0, blob_target_size=400, row_group_bytes=200, rollup_every=8
-)
+TINY: dict[str, Any] = {
+    "inline_writes_single_max_bytes": 0,
+    "blob_target_size": 400,
+    "row_group_bytes": 200,
+    "rollup_every": 8,
+}
 
 
 def model(as_of: int) -> list[tuple[int, int]]:
@@ -91,7 +95,7 @@ WORKS = {"append": append, "tend": tend}
 
 
 async def main(work: str, place: str, shard: str, folder: str) -> None:
-    async with ap.open(place, settings=TINY, maintenance=False) as client:
+    async with ap.open(place, settings=ap.Settings(**TINY), maintenance=False) as client:
         while not os.path.exists(f"{folder}/stop"):
             await WORKS[work](client, shard)
             with open(f"{folder}/{work}", "a") as told:

@@ -8,9 +8,9 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pyarrow.compute as pc
@@ -20,9 +20,8 @@ from fastapi import FastAPI
 import aiopersist as ap
 from aiopersist.spark import SparkClient, connect
 from aiopersist.testing.model import Model
+from tests.spark.beside import Row, at, counted, upper
 
-T = TypeVar("T")
-Row = tuple[Any, ...]
 PLAIN = ap.Schema(str, int | None)  # as a new shard of Spark's columns has it
 TINY: dict[str, Any] = {
     "inline_writes_single_max_bytes": 0,
@@ -31,26 +30,8 @@ TINY: dict[str, Any] = {
 }
 
 
-def at(place: str, work: Callable[[ap.Client], Awaitable[T]], **settings: Any) -> T:
-    """What another process would do with the shards: `work`, in a loop and with a client of its own."""
-
-    async def run() -> T:
-        async with ap.open(place, maintenance=False, settings=ap.Settings(**settings)) as client:
-            return await work(client)
-
-    return asyncio.run(run())
-
-
-def upper(place: str, name: str) -> ap.Antichain:
-    return at(place, lambda client: client.inspect(name)).upper
-
-
 def readers(place: str, name: str) -> int:
     return len(at(place, lambda client: client.inspect(name)).readers)
-
-
-def counted(df: Any) -> Counter[Row]:
-    return Counter(map(tuple, df.collect()))
 
 
 def appended(place: str, name: str, schema: Any, *appends: Any, since: Any = None) -> None:
@@ -268,7 +249,15 @@ def test_a_txn_with_times_is_written_once(spark: Any, sc: Any, place: str, name:
     assert counted(sc.changes_df(name, 0)) == Counter([("a", 1, 3, 1)])
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "upsert"}, {"time": 0}], ids=["append", "upsert", "time"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"mode": "upsert"}, marks=pytest.mark.long),
+        pytest.param({"time": 0}, marks=pytest.mark.long),
+    ],
+    ids=["append", "upsert", "time"],
+)
 def test_a_repeat_on_a_finished_shard(
     spark: Any, sc: Any, place: str, name: str, options: dict[str, Any]
 ) -> None:

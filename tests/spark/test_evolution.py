@@ -1,19 +1,17 @@
 """Goal: when a shard's schema gets a field, what was planned before keeps its columns, what is planned after
 has the new one, null in older rows, and in those that are written without it."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.spark import register
+from tests.spark.beside import at, rows_of
 from tests.spark.trouble import FORMAT
-
-T = TypeVar("T")
 
 
 class Before(BaseModel):
@@ -26,14 +24,6 @@ class After(BaseModel):
 
 
 OLD, NEW = [("a", 1), ("b", 2)], [("a", 1, None), ("b", 2, None), ("c", 3, "new")]
-
-
-def at(place: str, work: Callable[[ap.Client], Awaitable[T]]) -> T:
-    async def run() -> T:
-        async with ap.open(place, maintenance=False) as client:
-            return await work(client)
-
-    return asyncio.run(run())
 
 
 @pytest.fixture
@@ -54,28 +44,24 @@ def evolve(place: str, name: str) -> Callable[[], None]:
     return lambda: at(place, go_on)
 
 
-def rows(df: Any) -> list[Any]:
-    return sorted(map(tuple, df.collect()))
-
-
 @pytest.mark.timeout(150)
 def test_batches(spark: Any, sc: Any, place: str, name: str, evolve: Callable[[], None]) -> None:
     options = {"location": place}
     planned = sc.snapshot_df(name)
     evolve()
-    assert rows(planned) == OLD
+    assert rows_of(planned) == OLD
     for df in (sc.snapshot_df(name), spark.read.format(FORMAT).options(**options).load(name)):
         assert df.columns == ["key", "n", "note"]
-        assert rows(df) == NEW
-    assert rows(sc.snapshot_df(name, 0)) == NEW[:2]
-    assert rows(sc.snapshot_df(name, columns=["key", "n"])) == [row[:2] for row in NEW]
-    assert rows(sc.changes_df(name, 0)) == [(*row, row[1] // 3, 1) for row in NEW]
+        assert rows_of(df) == NEW
+    assert rows_of(sc.snapshot_df(name, 0)) == NEW[:2]
+    assert rows_of(sc.snapshot_df(name, columns=["key", "n"])) == [row[:2] for row in NEW]
+    assert rows_of(sc.changes_df(name, 0)) == [(*row, row[1] // 3, 1) for row in NEW]
     old = spark.createDataFrame([("d", 4)], "key string, n long")
     assert sc.write_df(old, name) == 2
     assert sc.write_df(old.selectExpr("key", "n + 1 as n", "'x' as note"), name, mode="upsert") == 3
     assert sc.compact(name)
-    assert rows(sc.snapshot_df(name)) == [*NEW, ("d", 5, "x")]
-    assert rows(sc.snapshot_df(name, 2)) == [*NEW, ("d", 4, None)]
+    assert rows_of(sc.snapshot_df(name)) == [*NEW, ("d", 5, "x")]
+    assert rows_of(sc.snapshot_df(name, 2)) == [*NEW, ("d", 4, None)]
 
 
 @pytest.mark.long

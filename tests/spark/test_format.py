@@ -1,23 +1,21 @@
 """Goal: `format("aiopersist")` and SQL read and write what the engine does, exactly what options say; what
 an option cannot mean is refused, in words; and no secret is ever seen."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 import aiopersist as ap
 from aiopersist.testing.servers import PostgresServer
+from tests.spark.beside import Row, at, counted, upper
 
-T = TypeVar("T")
-Row = tuple[Any, ...]
 PLAIN = ap.Schema(str, int | None)
 TIMES: list[list[Row]] = [
     [("a", 1, 1), ("b", 2, 2)],
@@ -26,18 +24,6 @@ TIMES: list[list[Row]] = [
     [("b", 2, -1), ("d", None, 1)],
 ]
 """What happens at times 0, 1, ..."""
-
-
-def at(place: str, work: Callable[[ap.Client], Awaitable[T]]) -> T:
-    async def run() -> T:
-        async with ap.open(place, maintenance=False) as client:
-            return await work(client)
-
-    return asyncio.run(run())
-
-
-def upper(place: str, name: str) -> ap.Antichain:
-    return at(place, lambda client: client.inspect(name)).upper
 
 
 def contents(as_of: int) -> Counter[Row]:
@@ -90,10 +76,6 @@ def reading(spark: Any, place: str, **options: Any) -> Any:
 
 def writing(df: Any, place: str, mode: str = "append", **options: Any) -> Any:
     return df.write.format("aiopersist").mode(mode).option("location", place).options(**options)
-
-
-def counted(df: Any) -> Counter[Row]:
-    return Counter(map(tuple, df.collect()))
 
 
 # --- reading ---------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 other processes append, forget history, compact and collect garbage; and a read whose lease ran out fails and
 says so."""
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.errors import LeaseExpired, SinceViolation
+from tests.spark.beside import at, rows_of, upper
 from tests.spark.others import SCHEMA, TINY, append, changes_at, model, running, tend
-from tests.spark.trouble import FORMAT, audit, opened, until
+from tests.spark.trouble import FORMAT, audit, until
 
 ROUNDS = 3
 
@@ -21,29 +21,16 @@ ROUNDS = 3
 def started(place: str, name: str) -> None:
     """Some history."""
 
-    async def begin() -> None:
-        async with ap.open(place, settings=TINY, maintenance=False) as client:
-            for _ in range(60):
-                await append(client, name)
+    async def begin(client: ap.Client) -> None:
+        for _ in range(60):
+            await append(client, name)
 
-    asyncio.run(begin())
-
-
-def rows(df: Any) -> list[Any]:
-    return sorted(map(tuple, df.collect()))
+    at(place, begin, **TINY)
 
 
 def time_of(found: list[Any]) -> int:
     """Of contents: the newest value says it."""
     return max(val for _, val in found)
-
-
-def upper_of(place: str, name: str) -> int:
-    async def look() -> int:
-        async with opened(place) as client:
-            return (await client.upper(name)).time
-
-    return asyncio.run(look())
 
 
 @pytest.mark.timeout(600)
@@ -62,10 +49,10 @@ def test_reads_beside_others(spark: Any, sc: Any, place: str, name: str, tmp_pat
         for _ in range(ROUNDS):
             for make in (sc.snapshot_df, format_df):
                 df = make(name)
-                found = rows(df)
+                found = rows_of(df)
                 assert found == model(time_of(found))
                 kept.append((df, found))
-            as_of = upper_of(place, name) - 1
+            as_of = upper(place, name).time - 1
             try:
                 kept.append((sc.snapshot_df(name, as_of), model(as_of)))
                 kept.append(
@@ -80,21 +67,11 @@ def test_reads_beside_others(spark: Any, sc: Any, place: str, name: str, tmp_pat
             )
         assert len(kept) > 2 * ROUNDS
         for df, expected in kept:
-            assert rows(df) == expected
+            assert rows_of(df) == expected
     for df, expected in kept:
-        assert rows(df) == expected
+        assert rows_of(df) == expected
     sc.close()
-    audit(place, name, model(upper_of(place, name) - 1))
-
-
-def at(place: str, work: Any, *args: Any) -> Any:
-    """In a client of its own."""
-
-    async def run() -> Any:
-        async with ap.open(place, settings=TINY, maintenance=False) as client:
-            return await work(client, *args)
-
-    return asyncio.run(run())
+    audit(place, name, model(upper(place, name).time - 1))
 
 
 async def readers(client: Any, name: str) -> set[str]:
@@ -112,19 +89,19 @@ def test_a_lease_without_its_planner(spark: Any, place: str, name: str) -> None:
     it."""
     lease_s = 15.0
     options = {"location": place, "lease_s": lease_s, "parallelism": 2}
-    before = at(place, readers, name)
+    before = at(place, readers, name, **TINY)
     df = spark.read.format(FORMAT).options(**options).load(name)
-    expected = rows(df)
+    expected = rows_of(df)
     assert expected == model(59)
-    mine = at(place, readers, name) - before
+    mine = at(place, readers, name, **TINY) - before
     assert len(mine) >= 1
-    at(place, append, name)
-    at(place, tend, name)
+    at(place, append, name, **TINY)
+    at(place, tend, name, **TINY)
     end = time.monotonic() + 1.5 * lease_s
     while time.monotonic() < end:
-        assert rows(df) == expected
-        at(place, readers, name)  # a commit, which would end what is overdue
-    assert at(place, readers, name) & mine
+        assert rows_of(df) == expected
+        at(place, readers, name, **TINY)  # a commit, which would end what is overdue
+    assert at(place, readers, name, **TINY) & mine
 
 
 @pytest.mark.timeout(300)
@@ -133,11 +110,11 @@ def test_a_lease_without_its_planner(spark: Any, place: str, name: str) -> None:
 def test_a_lease_that_ran_out(spark: Any, place: str, name: str) -> None:
     """Goal: nobody has read for as long as the lease lasts, and what was planned is gone: the read fails, and
     says why."""
-    before = at(place, readers, name)
+    before = at(place, readers, name, **TINY)
     df = spark.read.format(FORMAT).options(location=place, lease_s=2.0, parallelism=1).load(name)
     df._jdf.queryExecution().executedPlan().execute().getNumPartitions()  # planned
-    until(lambda: not at(place, readers, name) - before, "the end of the lease")
-    at(place, append, name)
-    at(place, tend, name)
+    until(lambda: not at(place, readers, name, **TINY) - before, "the end of the lease")
+    at(place, append, name, **TINY)
+    at(place, tend, name, **TINY)
     with pytest.raises(Exception, match=LeaseExpired.__name__):
-        rows(df)
+        rows_of(df)

@@ -1,36 +1,22 @@
 """Goal: a streaming query reads every change once, in batches that end between times, and writes each of its
 batches once, across restarts; what cannot be resumed says so, and skips nothing."""
 
-import asyncio
 import pickle
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import aiopersist as ap
+from tests.spark.beside import Row, at, upper
 from tests.spark.trouble import until
 
 pytestmark = pytest.mark.timeout(150)
-T = TypeVar("T")
-Row = tuple[Any, ...]
 PLAIN = ap.Schema(str, int | None)
-
-
-def at(place: str, work: Callable[[ap.Client], Awaitable[T]]) -> T:
-    async def run() -> T:
-        async with ap.open(place, maintenance=False) as client:
-            return await work(client)
-
-    return asyncio.run(run())
-
-
-def upper(place: str, name: str) -> ap.Antichain:
-    return at(place, lambda client: client.inspect(name)).upper
 
 
 def append(place: str, name: str, times: list[list[Row]], start: int, *, finish: bool = False) -> None:
