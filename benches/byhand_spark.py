@@ -52,6 +52,8 @@ def snapshot(paths: Sequence[str], tasks: int) -> tuple[int, Callable[[Batches],
             .to_series()
             .fill_null(True)
         )
+        if first.all():
+            return frame.filter(pl.col("diff") != 0)
         sums = (
             frame.with_columns(row=first.cum_sum())
             .group_by("row", maintain_order=True)

@@ -261,8 +261,8 @@ async def _leased(
                 unpin()
         else:
             state = shard.state
-        check_held(wanted, state)
         planned = pinned(wanted, state)
+        check_held(planned, state)
         return SharedRead(Fetch(shard, schema), state, planned, reader, lease_s, scope, keep)
     except BaseException:
         shard.stack.supervisor.spawn(_end(shard, reader, slot), "end a lease that nobody uses")

@@ -7,7 +7,9 @@ heartbeats, so leases live as long as the `SparkClient` is open.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.client import Client
@@ -78,6 +80,8 @@ class SparkClient:
         self._maintenance = maintenance
         self._reads: list[tuple[DataFrame, SharedRead]] = []
         self._closed = False
+        self._lock = Lock()
+        """Of those two."""
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -130,10 +134,12 @@ class SparkClient:
             columns = make(read.schema)
             pieces = bridge().run(read.pieces, tasks_ or cores(self._spark))
             df = self._planned(pieces, columns, where)
+            with self._lock:
+                self._client()  # it may have been closed meanwhile
+                self._reads.append((df, read))
         except BaseException:
             bridge().run(read.aclose)
             raise
-        self._reads.append((df, read))
         return df
 
     def _planned(self, pieces: list[bytes], columns: Columns, where: Any) -> "DataFrame":
@@ -173,7 +179,7 @@ class SparkClient:
         client, found = self._client(), bridge()
         spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn)
         begun = found.run(begin_open, client, arrow_schema(df.schema), spec)
-        writer = found.run(client.writer, shard, begun.schema)
+        writer = found.run(client.writer, begun.shard, begun.schema)
         place = self._place
         try:
             grant = found.call(writer.to_transmittable)
@@ -236,23 +242,27 @@ class SparkClient:
         """Let go of what these DataFrames of this client read, or, without any, all that were made so far:
         they, and what was derived from them, must not be used any more. `InvalidUsage` of kind `CLOSED` for
         one for which nothing is held."""
-        held = {id(df): read for df, read in self._reads}
-        if any(id(df) not in held for df in dfs):
-            text = "a DataFrame was released before, or is not as this client made it"
-            raise InvalidUsage(UsageKind.CLOSED, text)
-        released = {id(df) for df in dfs} if dfs else set(held)
-        self._reads = [(df, read) for df, read in self._reads if id(df) not in released]
+        with self._lock:
+            held = {id(df): (df, read) for df, read in self._reads}
+            if any(id(df) not in held for df in dfs):
+                text = "a DataFrame was released before, or is not as this client made it"
+                raise InvalidUsage(UsageKind.CLOSED, text)
+            released = [held[id(df)] for df in dfs] if dfs else self._reads[:]
         for made in released:
-            bridge().run(held[made].aclose)
+            bridge().run(made[1].aclose)  # which may come twice
+            with self._lock, suppress(ValueError):
+                self._reads.remove(made)
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
-        if not self._closed:
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
-            try:
-                self.release()
-            finally:
-                bridge().release(self._place, maintenance=self._maintenance)
+        try:
+            self.release()
+        finally:
+            bridge().release(self._place, maintenance=self._maintenance)
 
     def _client(self) -> Client:
         if self._closed:

@@ -88,6 +88,19 @@ class Options:
         """Columns, separated by commas."""
         return tuple(part.strip() for part in self._given.get(name, "").split(",") if part.strip())
 
+    def time(self, name: str) -> int | tuple[int, ...] | None:
+        """An integer; of product times a JSON list of them."""
+        value = self._given.get(name)
+        if value is None or not value.lstrip().startswith("["):
+            return self.integer(name)
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = [None]
+        if not all(type(part) is int and part >= 0 for part in found):
+            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is no JSON list of integers")
+        return tuple(found)
+
     def integer(self, name: str, default: int | None = None, least: int = 0) -> int | None:
         value = self._given.get(name)
         if value is None:

@@ -20,6 +20,7 @@ from aiopersist.spark.options import Options, invalid
 from aiopersist.spark.place import Place
 from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.tasks import Refused, Staged, refusing
+from aiopersist.spark.write import Plan
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -103,8 +104,8 @@ class StagedMessage(WriterCommitMessage):
     result: Staged | Refused
     query: str | None = None
     """The id of the streaming query."""
-    grant: bytes | None = None
-    """The writer that a streaming batch was staged under."""
+    plan: Plan | None = None
+    """Of the streaming batch; `None` if it was refused."""
 
 
 async def release(client: Client, grant: bytes) -> None:

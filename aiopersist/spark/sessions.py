@@ -4,6 +4,8 @@ and a piece of work for each of its tasks."""
 import asyncio
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.to_thread
@@ -122,13 +124,22 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        while not task.done():
-            calls.cancel()
-            await anyio.to_thread.run_sync(interrupt, tag, limiter=anyio.CapacityLimiter(1))
-            await asyncio.wait([task], timeout=1)
-        if not task.cancelled():
-            task.exception()  # seen
+        ending = asyncio.create_task(_ended(task, calls, partial(interrupt, tag)))
+        with anyio.CancelScope(shield=True):  # a scope cancels again and again
+            while not ending.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(ending)
         raise
+
+
+async def _ended(task: "asyncio.Task[Any]", calls: Calls, interrupt: Callable[[], Any]) -> None:
+    """Until it is: each Spark job that it begins is cancelled, and what it waits for."""
+    while not task.done():
+        calls.cancel()
+        await anyio.to_thread.run_sync(interrupt, limiter=anyio.CapacityLimiter(1))
+        await asyncio.wait([task], timeout=1)
+    if not task.cancelled():
+        task.exception()  # seen
 
 
 def _tagging(spark: "SparkSession") -> tuple[Callable[[str], Any], ...]:

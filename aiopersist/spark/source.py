@@ -49,7 +49,7 @@ from aiopersist.spark.place import Place
 from aiopersist.spark.sessions import arrow_schema, struct_type
 from aiopersist.spark.streams import StreamReader, StreamWriter
 from aiopersist.spark.tasks import refusing
-from aiopersist.spark.write import Begun, Job, WriteSpec, begin_open
+from aiopersist.spark.write import Job, Plan, begin_open, plan
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -79,7 +79,7 @@ class AiopersistSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         self._options.check(STREAM_WRITE, "of a streaming write")
-        return StreamWriter.begun(self._options, schema, overwrite)
+        return StreamWriter(self._options, schema, overwrite)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         self._options.check(WRITE, "of a write")
@@ -112,7 +112,7 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
         raise invalid("give as_of, or startingTime and endingTime, not both")
     read = await client.shared_read(
         options.shard,
-        options.integer("asof"),
+        options.time("asof"),
         start=start,
         end=end,
         wait=False,
@@ -135,10 +135,9 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
 class Writer(DataSourceArrowWriter):
     """A batch write. It travels to workers and to the committer."""
 
-    def __init__(self, place: Place, begun: Begun, grant: bytes, tasks_: int) -> None:
+    def __init__(self, place: Place, planned: Plan, tasks_: int) -> None:
         self._place = place
-        self._begun = begun
-        self._grant = grant
+        self._plan = planned
         self._tasks = tasks_
 
     @classmethod
@@ -148,28 +147,23 @@ class Writer(DataSourceArrowWriter):
         client, frame = bridge().client(place), arrow_schema(schema)
         spec = options.write_spec(overwrite=overwrite)
         lease_s = options.seconds("leases", LEASE_S)
-        begun, grant = bridge().run(_begin, client, frame, spec, lease_s)
-        return cls(place, begun, grant, options.tasks)
+        begun = bridge().run(begin_open, client, frame, spec)
+        return cls(place, bridge().run(plan, client, begun, lease_s), options.tasks)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        layout = self._begun.layout
-        return StagedMessage(refusing(tasks.stage, self._place, self._grant, layout, iterator))
+        layout = self._plan.begun.layout
+        return StagedMessage(refusing(tasks.stage, self._place, self._plan.grant, layout, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = bridge()
         client = found.client(self._place)
         results = [message.result for message in messages if isinstance(message, StagedMessage)]
-        job = Job(found, client, self._place, self._begun, run_here, self._tasks)
+        job = Job(found, client, self._place, self._plan.begun, run_here, self._tasks)
         job.commit(results)
-        found.run(release, client, self._grant)
+        found.run(release, client, self._plan.grant)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Also called after `commit` raised or died, when its append may have happened, or happen yet: so
         nothing is deleted. Without its writer what was staged and not appended is the sweep's."""
         found = bridge()
-        found.run(release, found.client(self._place), self._grant)
-
-
-async def _begin(client: Client, frame: pa.Schema, spec: WriteSpec, lease_s: float) -> tuple[Begun, bytes]:
-    begun = await begin_open(client, frame, spec)
-    return begun, await client.register_writer(spec.shard, begun.schema, lease_s)
+        found.run(release, found.client(self._place), self._plan.grant)

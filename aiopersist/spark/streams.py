@@ -1,10 +1,11 @@
 """Structured streaming over shards: a source whose offsets are frontiers, and a sink that writes each batch
 once.
 
-*Source.* An offset is `{"time": t}`: everything before `t` was delivered. Batches end between times,
-whatever limits say. Two offsets stand for where a query may begin: its first batch, from `SNAPSHOT` to `t`,
-are the contents as of `t - 1`; from `LATEST` to `t` there is nothing in it. So a batch is a function of its
-two offsets, which Spark logs before it runs it: a restart gives the same.
+*Source.* An offset is `{"time": t, "shard": id}`: everything before `t` was delivered, of that shard; one
+that was made anew under the same name is another. Batches end between times, whatever limits say. Two times
+stand for where a query may begin: its first batch, from `SNAPSHOT` to `t`, are the contents as of `t - 1`;
+from `LATEST` to `t` there is nothing in it. So a batch is a function of its two offsets, which Spark logs
+before it runs it: a restart gives the same.
 
 A named hold keeps what a restart needs: it stands one before the end of the last batch that Spark committed.
 A newer run takes it over, and fences the older. When since has passed the start of a batch, it fails and
@@ -34,7 +35,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from aiopersist.client import Client
-from aiopersist.errors import BatchExpired, InvalidUsage, SinceViolation, UsageKind
+from aiopersist.errors import BatchExpired, Error, InvalidUsage, ShardFinalized, SinceViolation, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.shared import SharedRead
@@ -53,14 +54,15 @@ from aiopersist.spark.partitions import (
     run_here,
 )
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.write import Begun, Job, begin
+from aiopersist.spark.tasks import Refused
+from aiopersist.spark.write import Job, Plan, begin, plan
 from aiopersist.state.model import HollowBatch, State
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SNAPSHOT, LATEST = -1, -2
-Offset = dict[str, int]
+Offset = dict[str, Any]
 
 
 # --- the source ------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold: Hold | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        return {"time": self._start}
+        return {"time": self._start, "shard": self._state().shard}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows = self._options.integer("maxrowspertrigger", least=1)
@@ -97,9 +99,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         state = self._state()
+        check_same(start, state)
         end = end_of(state) if self._target is None else self._target
         begin_ = start["time"]
-        if begin_ == SNAPSHOT and end <= _time_of(state.since):  # nothing is complete and readable yet
+        if begin_ < 0 and end <= _time_of(
+            state.since
+        ):  # nothing is complete yet, or what is after it readable
             return start
         if begin_ >= 0:
             end = max(end, begin_)
@@ -107,14 +112,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end = cut(state, begin_, end, limit.max_rows)
             elif isinstance(limit, ReadMaxBytes):
                 end = cut(state, begin_, end, limit.max_bytes, by_bytes=True)
-        return {"time": end}
+        return {"time": end, "shard": state.shard}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         first, last = start["time"], end["time"]
         if first in (last, LATEST):
             return []
         found = bridge()
-        self._opened_hold()  # after a restart the first batch is planned before anything else
+        check_same(end, self._state())  # after a restart the first batch is planned before anything else
         read = found.run(_leased, self._client(), self._options.shard, first, last)
         self._reads.append((last, read))
         columns = columns_of(self._options, read.schema)
@@ -195,9 +200,9 @@ async def _leased(client: Client, shard: str, first: int, last: int) -> SharedRe
     except SinceViolation as error:
         error.add_note(
             f"The stream is at time {max(first, 0)}, and history there was compacted: nothing was skipped, "
-            "and nothing can be resumed. Begin a new query with a new checkpoint (without startingTime its "
-            "first batch is the snapshot). To be restarted later, a query needs the option hold_name, and a "
-            "lease_s that is longer than it may be away."
+            "and nothing can be resumed. Begin a new query with a new checkpoint: without startingTime its "
+            "first batch is the snapshot; with it, changes are held at times after since. To be restarted "
+            "later, a query needs the option hold_name, and a lease_s that is longer than it may be away."
         )
         raise
 
@@ -214,6 +219,16 @@ def _start_of(options: Options) -> int:
     if not asked.isdecimal():
         raise invalid(f"option startingTime={asked!r} is no time, nor one of {', '.join(named)}")
     return int(asked)
+
+
+def check_same(offset: Offset, state: State) -> None:
+    """`ShardFinalized` if that is of a shard that is no more."""
+    if offset.get("shard") != state.shard:
+        text = (
+            f"the stream is of a shard that was dropped ({offset.get('shard')}): what has its name now is "
+            "another. Begin a new query with a new checkpoint."
+        )
+        raise ShardFinalized(text, shard_id=state.shard)
 
 
 def end_of(state: State) -> int:
@@ -260,57 +275,61 @@ def _time_of(frontier: Antichain) -> int:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Made anew for each batch: by who plans it, who pickles it for the tasks, and by the committer."""
+    """Made anew for each batch: by who plans it, which pickles it for the tasks, and by the committer."""
 
-    def __init__(self, options: Options, begun: Begun) -> None:
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         self._place = options.place
-        self._begun = begun
+        self._spec = options.write_spec(overwrite=overwrite, streaming=True)
         self._app = options.text("txnappid")
         self._tasks = options.tasks
         self._lease_s = options.seconds("leases", Settings().writer_lease_s)
-        self._grant: bytes | None = None
-
-    @classmethod
-    def begun(cls, options: Options, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Checks what can be checked before tasks run."""
-        spec = options.write_spec(overwrite=overwrite, streaming=True)
-        begun = bridge().run(begin, bridge().client(options.place), arrow_schema(schema), spec)
-        return cls(options, begun)
+        self._frame = arrow_schema(schema)
+        self._plan: Plan | Refused | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For tasks: they stage under a writer that is registered now, since no hook comes between."""
-        if self._grant is None:
-            client, spec = bridge().client(self._place), self._begun.spec
-            opening = client.register_writer
-            self._grant = bridge().run(opening, spec.shard, self._begun.schema, self._lease_s)
+        """For tasks: so this is where a batch is planned, by no hook of its own. What is refused is told by
+        the tasks, and raised by the commit."""
+        if self._plan is None:
+            client = bridge().client(self._place)
+            try:
+                begun = bridge().run(begin, client, self._frame, self._spec)
+                self._plan = bridge().run(plan, client, begun, self._lease_s)
+            except Error as error:
+                self._plan = Refused(error)
         return self.__dict__
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         from pyspark import TaskContext
 
+        planned = self._plan
+        if not isinstance(planned, Plan):
+            assert planned is not None  # it was pickled
+            return StagedMessage(planned)
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-        assert self._grant is not None  # it was pickled
-        staged = tasks.refusing(tasks.stage, self._place, self._grant, self._begun.layout, iterator)
-        return StagedMessage(staged, query, self._grant)
+        layout = planned.begun.layout
+        staged = tasks.refusing(tasks.stage, self._place, planned.grant, layout, iterator)
+        return StagedMessage(staged, query, planned)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         told = [message for message in messages if isinstance(message, StagedMessage)]
+        results = [message.result for message in told]
+        plans = [message.plan for message in told if message.plan is not None]
+        if not plans:
+            tasks.granted(results)
+            return
         app = self._app or next((message.query for message in told if message.query), None)
         if app is None:
-            if not told:
-                return
             raise invalid("the query has no id here: give option txn_app_id")
-        found = bridge()
-        client = found.client(self._place)
-        begun = self._begun._replace(spec=self._begun.spec._replace(txn=(app, batchId)))
-        job = Job(found, client, self._place, begun, run_here, self._tasks)
+        found, begun = bridge(), plans[0].begun
+        begun = begun._replace(spec=begun.spec._replace(txn=(app, batchId)))
+        job = Job(found, found.client(self._place), self._place, begun, run_here, self._tasks)
         try:
-            job.commit([message.result for message in told])
+            job.commit(results)
         except BatchExpired as error:
             error.add_note(
-                "From the last of its tasks to the commit the batch took longer than the lease of what it "
-                "staged: give the stream a longer one by option lease_s."
+                "From its planning to its first task, or from its last one to the commit, the batch took "
+                "longer than the lease of what it stages: give the stream a longer one by option lease_s."
             )
             raise
         self._release(told)
@@ -321,5 +340,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._release([message for message in messages if isinstance(message, StagedMessage)])
 
     def _release(self, messages: Sequence[StagedMessage]) -> None:
-        for grant in {message.grant for message in messages if message.grant is not None}:
+        for grant in {message.plan.grant for message in messages if message.plan is not None}:
             bridge().run(release, bridge().client(self._place), grant)

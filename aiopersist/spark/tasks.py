@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pc
-from aiopersist.errors import DiffOverflow, Error, InvalidUpdate, InvalidUsage
+from aiopersist.errors import BatchExpired, DiffOverflow, Error, InvalidUpdate, InvalidUsage
 from aiopersist.frontier import TIME_MAX
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
@@ -51,7 +51,7 @@ def refusing(work: Callable[..., T], *args: Any) -> T | Refused:
     """`work(*args)`, or why it can never be done."""
     try:
         return work(*args)
-    except (InvalidUpdate, InvalidUsage, DiffOverflow) as error:
+    except (InvalidUpdate, InvalidUsage, DiffOverflow, BatchExpired) as error:
         return Refused(error)
 
 

@@ -10,14 +10,16 @@ With a column of times the shard's upper must be what it was at the beginning: a
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from aiopersist.client import Client
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
-from aiopersist.errors import InvalidUsage, UnknownShard, UpperMismatch, UsageKind
+from aiopersist.errors import InvalidUsage, SinceViolation, UnknownShard, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain
 from aiopersist.read.shared import SharedRead
+from aiopersist.shard.catalog import ShardId
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import Bridge
 from aiopersist.spark.columns import invalid, sources
@@ -67,6 +69,8 @@ class Begun(NamedTuple):
     """What tasks and the commit must know. Picklable."""
 
     spec: WriteSpec
+    shard: ShardId
+    """The one that has the name now: another may take it while the job runs."""
     schema: Schema[Any, Any, Any]
     layout: Layout
     upper: Antichain
@@ -79,40 +83,50 @@ async def begin(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
     spec.check()
     special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
     try:
-        schema = await _stored(client, spec)
+        shard = await client.shard_id(spec.shard)
+        _, schema = await client.schema(shard)
     except UnknownShard:
         if not spec.keys:
             text = f"there is no shard {spec.shard!r} yet: say by keys= which columns are its key"
             raise invalid(text, "keys") from None
-        schema = schema_of(frame, spec.keys, special)
-        async with client.writer(spec.shard, schema):  # makes it, or finds that another did, with another
-            schema = await _stored(client, spec)
+        made = schema_of(frame, spec.keys, special)
+        async with client.writer(spec.shard, made) as writer:  # or finds that another made it otherwise
+            shard = writer.shard_id
+            _, schema = await client.schema(shard)
+    _check_keys(spec.keys, schema)
     at = spec.time if isinstance(spec.time, int) else 0
     layout = Layout(frame, schema, special, at)
-    return Begun(spec, schema, layout, await client.upper(spec.shard))
+    return Begun(spec, shard, schema, layout, await client.upper(shard))
 
 
 async def begin_open(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
-    """The same; `UpperMismatch` for a shard that is finished, unless it was this write that did it."""
+    """The same; `UpperMismatch` for a shard that is finished, unless this was written before."""
     begun = await begin(client, frame, spec)
-    if not begun.upper.elements and not await _is_done(client, spec):
-        raise UpperMismatch(begun.upper, begun.upper)
+    if not begun.upper.elements and not await _is_done(client, begun):
+        raise UpperMismatch(begun.upper, begun.upper, shard_id=begun.shard)
     return begun
 
 
-async def _is_done(client: Client, spec: WriteSpec) -> bool:
+class Plan(NamedTuple):
+    """What a job of hooks needs, in whatever process. Picklable."""
+
+    begun: Begun
+    grant: bytes
+    """The one writer that tasks stage under."""
+
+
+async def plan(client: Client, begun: Begun, lease_s: float) -> Plan:
+    """Register that writer."""
+    return Plan(begun, await client.register_writer(begun.shard, begun.schema, lease_s))
+
+
+async def _is_done(client: Client, begun: Begun) -> bool:
     """Whether it was written before."""
-    if spec.txn is None:
+    if begun.spec.txn is None:
         return False
-    app, number = spec.txn
-    last = await client.txn_number(spec.shard, app)
+    app, number = begun.spec.txn
+    last = await client.txn_number(begun.shard, app)
     return last is not None and number <= last
-
-
-async def _stored(client: Client, spec: WriteSpec) -> Schema[Any, Any, Any]:
-    _, schema = await client.schema(spec.shard)
-    _check_keys(spec.keys, schema)
-    return schema
 
 
 def _check_keys(keys: Sequence[str], schema: Schema[Any, Any, Any]) -> None:
@@ -139,13 +153,15 @@ class Job:
         """Append it all, once; the time at which it is complete. Whatever it raises, nothing was appended,
         and what was staged is deleted; but after `Indeterminate` nobody knows."""
         run = self._bridge.run
-        writer = run(self._client.writer, self._spec.shard, self._begun.schema)
+        writer = run(self._client.writer, self._begun.shard, self._begun.schema)
         try:
             batches = run(_restored, writer, results)
             try:
                 staged = granted(results)
-                if run(_is_done, self._client, self._spec):  # whatever the upper is now
+                if run(_is_done, self._client, self._begun):  # whatever the upper is now
                     return last_complete(run(writer.fetch_recent_upper))
+                if not self._begun.upper.elements:
+                    raise UpperMismatch(Antichain(0), Antichain(), shard_id=self._begun.shard)
                 if self._spec.mode != APPEND:
                     return self._replace(writer, batches, staged)
                 if self._spec.time is None:
@@ -161,8 +177,7 @@ class Job:
         run = self._bridge.run
         grant = self._bridge.call(writer.to_transmittable)
         while True:
-            upper = run(_upper, writer)
-            read = run(self._contents_before, upper)
+            upper, read = run(self._there, writer)
             try:
                 retractions: list[Batch] = []
                 done: Results = ()
@@ -182,20 +197,24 @@ class Job:
                 if read is not None:
                     run(read.aclose)
 
-    async def _contents_before(self, upper: int) -> SharedRead | None:
-        """What there is to retract; `None` where there is nothing. New rows are looked through in any case:
-        no key may come twice."""
-        if not upper and self._spec.mode == OVERWRITE:
-            return None
-        if not upper:
-            return await self._client.shared_read(self._spec.shard, start=0, end=0)
-        return await self._client.shared_read(self._spec.shard, upper - 1)
+    async def _there(self, writer: Writer) -> tuple[int, SharedRead | None]:
+        """The upper, and what there is to retract; `None` where there is nothing. New rows are looked through
+        in any case: no key may come twice."""
+        while True:
+            upper = await _upper(writer)
+            if not upper and self._spec.mode == OVERWRITE:
+                return upper, None
+            if not upper:
+                return upper, await self._client.shared_read(self._begun.shard, start=0, end=0)
+            try:
+                return upper, await self._client.shared_read(self._begun.shard, upper - 1)
+            except SinceViolation as error:
+                await _pass(writer, upper, error.since)
 
     async def _pieces(self, read: SharedRead, staged: Sequence[Staged]) -> list[tuple[bytes, bytes | None]]:
         if self._spec.mode == OVERWRITE:
             return [(piece, None) for piece in await read.pieces(self._tasks)]
-        shard = await self._client.shard_id(self._spec.shard)
-        hollow = [decode(one.batch, shard).batch for one in staged]
+        hollow = [decode(one.batch, self._begun.shard).batch for one in staged]
         return list(await read.pieces_beside(self._tasks, hollow))
 
     async def _append(self, writer: Writer, batches: list[Batch]) -> int:
@@ -240,6 +259,15 @@ async def _upper(writer: Writer) -> int:
         raise UpperMismatch(Antichain(0), Antichain(), shard_id=writer.shard_id)
     assert isinstance(upper, int)
     return upper
+
+
+async def _pass(writer: Writer, upper: int, since: Any) -> None:
+    """All history is gone, as of a shard that keeps the last hour of it and was not written for longer: what
+    is there can be read once the upper is past since. Nothing is appended up to there."""
+    if not since.elements:  # it is finished, as will be found
+        return
+    with suppress(UpperMismatch):
+        await writer.compare_and_append([], upper, since.time + 1)
 
 
 async def _append_at(writer: Writer, batches: Sequence[Batch], upper: int, txn: Txn | None) -> int:

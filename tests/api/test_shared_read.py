@@ -396,6 +396,24 @@ async def test_pieces_are_about_equal(place: Place, keys: int) -> None:
             assert max(found) <= 2.5 * 1000 / tasks, found
 
 
+async def test_what_is_not_readable_yet_is_no_empty_read(place: Place) -> None:
+    """Goal: since has come up to the upper, so no time that is complete is held: that is said, as a snapshot
+    says it, and nothing is left of it."""
+    client = await place.client()
+    async with client.writer("t", PLAIN) as w:
+        await w.compare_and_append([("a", 1, 0, 1)], 0, 4)
+        async with client.reader("t") as reader:
+            await reader.downgrade_since(4)
+            with pytest.raises(ap.SinceViolation):
+                await reader.snapshot()
+            for wait in (True, False):
+                with pytest.raises(ap.SinceViolation):
+                    await client.shared_read("t", wait=wait)
+        await w.compare_and_append([], 4, 5)
+    async with client.shared_read("t") as shared:
+        assert await read(client, await shared.pieces(2)) == told([("a", 1, 1)])
+
+
 async def test_few_rows_are_one_piece_and_none_are_one(place: Place) -> None:
     client = await place.client()
     async with client.writer("t", PLAIN) as w:

@@ -9,9 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pyarrow.compute as pc
 import pytest
@@ -21,6 +23,7 @@ import aiopersist as ap
 from aiopersist.spark import SparkClient, connect
 from aiopersist.testing.model import Model
 from tests.spark.beside import Row, at, counted, upper
+from tests.spark.trouble import until
 
 PLAIN = ap.Schema(str, int | None)  # as a new shard of Spark's columns has it
 TINY: dict[str, Any] = {
@@ -272,6 +275,20 @@ def test_a_repeat_on_a_finished_shard(
     assert counted(sc.snapshot_df(name)) == Counter([("a", 1)])
 
 
+@pytest.mark.parametrize("mode", ["upsert", "overwrite"])
+def test_replacing_where_all_history_is_gone(spark: Any, sc: Any, place: str, name: str, mode: str) -> None:
+    """Goal: since has come up to the upper, as on a shard that keeps an hour and was at rest for longer: what
+    is there is not readable, which a read says, and it is replaced all the same."""
+    rows = [("a", 1, 0, 1), ("b", 2, 1, 1)]
+    appended(place, name, PLAIN, (rows, 0, 2), since=2)
+    with pytest.raises(ap.SinceViolation):
+        sc.snapshot_df(name)
+    df = spark.createDataFrame([("a", 9)], "key string, val long")
+    assert sc.write_df(df, name, mode=mode) == 3
+    kept = [("b", 2)] if mode == "upsert" else []
+    assert counted(sc.snapshot_df(name)) == Counter([("a", 9), *kept])
+
+
 def test_writers_beside_an_upsert(spark: Any, sc: Any, place: str, name: str) -> None:
     """Goal: what others append between the look-up and the commit is replaced as well: at the time of the
     upsert its keys have its rows and no others, and all else is as it was just before."""
@@ -501,6 +518,21 @@ def test_release_and_close(spark: Any, place: str, name: str) -> None:
         assert again.snapshot_df(name).count() == 1
 
 
+def test_a_read_that_is_opened_while_it_closes(spark: Any, place: str, name: str) -> None:
+    """Goal: it ends with an error, and leaves no lease, though others keep the place open."""
+    appended(place, name, PLAIN, ([("a", 1, 0, 1)], 0, 1))
+    with connect(spark, place), ThreadPoolExecutor() as threads:
+        mine = connect(spark, place)
+        waiting = threads.submit(mine.snapshot_df, name, 1)
+        until(lambda: readers(place, name) == 1, "the lease of who waits")
+        mine.close()
+        appended(place, name, PLAIN, ([], 1, 2))
+        with pytest.raises(ap.InvalidUsage) as found:
+            waiting.result(60)
+        assert found.value.kind == USAGE.CLOSED
+        assert readers(place, name) == 0
+
+
 def test_one_closing_is_nothing_to_another(spark: Any, place: str, name: str) -> None:
     appended(place, name, PLAIN, ([("a", 1, 0, 1)], 0, 1))
     with connect(spark, place) as mine:
@@ -566,23 +598,37 @@ async def test_jobs_leave_the_threads_of_the_loop_to_others(spark: Any, place: s
                 assert df is not None
 
 
+async def in_scope(scope: anyio.CancelScope, call: Any) -> None:
+    with scope:
+        await call
+    assert scope.cancelled_caught
+
+
 @pytest.mark.blocks_loop
-async def test_a_cancelled_write_ends_its_job(spark: Any, place: str, name: str) -> None:
-    """Goal: within seconds no task of it runs; nothing is written; the next write is as ever."""
+@pytest.mark.parametrize("how", ["scope", pytest.param("task, again and again", marks=pytest.mark.long)])
+async def test_a_cancelled_write_ends_its_job(spark: Any, place: str, name: str, how: str) -> None:
+    """Goal: within seconds no task of it runs; nothing is written; the next write is as ever. A scope of
+    anyio, as FastAPI has, cancels whatever its task waits for."""
     df = await asyncio.to_thread(spark.createDataFrame, [("a", 1)], "key string, val long")
     async with await asyncio.to_thread(connect, spark, place) as sc:
         assert await sc.awrite_df(df, name, keys=["key"]) == 0
         slow = await asyncio.to_thread(df.mapInArrow, sleeping, df.schema)
-        task = asyncio.create_task(sc.awrite_df(slow, name, txn=("a", 1)))
+        scope = anyio.CancelScope()
+        task = asyncio.create_task(in_scope(scope, sc.awrite_df(slow, name, txn=("a", 1))))
         async with asyncio.timeout(20):
             while not await active(spark):
                 assert not task.done()
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.3)
-        task.cancel()
+        if how == "scope":
+            scope.cancel()
+        else:
+            for _ in range(3):
+                task.cancel()
+                await asyncio.sleep(0.001)
         done, _ = await asyncio.wait([task], timeout=5)
         assert done
-        assert task.cancelled()
+        assert task.cancelled() is (how != "scope")
         assert await active(spark) == []
         async with ap.open(place, maintenance=False) as client:
             assert (await client.inspect(name)).upper == ap.Antichain(1)

@@ -205,6 +205,23 @@ def test_secrets_in_options_are_refused(spark: Any, options: dict[str, str]) -> 
         assert "hunter2" not in str(found.value)
 
 
+def test_product_times(spark: Any, place: str, name: str) -> None:
+    """Goal: contents at a product time, which is a JSON list."""
+    from pyspark.errors import PySparkException
+
+    async def work(client: ap.Client) -> None:
+        async with client.writer(name, ap.Schema(str, int, time=2)) as writer:
+            rows = [("a", 1, (0, 1), 1), ("b", 2, (1, 0), 1), ("c", 3, (1, 1), 1)]
+            await writer.compare_and_append(rows, ap.Antichain((0, 0)), ap.Antichain((2, 2)))
+
+    at(place, work)
+    for as_of, wanted in (("[1, 0]", [("b", 2)]), ("[1,1]", [("a", 1), ("b", 2), ("c", 3)])):
+        assert counted(reading(spark, place, as_of=as_of).load(name)) == Counter(wanted)
+    for wrong in ("[1, x]", "[1, -1]", "[true, 1]"):
+        with pytest.raises(PySparkException, match="no JSON list"):
+            reading(spark, place, as_of=wrong).load(name).collect()
+
+
 # --- writing ---------------------------------------------------------------------------------------
 
 

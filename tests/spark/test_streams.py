@@ -1,14 +1,12 @@
 """Goal: a streaming query reads every change once, in batches that end between times, and writes each of its
 batches once, across restarts; what cannot be resumed says so, and skips nothing."""
 
-import pickle
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import aiopersist as ap
@@ -325,40 +323,6 @@ def test_from_shard_to_shard_once(spark: Any, place: str, name: str, tmp_path: P
     forget_commit(tmp_path / "c")
     sink(plain, place, f"{name}-to", tmp_path / "c", keys="key")  # though nothing new can be written there
     assert updates(place, f"{name}-to") == found
-
-
-def test_a_batch_outlives_the_lease_of_what_it_staged(
-    spark: Any, place: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goal: one writer is registered for a batch, when it is planned, with the lease that was asked for; if
-    that has ended nothing is written, and it is said what to do. Hooks are called as Spark does."""
-    from pyspark.sql.types import StructType
-
-    from aiopersist.spark.bridge import bridge
-    from aiopersist.spark.options import Options
-    from aiopersist.spark.streams import StreamWriter
-
-    monkeypatch.setattr(bridge(), "is_worker", False)  # as it is again when this test is over
-    schema = StructType.fromDDL("key string, val long")
-    rows = pa.RecordBatch.from_pydict({"key": ["a"], "val": [1]})
-    given = {"path": name, "location": place, "keys": "key", "lease_s": "7200", "txn_app_id": "app"}
-    planned = StreamWriter.begun(Options(given), schema, False)
-    assert not at(place, lambda client: client.inspect(name)).writers
-    told = [pickle.dumps(planned) for _ in range(2)]
-    (writer,) = at(place, lambda client: client.inspect(name)).writers.values()
-    assert writer.lease_s == 7200
-    messages = [pickle.loads(data).write(iter([rows])) for data in told]
-    committer = StreamWriter.begun(Options(given), schema, False)
-    committer.abort([None, messages[0]], 0)
-    assert not at(place, lambda client: client.inspect(name)).writers
-    with pytest.raises(ap.BatchExpired) as found:
-        committer.commit(messages, 0)
-    assert "lease_s" in found.value.__notes__[0]
-    assert not updates(place, name)
-    again = pickle.loads(pickle.dumps(StreamWriter.begun(Options(given), schema, False)))
-    committer.commit([again.write(iter([rows]))], 0)
-    assert updates(place, name) == Counter([("a", 1, 0)])
-    assert not at(place, lambda client: client.inspect(name)).writers
 
 
 @pytest.mark.long
