@@ -217,9 +217,8 @@ def test_product_times(spark: Any, place: str, name: str) -> None:
     at(place, work)
     for as_of, wanted in (("[1, 0]", [("b", 2)]), ("[1,1]", [("a", 1), ("b", 2), ("c", 3)])):
         assert counted(reading(spark, place, as_of=as_of).load(name)) == Counter(wanted)
-    for wrong in ("[1, x]", "[1, -1]", "[true, 1]"):
-        with pytest.raises(PySparkException, match="no JSON list"):
-            reading(spark, place, as_of=wrong).load(name).collect()
+    with pytest.raises(PySparkException, match="no JSON list"):
+        reading(spark, place, as_of="[1, x]").load(name).collect()
 
 
 # --- writing ---------------------------------------------------------------------------------------

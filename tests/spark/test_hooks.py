@@ -221,3 +221,12 @@ def test_a_query_that_begins_where_nothing_is_readable_yet(place: str, name: str
     rows = {row[:2] for row in read(reader, first, second)}
     assert rows == {("c", 3)}
     reader.stop()
+
+
+@pytest.mark.parametrize("wrong", ["[1, x]", "[1, -1]", "[true, 1]", '["1"]', "[1", "x", "-1"])
+def test_times_that_are_none(wrong: str) -> None:
+    from aiopersist.spark.options import Options
+
+    assert Options({"asOf": " [1, 0]"}).time("asof") == (1, 0)
+    with pytest.raises(ap.InvalidUsage, match="as_of"):
+        Options({"as_of": wrong}).time("asof")

@@ -41,6 +41,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_s3_and_postgres(best_s3_url: str, postgres_url: str, tmp_path: Path) -> None:
     """Goal: a write by the engine, one by the format, a stream from shard to shard, a compaction; then the
