@@ -20,6 +20,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from aiopersist.client import Client
+from aiopersist.runtime import SYSTEM
 from aiopersist.spark.place import Place
 
 T = TypeVar("T")
@@ -49,6 +50,15 @@ class Bridge:
         if calls is None:
             return _result(future)
         with calls.waiting(future):
+            return _result(future)
+
+    def finish(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """The same, for what ends something: who cancels what this thread waits for leaves it some time."""
+        future = self._portal.start_task_soon(work, *args)
+        calls = _calls.get()
+        if calls is None:
+            return _result(future)
+        with calls.waiting(future, patience_s=CLOSE_DEADLINE_S):
             return _result(future)
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
@@ -91,7 +101,7 @@ class Bridge:
             unused = not self._users[key] and key not in self._lasting
             found = self._clients.pop(key, None) if unused else None
         if found is not None:
-            self.run(found.result().aclose)
+            self.finish(found.result().aclose)
 
     def iterate(self, items: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
         """The items, one after the other; while one is used the next is computed."""
@@ -129,7 +139,8 @@ class Calls:
     """What a thread waits for in the loop, so that another can cancel it: all that runs `with` it."""
 
     def __init__(self) -> None:
-        self._futures: set[Future[Any]] = set()
+        self._futures: dict[Future[Any], float] = {}
+        """Before which time each is left alone."""
 
     def __enter__(self) -> None:
         self._before = _calls.set(self)
@@ -138,18 +149,20 @@ class Calls:
         _calls.reset(self._before)
 
     @contextmanager
-    def waiting(self, future: "Future[Any]") -> Iterator[None]:
+    def waiting(self, future: "Future[Any]", patience_s: float = 0.0) -> Iterator[None]:
         """`future` is waited for."""
-        self._futures.add(future)
+        self._futures[future] = SYSTEM.monotonic() + patience_s
         try:
             yield
         finally:
-            self._futures.discard(future)
+            del self._futures[future]
 
     def cancel(self) -> None:
-        """Cancel what is waited for now."""
-        for future in list(self._futures):
-            future.cancel()
+        """Cancel what is waited for now, but what has some time yet."""
+        now = SYSTEM.monotonic()
+        for future, until in list(self._futures.items()):
+            if until <= now:
+                future.cancel()
 
 
 _calls: ContextVar[Calls | None] = ContextVar("calls", default=None)

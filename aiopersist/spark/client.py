@@ -5,12 +5,16 @@ through the JVM only where a DataFrame needs them. The bridge (`bridge.py`) owns
 heartbeats, so leases live as long as the `SparkClient` is open.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import anyio.to_thread
 
 from aiopersist.client import Client
 from aiopersist.compact.shared import Goal
@@ -138,7 +142,7 @@ class SparkClient:
                 self._client()  # it may have been closed meanwhile
                 self._reads.append((df, read))
         except BaseException:
-            bridge().run(read.aclose)
+            bridge().finish(read.aclose)
             raise
         return df
 
@@ -188,7 +192,7 @@ class SparkClient:
             job = Job(found, client, place, begun, run, parallelism or cores(self._spark))
             return job.commit(staged)
         finally:
-            found.run(writer.aclose)
+            found.finish(writer.aclose)
 
     # --- compaction ------------------------------------------------------------------------------
 
@@ -211,7 +215,7 @@ class SparkClient:
                 if lost == CLAIMS_LOST_MAX:
                     raise BatchExpired("the claim of the compaction was lost, and lost again")
             finally:
-                found.run(claimed.aclose)
+                found.finish(claimed.aclose)
 
     # --- the same as coroutines ------------------------------------------------------------------
 
@@ -233,8 +237,9 @@ class SparkClient:
         return await in_thread(self._spark, partial(self.compact, *args, **kwargs))
 
     async def aclose(self) -> None:
-        """`close`, on a thread."""
-        await in_thread(self._spark, self.close)
+        """`close`, on a thread. Goes on in the background if the caller is cancelled."""
+        closing = anyio.to_thread.run_sync(self.close, limiter=anyio.CapacityLimiter(1))
+        await asyncio.shield(closing)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -249,7 +254,8 @@ class SparkClient:
                 raise InvalidUsage(UsageKind.CLOSED, text)
             released = [held[id(df)] for df in dfs] if dfs else self._reads[:]
         for made in released:
-            bridge().run(made[1].aclose)  # which may come twice
+            with suppress(CancelledError):  # then its lease ends by itself
+                bridge().finish(made[1].aclose)
             with self._lock, suppress(ValueError):
                 self._reads.remove(made)
 
@@ -274,6 +280,10 @@ class SparkClient:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        text = "a SparkClient lives in one process: let a function that travels call connect itself"
+        raise TypeError(text)
 
     def __repr__(self) -> str:
         return f"<SparkClient of {self._place}>"

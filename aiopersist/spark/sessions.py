@@ -2,6 +2,7 @@
 and a piece of work for each of its tasks."""
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
+
+log = logging.getLogger("aiopersist")
 
 RESULT = "result binary"
 NO_COUNTERPART = {"variant", "geometry", "geography", "udt", "interval"}
@@ -136,7 +139,10 @@ async def _ended(task: "asyncio.Task[Any]", calls: Calls, interrupt: Callable[[]
     """Until it is: each Spark job that it begins is cancelled, and what it waits for."""
     while not task.done():
         calls.cancel()
-        await anyio.to_thread.run_sync(interrupt, limiter=anyio.CapacityLimiter(1))
+        try:
+            await anyio.to_thread.run_sync(interrupt, limiter=anyio.CapacityLimiter(1))
+        except Exception as error:  # as of a session that ends
+            log.warning("Spark jobs of a cancelled call cannot be cancelled: %r", error)
         await asyncio.wait([task], timeout=1)
     if not task.cancelled():
         task.exception()  # seen

@@ -10,7 +10,7 @@ With a column of times the shard's upper must be what it was at the beginning: a
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from aiopersist.client import Client
@@ -168,34 +168,33 @@ class Job:
                     return run(self._append, writer, batches)
                 return run(self._append_timed, writer, batches, staged)
             finally:
-                run(discard_all, batches)
+                self._bridge.finish(discard_all, batches)
         finally:
-            run(writer.aclose)
+            self._bridge.finish(writer.aclose)
 
     def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[Staged]) -> int:
         """With retractions of what is there, as of the upper at which all of it is appended."""
-        run = self._bridge.run
-        grant = self._bridge.call(writer.to_transmittable)
+        run, finish, shard = self._bridge.run, self._bridge.finish, self._begun.shard
         while True:
-            upper, read = run(self._there, writer)
-            try:
-                retractions: list[Batch] = []
+            with ExitStack() as ends:
+                upper, read = run(self._there, writer)
                 done: Results = ()
                 if read is not None:
+                    ends.callback(finish, read.aclose)
+                    # of the schema as it is now: it may have got a field since the beginning
+                    retracting = run(self._client.writer, shard, read.schema)
+                    ends.callback(finish, retracting.aclose)
+                    grant = self._bridge.call(retracting.to_transmittable)
                     pieces = run(self._pieces, read, staged)
                     done = self._run(tasks.retract, [(self._place, grant, *piece) for piece in pieces])
-                    retractions = run(_restored, writer, done)
+                retractions = run(_restored, writer, done)
+                ends.callback(finish, discard_all, retractions)
+                granted(done)
                 try:
-                    granted(done)
                     return run(_append_at, writer, [*batches, *retractions], upper, self._spec.txn)
                 except UpperMismatch as error:
                     if error.current == Antichain():
                         raise
-                finally:
-                    run(discard_all, retractions)
-            finally:
-                if read is not None:
-                    run(read.aclose)
 
     async def _there(self, writer: Writer) -> tuple[int, SharedRead | None]:
         """The upper, and what there is to retract; `None` where there is nothing. New rows are looked through
@@ -204,9 +203,9 @@ class Job:
             upper = await _upper(writer)
             if not upper and self._spec.mode == OVERWRITE:
                 return upper, None
-            if not upper:
-                return upper, await self._client.shared_read(self._begun.shard, start=0, end=0)
             try:
+                if not upper:
+                    return upper, await self._client.shared_read(self._begun.shard, start=0, end=0)
                 return upper, await self._client.shared_read(self._begun.shard, upper - 1)
             except SinceViolation as error:
                 await _pass(writer, upper, error.since)

@@ -184,6 +184,7 @@ class Fault:
         end = time.monotonic() + WAIT_S
         while not Path(self.folder, name).exists():
             if time.monotonic() > end:
+                self.mark("in vain")
                 raise RuntimeError(f"{name} did not happen")
             time.sleep(0.05)
 

@@ -97,8 +97,10 @@ class Killer:
 
 
 def format_hooks(killer: Killer) -> type:
-    names = ("streamReader.latestOffset", "streamReader.partitions", "streamReader.commit")
-    names += ("streamWriter.write", "streamWriter.commit", "writer.write", "writer.commit")
+    read = ("initialOffset", "prepareForTriggerAvailableNow", "latestOffset", "partitions", "commit")
+    names = [f"streamReader.{hook}" for hook in read]
+    names += ["streamWriter.__getstate__", "streamWriter.write", "streamWriter.commit"]
+    names += ["writer.write", "writer.commit"]
     return faulty(
         {name: killer.around(name) for name in names} | {"streamReader.read": killer.midway("read")}
     )

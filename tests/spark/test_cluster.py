@@ -67,6 +67,8 @@ def test_a_fault(cluster: Cluster, place: str, tmp_path: Path, job: str, fault: 
             os.killpg(cluster.workers[number].pid, signal.SIGKILL)
         assert driver.wait(240) == 0
     assert (folder / "done").exists()
+    assert not (folder / "in vain").exists()
+    assert (folder / "second").exists() or fault not in LOSERS
     expected = some_rows(1) if job in ONE_WRITE else some_rows(1) + some_rows(2)
     swept = audit(place, SINK, expected) if job == "stream" else 0  # of the whole place
     swept += audit(place, SHARD, expected)

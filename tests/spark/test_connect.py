@@ -30,6 +30,19 @@ with connect(spark, sys.argv[1]) as sc:
     assert read.count() == 301
     more.write.format("aiopersist").option("location", sys.argv[1]).mode("overwrite").save("orders")
     assert sc.snapshot_df("orders").count() == 2
+
+    def each(batch, number):  # in another process
+        from aiopersist.spark import connect
+
+        with connect(batch.sparkSession, sys.argv[1]) as mine:
+            mine.write_df(batch, "each", keys=["id"], txn=("each", number))
+
+    stream = spark.readStream.format("aiopersist").option("location", sys.argv[1]).load("orders")
+    sink = stream.writeStream.format("aiopersist").options(location=sys.argv[1], keys="id", path="sink")
+    for name, writer in (("each", stream.writeStream.foreachBatch(each)), ("sink", sink)):
+        writer = writer.option("checkpointLocation", f"{sys.argv[1]}-{name}").trigger(availableNow=True)
+        assert writer.start().awaitTermination(100)
+        assert sc.snapshot_df(name).count() == 2
 spark.stop()
 print("done")
 """

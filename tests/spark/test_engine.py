@@ -275,6 +275,13 @@ def test_a_repeat_on_a_finished_shard(
     assert counted(sc.snapshot_df(name)) == Counter([("a", 1)])
 
 
+def test_an_upsert_into_nothing_beyond_which_since_is(spark: Any, sc: Any, place: str, name: str) -> None:
+    appended(place, name, PLAIN, since=3)
+    df = spark.createDataFrame([("a", 9)], "key string, val long")
+    assert sc.write_df(df, name, mode="upsert") == 4
+    assert counted(sc.snapshot_df(name)) == Counter([("a", 9)])
+
+
 @pytest.mark.parametrize("mode", ["upsert", "overwrite"])
 def test_replacing_where_all_history_is_gone(spark: Any, sc: Any, place: str, name: str, mode: str) -> None:
     """Goal: since has come up to the upper, as on a shard that keeps an hour and was at rest for longer: what
@@ -596,6 +603,23 @@ async def test_jobs_leave_the_threads_of_the_loop_to_others(spark: Any, place: s
             await asyncio.to_thread(appended, place, name, PLAIN, ([], 1, 10))
             for df in await asyncio.gather(*waiting):
                 assert df is not None
+
+
+@pytest.mark.blocks_loop
+async def test_a_client_that_is_closed_in_a_cancelled_scope(spark: Any, place: str, name: str) -> None:
+    """Goal: its leases end all the same, also where others keep the place open."""
+    await asyncio.to_thread(appended, place, name, PLAIN, ([("a", 1, 0, 1)], 0, 1))
+    async with await asyncio.to_thread(connect, spark, place):
+        sc = await asyncio.to_thread(connect, spark, place)
+        for _ in range(3):
+            await sc.asnapshot_df(name)
+        assert await asyncio.to_thread(readers, place, name) == 3
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await sc.aclose()
+        async with asyncio.timeout(20):
+            while await asyncio.to_thread(readers, place, name):
+                await asyncio.sleep(0.05)
 
 
 async def in_scope(scope: anyio.CancelScope, call: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 
 import aiopersist as ap
 from tests.spark.beside import Row, at
@@ -162,6 +163,45 @@ def test_a_shard_that_is_dropped_meanwhile(place: str, name: str, hook: str, ane
         assert contents(place, name) == Counter([("new", 0)])
 
 
+class Old(BaseModel):
+    n: int | None
+
+
+class New(Old):
+    note: str | None = None
+
+
+@pytest.mark.parametrize("mode", ["upsert", "overwrite"])
+def test_a_schema_that_gets_a_field_meanwhile(place: str, name: str, mode: str) -> None:
+    """Goal: between staging and commit: rows that have the field are retracted with it."""
+
+    async def fill(client: ap.Client) -> None:
+        async with client.writer(name, ap.Schema(str, Old)) as writer:
+            await writer.compare_and_append([("a", Old(n=1), 0, 1)], 0, 1)
+
+    async def evolve(client: ap.Client) -> None:
+        await client.compare_and_evolve_schema(name, (await client.schema(name))[0], ap.Schema(str, New))
+        async with client.writer(name, ap.Schema(str, New)) as writer:
+            await writer.compare_and_append([("b", New(n=2, note="x"), 1, 1)], 1, 2)
+
+    async def rows(client: ap.Client) -> list[tuple[str, New, int]]:
+        async with client.reader(name, ap.Schema(str, New)) as reader, reader.snapshot() as snapshot:
+            return list(await snapshot.rows())
+
+    from aiopersist.spark.sessions import struct_type
+
+    at(place, fill)
+    given = {"apply": "upsert"} if mode == "upsert" else {}
+    schema = struct_type(pa.schema([("key", pa.string()), ("n", pa.int64())]))
+    committer = source(place, name, **given).writer(schema, mode == "overwrite")
+    message = sent(committer).write(some(("b", 5), ("c", 6), names=("key", "n")))
+    at(place, evolve)
+    committer.commit([message])
+    kept = [("a", New(n=1), 1)] if mode == "upsert" else []
+    assert at(place, rows) == [*kept, ("b", New(n=5), 1), ("c", New(n=6), 1)]
+    assert not writers(place, name)
+
+
 # --- streaming reads ----------------------------------------------------------------------------------
 
 
@@ -221,6 +261,25 @@ def test_a_query_that_begins_where_nothing_is_readable_yet(place: str, name: str
     rows = {row[:2] for row in read(reader, first, second)}
     assert rows == {("c", 3)}
     reader.stop()
+
+
+def test_what_is_available_now(place: str, name: str) -> None:
+    """Goal: a query that takes what is there ends where the shard ended when it began, in one step or in
+    many, whatever comes meanwhile."""
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    for time in range(3):
+        append(place, name, [("a", time)], time, time + 1)
+    reader = stream(place, name, startingTime="0")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    append(place, name, [("late", 3)], 3, 4)
+    assert latest(reader, start)["time"] == 3
+    steps = [start]
+    for _ in range(4):
+        steps.append(reader.latestOffset(steps[-1], ReadMaxRows(1)))
+    assert [step["time"] for step in steps] == [0, 1, 2, 3, 3]
+    assert latest(stream(place, name, startingTime="0"), start)["time"] == 4
 
 
 @pytest.mark.parametrize("wrong", ["[1, x]", "[1, -1]", "[true, 1]", '["1"]', "[1", "x", "-1"])

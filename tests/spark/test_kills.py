@@ -64,6 +64,8 @@ def test_a_batch_job(spark: Any, place: str, tmp_path: Path, log: Path, job: str
 
 STAGES = {
     "stream": [
+        ("streamReader.initialOffset ends", 1),
+        ("streamReader.prepareForTriggerAvailableNow ends", 1),
         ("streamReader.latestOffset begins", 1),
         ("streamReader.partitions begins", 1),
         ("streamReader.partitions ends", 2),
@@ -71,6 +73,7 @@ STAGES = {
         ("streamReader.commit begins", 1),
         ("streamReader.commit ends", 1),
         ("streamReader.latestOffset ends", 3),
+        ("streamWriter.__getstate__ ends", 1),
         ("streamWriter.write begins", 1),
         ("streamWriter.write ends", 1),
         ("streamWriter.commit begins", 2),
