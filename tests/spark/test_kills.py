@@ -63,7 +63,7 @@ def test_a_batch_job(spark: Any, place: str, tmp_path: Path, log: Path, job: str
 # --- streams ------------------------------------------------------------------------------------------
 
 STAGES = {
-    "stream": [
+    "source": [
         ("streamReader.initialOffset ends", 1),
         ("streamReader.prepareForTriggerAvailableNow ends", 1),
         ("streamReader.latestOffset begins", 1),
@@ -73,6 +73,8 @@ STAGES = {
         ("streamReader.commit begins", 1),
         ("streamReader.commit ends", 1),
         ("streamReader.latestOffset ends", 3),
+    ],
+    "sink": [
         ("streamWriter.__getstate__ ends", 1),
         ("streamWriter.write begins", 1),
         ("streamWriter.write ends", 1),
@@ -133,16 +135,16 @@ def batches(checkpoint: Path) -> list[Path]:
 
 @long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("job", ["stream", "foreach"])
+@pytest.mark.parametrize(("job", "part"), [("stream", "source"), ("stream", "sink"), ("foreach", "foreach")])
 def test_a_query_killed_at_every_stage(
-    source: Source, place: str, tmp_path: Path, log: Path, job: str
+    source: Source, place: str, tmp_path: Path, log: Path, job: str, part: str
 ) -> None:
     """Goal: one query, killed at one stage after the other and restarted with its checkpoint, while the
     source goes on. The sink is at every moment what the source was at some time, never goes back, and
     ends as the source does."""
     checkpoint = tmp_path / "checkpoint"
     reached = 0
-    for number, (stage, at) in enumerate(STAGES[job]):
+    for number, (stage, at) in enumerate(STAGES[part]):
         folder = tmp_path / f"run{number}"
         folder.mkdir()
         told = {"job": job, "place": place, "folder": str(folder), "checkpoint": str(checkpoint)}
