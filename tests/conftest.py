@@ -5,6 +5,7 @@ import asyncio
 import importlib
 import inspect
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -166,6 +167,20 @@ def _s3_pool() -> Iterator[dict[str, servers.S3Server]]:
 def _s3_place(server: servers.S3Server) -> str:
     _s3_used[server.label] += 1
     return server.url(f"t-{uuid.uuid4().hex[:16]}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 512 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
 
 
 class LoopWatch:

@@ -1,29 +1,19 @@
 """Faults that only an operating system can make."""
 
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import anyio
 import pytest
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("may not mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+async def make_read_only(folder: Path) -> None:
+    await anyio.run_process(["mount", "-o", "remount,ro", str(folder)])
 
 
-@pytest.fixture
-def make_read_only() -> Callable[[Path], None]:
-    return lambda folder: subprocess.run(["mount", "-o", "remount,ro", folder], check=True) and None
+@pytest.fixture(name="make_read_only")
+def _make_read_only() -> Callable[[Path], Awaitable[None]]:
+    return make_read_only
 
 
 def open_files(below: Path) -> list[str]:

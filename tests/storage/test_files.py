@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -164,7 +164,7 @@ async def test_a_full_disk(small_disk: Path) -> None:
     blob = FilesBlob(small_disk)
     await blob.set("k", b"x" * 1000)
     with pytest.raises(StorageUnavailable, match="No space") as caught:
-        await blob.set("big", b"x" * 500_000)
+        await blob.set("big", b"x" * 1_000_000)
     assert not caught.value.retry
     assert tmp_files(small_disk) == []
     assert await blob.get("k") == b"x" * 1000
@@ -173,10 +173,10 @@ async def test_a_full_disk(small_disk: Path) -> None:
     await blob.aclose()
 
 
-async def test_a_read_only_disk(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:
+async def test_a_read_only_disk(small_disk: Path, make_read_only: Callable[[Path], Awaitable[None]]) -> None:
     blob = FilesBlob(small_disk)
     await blob.set("k", b"x")
-    make_read_only(small_disk)
+    await make_read_only(small_disk)
     for refused in (blob.set("l", b"x"), blob.delete(["k"])):
         with pytest.raises(StorageUnavailable, match="Read-only") as caught:
             await refused

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -191,18 +191,18 @@ async def test_a_full_disk(small_disk: Path) -> None:
     consensus = SqliteConsensus(small_disk / "state.db")
     assert await consensus.compare_and_set("k", None, b"0")
     with pytest.raises(StorageUnavailable, match="full") as caught:
-        await consensus.compare_and_set("k", 0, b"x" * 400_000)
+        await consensus.compare_and_set("k", 0, b"x" * 800_000)
     assert not caught.value.retry
     assert await consensus.head("k") == Versioned(0, b"0")
     assert await consensus.compare_and_set("k", 0, b"1") is True
     await consensus.aclose()
 
 
-async def test_a_read_only_disk(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:
+async def test_a_read_only_disk(small_disk: Path, make_read_only: Callable[[Path], Awaitable[None]]) -> None:
     first = SqliteConsensus(small_disk / "state.db")
     assert await first.compare_and_set("k", None, b"0")
     await first.aclose()
-    make_read_only(small_disk)
+    await make_read_only(small_disk)
     consensus = SqliteConsensus(small_disk / "state.db")
     with pytest.raises(StorageUnavailable) as caught:
         await consensus.compare_and_set("k", 0, b"1")
