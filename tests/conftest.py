@@ -30,11 +30,12 @@ settings.register_profile(
 )
 settings.register_profile("quick", settings.get_profile("default"), max_examples=20)
 
-# Another Python changes little: fewer examples, one S3 server, and no pair of stores of which both were seen.
+# Another Python changes little: fewer examples, and one S3 server.
 QUICK = os.environ.get("AIOPERSIST_TEST_QUICK") == "1"
 settings.load_profile("quick" if QUICK else "default")
 S3_LABELS = servers.s3_labels()[: 1 if QUICK else None]
-LOCATIONS = ["mem", "files+sqlite", *([] if QUICK else ["files+postgres"]), "s3+postgres"]
+# The last is a pair of stores of which both were seen.
+LOCATIONS = ["mem", "files+sqlite", "s3+postgres", pytest.param("files+postgres", marks=pytest.mark.long)]
 
 QUICK_CASES = 1  # of each test function that has more
 

@@ -119,7 +119,7 @@ async def test_eight_writers_in_four_processes_lose_nothing(urls: tuple[str, str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_a_killed_process_leaves_a_shard_that_reads_correctly(urls: tuple[str, str], seed: int) -> None:
     """Goal: each acknowledged append is there once; of each writer of the dead one at most one more."""
     workers = {name: start(urls, name, 15) for name in "abc"}

@@ -261,7 +261,7 @@ async def is_at_work(client: Any, names: list[str]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [["--once"], ["--every-s", "0.05"]])
+@pytest.mark.parametrize("mode", [pytest.param(["--once"], marks=pytest.mark.long), ["--every-s", "0.05"]])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_told_to_end_in_the_middle(mode: list[str], number: signal.Signals, tmp_path: Path) -> None:
     """Goal: whatever it was doing, its claims are given back, nothing is lost, and the status is 0."""

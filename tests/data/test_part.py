@@ -366,6 +366,6 @@ description = Description(Antichain(0), Antichain(), Antichain(0))
 part = encode_part(table, schema, description, row_group_bytes=1 << 20)
 assert decode_part(part.data, part, schema).num_rows == table.num_rows
 """
-    for _ in range(4):
+    for _ in range(2):
         ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr

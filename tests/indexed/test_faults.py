@@ -13,7 +13,6 @@ import aiopersist as ap
 from aiopersist.indexed import CompactionResponse, Fenced, Indexed, Stream
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
-from tests.conftest import QUICK
 
 LIMITS: dict[str, Any] = {
     "inline_writes_single_max_bytes": 40,
@@ -185,17 +184,18 @@ async def play(at: int, chosen: Outcome) -> OneFault:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("chosen", [Outcome.REFUSED, Outcome.LOST, Outcome.DROPPED, Outcome.LATE])
-async def test_any_single_call_may_fail(chosen: Outcome) -> None:
+async def test_any_single_call_may_fail(chosen: Outcome, every: int) -> None:
     calls = (await play(0, chosen)).calls["all"]
     ops: Counter[str] = Counter()
-    every = 5 if QUICK else 1 if chosen in (Outcome.REFUSED, Outcome.LOST) else 2
     for at in range(1, calls + 1, every):
         try:
             faults = await play(at, chosen)
         except Exception as error:
             raise AssertionError(f"when call {at} is {chosen}") from error
         ops[faults.op] += 1
+    assert {"compare_and_set", "set", "get"} <= ops.keys()
     if every == 1:
         assert ops["compare_and_set"] > 12
         assert ops["set"] > 6

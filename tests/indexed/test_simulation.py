@@ -37,7 +37,7 @@ def check_lively(counts: Counter[str], whats: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("faulty", [False, True], ids=["calm", "faulty"])
 async def test_short_games(faulty: bool) -> None:
-    counts = await _play(range(5 if QUICK else 20), faulty=faulty)
+    counts = await _play(range(5 if QUICK else 14), faulty=faulty)
     check_lively(counts, LIVELY[:4] if QUICK else LIVELY)
 
 
