@@ -44,6 +44,7 @@ def evolve(place: str, name: str) -> Callable[[], None]:
     return lambda: at(place, go_on)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
 def test_batches(spark: Any, sc: Any, place: str, name: str, evolve: Callable[[], None]) -> None:
     options = {"location": place}

@@ -117,7 +117,7 @@ STARTS: dict[str, tuple[dict[str, Any], Counter[Row], list[set[int]]]] = {
         pytest.param(
             *case,
             id=n,
-            marks=[pytest.mark.long] if n in ("a time", "earliest", "rows", "few bytes", "latest") else [],
+            marks=[] if n == "snapshot" else [pytest.mark.long],
         )
         for n, case in STARTS.items()
     ],
