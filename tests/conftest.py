@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 
 import asyncpg
 import pytest
+import xdist
 from hypothesis import HealthCheck, settings
 
 from aiopersist.testing import servers
@@ -262,9 +263,11 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         )
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Heavy modules are imported once, before any loop runs: the first test that needs one would
     seem to block its loop."""
+    if xdist.is_xdist_controller(session):  # it runs no test
+        return
     for name in (
         "pandas",
         "polars",

@@ -411,6 +411,13 @@ from aiopersist.spark import connect
 with connect(spark, blob="env:TEST_BLOB", consensus="env:TEST_CONSENSUS") as sc:
     print(repr(sc), sc.write_df(df, "s"), sc.snapshot_df("s").count())
     sc.snapshot_df("s").explain(True)
+changes = spark.readStream.format("aiopersist").options(hold_name="copy", **where).load("s")
+sink = changes.writeStream.format("aiopersist").options(keys="key", checkpointLocation="checkpoint", **where)
+query = sink.trigger(availableNow=True).start("copy")
+query.awaitTermination()
+query.explain(True)
+print("progress:", query.recentProgress)
+print("copied:", spark.read.format("aiopersist").options(**where).load("copy").count())
 spark.stop()
 """
 
@@ -419,7 +426,7 @@ spark.stop()
 @pytest.mark.timeout(200)
 def test_secrets_are_never_seen(spark: Any, tmp_path: Path, postgres_server: PostgresServer) -> None:
     """Goal: in a session that nothing was registered in, with places by name: no secret in plans, output,
-    logs of all levels, or the event log."""
+    logs of all levels, the event log, or the checkpoint of a stream."""
     from tests.spark.conftest import CONFIG
 
     url = postgres_server.url("t_secrets")
@@ -456,7 +463,12 @@ def test_secrets_are_never_seen(spark: Any, tmp_path: Path, postgres_server: Pos
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[('a', 1), ('b', 2)]" in done.stdout
     assert "refused:" in done.stdout and "TEST_GONE" in done.stdout
-    logs = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
+    assert "copied: 4" in done.stdout
+    logs, checkpoint = (
+        "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+        for folder in (events, tmp_path / "checkpoint")
+    )
     assert "aiopersist" in logs
-    for text in (done.stdout, done.stderr, logs):
+    assert "numOutputRows" in done.stdout and "shard" in checkpoint
+    for text in (done.stdout, done.stderr, logs, checkpoint):
         assert "hunter2" not in text
