@@ -112,6 +112,9 @@ class Settings(BaseModel):
     # Reading
     fetch_max_outstanding_parts: PositiveInt = 8
     """Parts fetched at once per snapshot: hides the latency of an object store."""
+    read_memory_bytes: PositiveInt = 256 * MIB
+    """Memory of one read that merges sorted runs (`batches()`, a piece of a shared read), about, at any size
+    of input: of more runs less is decoded at once. Beside it a row group of each is held as fetched."""
 
     # Upkeep
     compaction_memory_bytes: PositiveInt = 256 * MIB

@@ -194,7 +194,8 @@ class SharesReads(ClientPart):
     def read_piece(self, data: bytes, where: Any = None) -> "Items[pa.RecordBatch]":
         """The rows of a piece of a shared read, here or in another process, as Arrow batches in order:
         `key, val, diff` of contents, `key, val, time, diff` of changes, consolidated. `where` as of a
-        snapshot. In memory are about one and a half row groups of each run of parts.
+        snapshot. In memory are `settings.read_memory_bytes`, about, and a row group of each run of parts as
+        it was fetched.
 
         The lease is renewed if nobody did for a quarter of it. `InvalidUpdate` for what is no piece,
         `LeaseExpired` once the read was closed and a part is gone."""

@@ -103,15 +103,13 @@ class Fetch:
         *,
         cached: bool = True,
         range_bytes: int | None = None,
-        slab_bytes: int | None = None,
         stack: Stack | None = None,
     ) -> None:
-        """`cached=False` for background work, which must not push out what readers need. Slabs have about
-        `slab_bytes` goodbytes; else they are row groups. `stack`: what to work with, if not the shard's."""
+        """`cached=False` for background work, which must not push out what readers need. `range_bytes`: what
+        is fetched at once of a large part. `stack`: what to work with, if not the shard's."""
         self.shard = shard
         self.stack = stack or shard.stack
         self.range_bytes = range_bytes or self.stack.settings.row_group_bytes
-        self._slab_bytes = slab_bytes or self.stack.settings.row_group_bytes
         self._blob: Blob = self.stack.blob if cached else self.stack.blob.uncached
         self.schema = schema
         self.schema_id = shard.schema_id(schema)
@@ -135,16 +133,18 @@ class Fetch:
         """`table` as `Updates`."""
         return Updates(await self.table(named, selection, reader), self.schema)
 
-    async def slabs(self, named: Named, selection: Selection, reader: str) -> AsyncGenerator[Slabs, None]:
-        """What `selection` asks for of a part in a blob, slab by slab: those of a range of its row groups are
-        decoded as they are taken, then comes the next range. A range has at most `range_bytes`, or is one
-        row group. One request for a part that is not larger than that; else one for its index, and one
-        for each range."""
+    async def slabs(
+        self, named: Named, selection: Selection, reader: str, slab_bytes: int
+    ) -> AsyncGenerator[Slabs, None]:
+        """What `selection` asks for of a part in a blob, in slabs of about `slab_bytes` goodbytes: those of a
+        range of its row groups are decoded as they are taken, then comes the next range. A range has at most
+        `range_bytes`, or is one row group. One request for a part that is not larger than that; else one for
+        its index, and one for each range."""
         batch, part = named
         schema = self.shard.schema(part.schema_id)
         async with aclosing(self._row_groups(part, reader, selection.where)) as ranges:
             async for index, offset, data, numbers in ranges:
-                rows_max = self._slab_rows(part, index)
+                rows_max = _slab_rows(part, index, slab_bytes)
                 tables = iter_row_groups(index, (offset, data), numbers, schema, rows_max)
                 yield (self._selected(table, batch, part, selection) for table in tables)
 
@@ -152,11 +152,6 @@ class Fetch:
         """What the footer of a part in a blob tells. One request."""
         at = part.size - part.footer_bytes
         return await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
-
-    def _slab_rows(self, part: HollowPart, index: PartIndex) -> int:
-        if part.goodbytes is None:
-            return max(group.rows for group in index.row_groups)
-        return max(part.rows * self._slab_bytes // part.goodbytes, 1)
 
     async def raw_slabs(
         self, part: HollowPart, reader: str = "", rows: range | None = None
@@ -280,6 +275,12 @@ class Fetch:
             table = filter_times(table, lower=lower, upper=upper)
         table = table if selection.covers(batch) else selection.apply(table)
         return table if selection.where is None else apply_where(table, selection.where, self.schema)
+
+
+def _slab_rows(part: HollowPart, index: PartIndex, slab_bytes: int) -> int:
+    if part.goodbytes is None:
+        return max(group.rows for group in index.row_groups)
+    return max(part.rows * slab_bytes // part.goodbytes, 1)
 
 
 def _index(data: bytes, part: HollowPart) -> PartIndex:

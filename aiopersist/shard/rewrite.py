@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 RANGE_BYTES = 2 * MIB  # fetched at once of a run: enough that a request does not matter
 PAGES_BYTES = 2 * MIB  # decoded beside a slab: a page of each column
-SLABS_PER_RUN = 5  # in memory: one and a half that wait, and what a round makes of them as it sorts
-SLAB_MIN_BYTES = 64 * 1024  # smaller ones cost more calls than they save
 WHOLE_SHARE = 64  # of the memory, goodbytes that are read whole: sorted and encoded they are there five times
 WHOLE_BYTES_MAX = 4 * MIB  # more gains nothing
 
@@ -54,10 +52,10 @@ class Budget(NamedTuple):
         row_group = min(self.row_group_bytes, int(self.row_group_bytes * max(shares, default=1.0)) + 1)
         return max(self.memory * 3 // 8 // (max(RANGE_BYTES, row_group) + PAGES_BYTES), 2)
 
-    def slab_bytes(self, runs: int) -> int:
-        """Goodbytes that are decoded at once of each of so many runs."""
-        share = self.memory * 3 // 16 // (SLABS_PER_RUN * max(runs, 1))
-        return max(min(self.row_group_bytes, share), min(self.row_group_bytes, SLAB_MIN_BYTES))
+    @property
+    def slabs_bytes(self) -> int:
+        """All slabs together."""
+        return self.memory * 3 // 16
 
     @property
     def part_bytes(self) -> int:
@@ -103,26 +101,13 @@ async def rewrite(
     with nullcontext(shard.stack) if is_little else shard.stack.on_one_thread() as stack:
         output = _output(shard, stack, target)
         merge = _whole if is_little else _slab_by_slab
+        fetch = Fetch(shard, target.schema, cached=False, range_bytes=RANGE_BYTES, stack=stack)
         try:
-            read = await merge(_input(shard, stack, target.schema, runs), runs, selection, output)
+            read = await merge(fetch, runs, selection, output)
             return Rewritten(await output.finish(), output, read)
         except BaseException:
             stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
             raise
-
-
-def _input(
-    shard: Shard, stack: Stack, schema: Schema[Any, Any, Any], runs: Sequence[Sequence[Named]]
-) -> Fetch:
-    """Where they come from."""
-    return Fetch(
-        shard,
-        schema,
-        cached=False,
-        range_bytes=RANGE_BYTES,
-        slab_bytes=Budget.of(stack.settings).slab_bytes(len(runs)),
-        stack=stack,
-    )
 
 
 def _output(shard: Shard, stack: Stack, target: Target) -> SortedParts:
@@ -161,7 +146,9 @@ async def _slab_by_slab(
         nonlocal read
         read = Total(read.rows + slab.num_rows, (read.diffs + diff_sum(slab)) % 2**64)
 
-    async with aclosing(merged(fetch, runs, selection, "", final=False, on_slab=count)) as tables:
+    memory = Budget.of(fetch.stack.settings).slabs_bytes
+    tables = merged(fetch, runs, selection, "", final=False, memory=memory, on_slab=count)
+    async with aclosing(tables):
         async for table in tables:
             await output.add(table)
     return read

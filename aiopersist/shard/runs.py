@@ -1,8 +1,8 @@
 """The updates of many parts as one sorted stream, in bounded memory.
 
-Every run of parts is sorted, so runs are merged slab by slab (`data/merge.py`): each holds about one
-and a half row groups in memory, whatever its size. All inline parts together are one run, since the
-state bounds them.
+Every run of parts is sorted, so runs are merged slab by slab (`data/merge.py`), whatever their sizes: of
+each a row group is held as it was fetched, and some slabs of it, smaller ones where there are many runs. All
+inline parts together are one run, since the state bounds them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -16,6 +16,10 @@ from aiopersist.data.merge import Merge
 from aiopersist.resource import run_bounded
 from aiopersist.shard.fetch import Fetch, Named, Selection, Slabs
 
+SLABS_PER_RUN = 5  # in memory: one and a half that wait, and what a round makes of them as it sorts
+SLAB_MIN_BYTES = 64 * 1024  # smaller ones cost more calls than they save
+READ_SHARE = 2  # the part of a read's memory that is for slabs; allocators keep as much
+
 
 def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
     """The parts, all of each batch, by run: `batch.runs` names the first part of every run but the first."""
@@ -28,6 +32,12 @@ def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
     return runs
 
 
+def slab_bytes(memory: int, runs: int, row_group_bytes: int) -> int:
+    """Goodbytes that are decoded at once of each of so many runs, if slabs may have that memory."""
+    share = memory // (SLABS_PER_RUN * max(runs, 1))
+    return max(min(row_group_bytes, share), min(row_group_bytes, SLAB_MIN_BYTES))
+
+
 async def merged(
     fetch: Fetch,
     runs: Sequence[Sequence[Named]],
@@ -35,13 +45,18 @@ async def merged(
     reader: str,
     *,
     final: bool,
+    memory: int | None = None,
     on_slab: "Callable[[pa.Table], None]" = lambda slab: None,
 ) -> "AsyncGenerator[pa.Table, None]":
     """What `selection` asks for of the parts of these runs: sorted, consolidated, in tables that follow
-    each other. `final`: contents, as `Merge` gives them. `on_slab` is told what was read."""
-    sources = [_Source(chunks) for chunks in _sources(fetch, runs, selection, reader)]
+    each other. `final`: contents, as `Merge` gives them. `memory` is for slabs, and as of a read unless
+    given. `on_slab` is told what was read."""
+    settings = fetch.stack.settings
+    memory = memory or settings.read_memory_bytes // READ_SHARE
+    slab = slab_bytes(memory, len(runs), settings.row_group_bytes)
+    sources = [_Source(chunks) for chunks in _sources(fetch, runs, selection, reader, slab)]
     merge = Merge(len(sources), fetch.schema, final=final)
-    at_once = fetch.stack.settings.fetch_max_outstanding_parts
+    at_once = settings.fetch_max_outstanding_parts
     step = partial(_step, merge, sources, on_slab)
     try:
         while True:
@@ -99,14 +114,14 @@ def _step(
 
 
 def _sources(
-    fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, reader: str
+    fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, reader: str, slab: int
 ) -> Iterator[AsyncGenerator[Slabs, None]]:
     parts = [named for run in runs for named in run]
     if inline := [named for named in parts if named[1].inline is not None]:
         yield _at_once(fetch, inline, selection, reader)
     if keeps_order(fetch, parts):
         in_blobs = ([named for named in run if named[1].inline is None] for run in runs)
-        yield from (_run(fetch, run, selection, reader) for run in in_blobs if run)
+        yield from (_run(fetch, run, selection, reader, slab) for run in in_blobs if run)
     else:
         whole = [named for named in parts if named[1].inline is None]
         yield _at_once(fetch, whole, selection, reader)
@@ -119,10 +134,10 @@ def keeps_order(fetch: Fetch, parts: Sequence[Named]) -> bool:
 
 
 async def _run(
-    fetch: Fetch, run: list[Named], selection: Selection, reader: str
+    fetch: Fetch, run: list[Named], selection: Selection, reader: str, slab: int
 ) -> AsyncGenerator[Slabs, None]:
     for named in run:
-        async with aclosing(fetch.slabs(named, selection, reader)) as chunks:
+        async with aclosing(fetch.slabs(named, selection, reader, slab)) as chunks:
             async for slabs in chunks:
                 yield slabs
 

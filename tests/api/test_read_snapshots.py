@@ -503,11 +503,16 @@ async def test_parts_cost_at_most_two_requests_each(location: Any) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("runs", [3, 40], ids=["few runs", "many runs"])
-async def test_batches_need_bounded_memory(runs: int) -> None:
-    """Many runs of many row groups, as much again in each: what is held is a row group per run."""
-    row_group, rows = 64 * 1024, 240_000 // runs
+@pytest.mark.parametrize(
+    ("runs", "row_group", "memory"),
+    [(3, 64 * 1024, 2**28), (40, 64 * 1024, 2**28), (8, 2**22, 2**21)],
+    ids=["few runs", "many runs", "large row groups"],
+)
+async def test_batches_need_bounded_memory(runs: int, row_group: int, memory: int) -> None:
+    """Many runs, as much again in each: what is held is a row group of each, or what a read may have."""
+    rows = 240_000 // runs
     options = ap.Settings(
+        read_memory_bytes=memory,
         inline_writes_single_max_bytes=0,
         row_group_bytes=row_group,
         blob_cache_bytes=0,
@@ -540,4 +545,4 @@ async def test_batches_need_bounded_memory(runs: int) -> None:
                 peak = max(peak, pa.total_allocated_bytes() - before)
             assert seen == runs * rows
             assert total > 12_000_000
-            assert peak < max(total // 4, 6 * runs * row_group), (peak, total)
+            assert peak < max(total // 4, min(6 * runs * row_group, 2 * memory)), (peak, total)
