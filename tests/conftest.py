@@ -113,7 +113,13 @@ async def postgres_proxy(
         yield PostgresProxy(proxy, url, postgres_server.url(postgres_schema))
 
 
-@pytest.fixture(scope="session", params=S3_LABELS)
+def _s3_param(label: str) -> Any:
+    """A simulation is for the long run where a real server is."""
+    simulated = not servers.is_real(label) and len(S3_LABELS) > 1
+    return pytest.param(label, marks=pytest.mark.long) if simulated else label
+
+
+@pytest.fixture(scope="session", params=map(_s3_param, S3_LABELS))
 def s3_server(request: pytest.FixtureRequest, _s3_pool: dict[str, servers.S3Server]) -> servers.S3Server:
     """Each S3 server that is there."""
     return _s3_pool[request.param]
