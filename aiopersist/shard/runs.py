@@ -52,7 +52,8 @@ async def merged(
     each other. `final`: contents, as `Merge` gives them. `memory` is for slabs, and as of a read unless
     given. `on_slab` is told what was read."""
     settings = fetch.stack.settings
-    memory = memory or settings.read_memory_bytes // READ_SHARE
+    if memory is None:
+        memory = settings.read_memory_bytes // READ_SHARE
     slab = slab_bytes(memory, len(runs), settings.row_group_bytes)
     sources = [_Source(chunks) for chunks in _sources(fetch, runs, selection, reader, slab)]
     merge = Merge(len(sources), fetch.schema, final=final)
