@@ -1,8 +1,14 @@
 """The contract of a consensus store: per key a contiguous log of versions under compare-and-set."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
+
+from aiopersist.resource import run_bounded
+
+HEADS_AT_ONCE = 16  # of a store that reads them one by one
 
 
 class Versioned(NamedTuple):
@@ -33,6 +39,22 @@ class Consensus(ABC):
     @abstractmethod
     async def head(self, key: str) -> Versioned | None:
         """The newest version, its seqno and data read at one moment; `None` where there is none."""
+
+    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+        """What is new: the head of each key whose seqno is another than `known` says (`None`: no version).
+        So nothing for a key that stands where it stood; `None` for one that had versions and has none;
+        and with `dict.fromkeys(keys)` all heads that are there.
+
+        Each is read at a moment of its own after the call began, as by `head`: linearizable for its key,
+        and nothing is promised over several. The caller names what it knows because most of what is asked
+        for many keys at once is whether they moved, and heads may be large. A store that was restored to
+        another version of the same seqno looks unmoved: `head` tells.
+
+        One request where the store can, a few for thousands of keys. This one, for stores that define
+        none, reads them one by one, `HEADS_AT_ONCE` at a time."""
+        read = await run_bounded(HEADS_AT_ONCE, [partial(self.head, key) for key in known])
+        found = zip(known.items(), read, strict=True)
+        return {key: head for (key, seqno), head in found if (None if head is None else head.seqno) != seqno}
 
     @abstractmethod
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
@@ -69,3 +91,10 @@ class Consensus(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Release connections and files; idempotent. The store itself stays."""
+
+
+def sliced(known: Mapping[str, int | None], size: int) -> Iterator[dict[str, int | None]]:
+    """`known` in slices of at most `size`: what a store answers at once stays small."""
+    items = iter(known.items())
+    while part := dict(islice(items, size)):
+        yield part

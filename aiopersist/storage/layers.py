@@ -143,6 +143,13 @@ class MetricsConsensus(Consensus):
     async def head(self, key: str) -> Versioned | None:
         return await self._measure("head", lambda: self.inner.head(key), lambda v: len(v.data) if v else 0)
 
+    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+        return await self._measure(
+            "heads",
+            lambda: self.inner.heads(known),
+            lambda found: sum(len(v.data) for v in found.values() if v),
+        )
+
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
         return await self._measure(
             "compare_and_set", lambda: self.inner.compare_and_set(key, expected, data), lambda _: len(data)
@@ -178,7 +185,7 @@ class MetricsConsensus(Consensus):
         return await self._metrics.measure(f"consensus.{op}", attempt, size, self._runtime)
 
 
-READS = frozenset({"head", "scan", "list_keys", "watch", "now", "get", "get_range", "list"})
+READS = frozenset({"head", "heads", "scan", "list_keys", "watch", "now", "get", "get_range", "list"})
 
 
 class Retry:
@@ -281,6 +288,9 @@ class RetryConsensus(Consensus):
 
     async def head(self, key: str) -> Versioned | None:
         return await self._retry.repeat("head", lambda: self.inner.head(key))
+
+    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+        return await self._retry.repeat("heads", lambda: self.inner.heads(known))
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
         return await self._retry.repeat(

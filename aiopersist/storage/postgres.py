@@ -31,10 +31,11 @@ so in a transaction that inserts those first, also in key order.
 The store's clock comes with its answers, and between them advances by a local one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.storage.consensus import Consensus, Entry, Versioned
+from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
 from aiopersist.storage.postgres_address import PostgresAddress
 from aiopersist.storage.postgres_group import GroupCommit
@@ -46,6 +47,7 @@ from aiopersist.storage.watchers import Watchers
 # Two flights of group commits, six that may wait for locks or first versions; the rest for reads and hints.
 _POOL_SIZE = 12
 _SEQNO_MAX = 2**63 - 1
+_KEYS_AT_ONCE = 256  # heads of some KiB each: bounds what one answer holds
 DEFAULT_SCHEMA = "aiopersist"
 
 
@@ -77,6 +79,22 @@ class PostgresConsensus(Consensus):
             return None
         self._set_clock(row["clock"])
         return Versioned(row["seqno"], row["data"])
+
+    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+        found: dict[str, Versioned | None] = {}
+        for key in known:
+            check_consensus_key(key)
+        for some in sliced(known, _KEYS_AT_ONCE):
+            found |= await self._pool.read(partial(self._heads, some))
+        return found
+
+    async def _heads(
+        self, known: Mapping[str, int | None], connection: Connection
+    ) -> dict[str, Versioned | None]:
+        rows = await connection.fetch(self._sql.heads, list(known), list(known.values()))
+        if rows:
+            self._set_clock(rows[0]["clock"])
+        return {r["key"]: None if r["seqno"] is None else Versioned(r["seqno"], r["data"]) for r in rows}
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
         check_consensus_key(key)

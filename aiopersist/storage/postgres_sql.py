@@ -51,6 +51,7 @@ class Statements:
     """Every statement on the tables of one schema."""
 
     head: str
+    heads: str
     scan: str
     list_keys: str
     truncate: str
@@ -78,6 +79,11 @@ _TEXTS = {
     "head": """
         SELECT l.seqno, l.data, {clock} AS clock
         FROM {heads} h JOIN {log} l ON l.key = h.key AND l.seqno = h.seqno WHERE h.key = $1""",
+    "heads": """
+        SELECT k.key, l.seqno, l.data, {clock} AS clock
+        FROM unnest($1::text[], $2::bigint[]) AS k (key, known)
+        LEFT JOIN {heads} h ON h.key = k.key LEFT JOIN {log} l ON l.key = h.key AND l.seqno = h.seqno
+        WHERE h.seqno IS DISTINCT FROM k.known""",
     "scan": """
         SELECT seqno, data FROM {log} WHERE key = $1 AND seqno >= $2 ORDER BY seqno LIMIT $3""",
     "list_keys": """

@@ -7,15 +7,18 @@ announced before it is told; one announced after it looks at the store once it i
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage import sqlite_sql as sql
-from aiopersist.storage.consensus import Consensus, Entry, Versioned
+from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
 from aiopersist.storage.hints import HintListener, HintSender
 from aiopersist.storage.keys import check_consensus_key, check_entries
 from aiopersist.storage.sqlite_file import SqliteFile, Transaction
 from aiopersist.storage.watchers import Watchers
+
+_KEYS_AT_ONCE = 256  # read within some milliseconds, after which other reads have their turn
 
 
 class SqliteConsensus(Consensus):
@@ -37,6 +40,14 @@ class SqliteConsensus(Consensus):
     async def head(self, key: str) -> Versioned | None:
         check_consensus_key(key)
         return await self._file.read(lambda connection: sql.head(connection, key))
+
+    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+        found: dict[str, Versioned | None] = {}
+        for key in known:
+            check_consensus_key(key)
+        for some in sliced(known, _KEYS_AT_ONCE):
+            found |= await self._file.read(partial(sql.heads, known=some))
+        return found
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
         return await self.compare_and_set_many([Entry(key, expected, data)])

@@ -7,7 +7,7 @@
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aiopersist.errors import InvalidLocation
 from aiopersist.storage.consensus import Entry, Versioned
@@ -43,6 +43,11 @@ def head(connection: sqlite3.Connection, key: str) -> Versioned | None:
         "SELECT seqno, data FROM versions WHERE key = ? ORDER BY seqno DESC LIMIT 1", (key,)
     ).fetchone()
     return None if row is None else Versioned(*row)
+
+
+def heads(connection: sqlite3.Connection, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+    moved = [key for key, seqno in known.items() if _head_seqno(connection, key) != seqno]
+    return {key: head(connection, key) for key in moved}
 
 
 def _head_seqno(connection: sqlite3.Connection, key: str) -> int | None:

@@ -177,6 +177,10 @@ class FaultyConsensus(Consensus):
     async def head(self, key: str) -> Versioned | None:
         return await self.faults.call("head", lambda: self.inner.head(key))
 
+    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+        kept = dict(known)
+        return await self.faults.call("heads", lambda: self.inner.heads(kept))
+
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
         return await self.faults.call(
             "compare_and_set", lambda: self.inner.compare_and_set(key, expected, data)

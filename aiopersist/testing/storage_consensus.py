@@ -13,15 +13,13 @@ Needs pytest and pytest-asyncio. What one handle does is looked at through the o
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 
 import pytest
 
 from aiopersist.errors import InvalidUsage
 from aiopersist.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
-
-Handles = tuple[Consensus, Consensus]
+from aiopersist.testing.storage_heads import Handles, HeadsConformance, grow, numbered
 
 HINT_TIMEOUT_S = 10.0
 KEYS = {
@@ -39,17 +37,7 @@ KEYS = {
 }
 
 
-async def grow(consensus: Consensus, key: str, count: int) -> None:
-    """Give `key` the versions 0 to `count - 1`, whose data are their numbers."""
-    for seqno in range(count):
-        assert await consensus.compare_and_set(key, seqno - 1 if seqno else None, b"%d" % seqno)
-
-
-def numbered(seqnos: Sequence[int]) -> list[Versioned]:
-    return [Versioned(seqno, b"%d" % seqno) for seqno in seqnos]
-
-
-class ConsensusConformance:
+class ConsensusConformance(HeadsConformance):
     """Inherit, and give a fixture `handles`: two handles on one empty place."""
 
     pytestmark = pytest.mark.asyncio

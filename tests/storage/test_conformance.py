@@ -1,7 +1,7 @@
 """Every backend, and the stack of wrappers, passes the suite that is shipped."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from aiopersist.runtime import SYSTEM
 from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.layers import stack
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.urls import open_blob, open_consensus
@@ -63,6 +63,47 @@ class TestMemoryConsensus(ConsensusConformance):
     async def handles(self) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for handles in consensuses(f"mem://{uuid.uuid4()}"):
             yield handles
+
+
+class Bare(Consensus):
+    """A store of an application that defines what it must, and nothing else."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self.inner = inner
+
+    async def head(self, key: str) -> Versioned | None:
+        return await self.inner.head(key)
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        return await self.inner.compare_and_set(key, expected, data)
+
+    async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
+        return await self.inner.compare_and_set_many(entries)
+
+    async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
+        return await self.inner.scan(key, from_seqno, limit)
+
+    async def truncate(self, key: str, seqno: int) -> int:
+        return await self.inner.truncate(key, seqno)
+
+    async def list_keys(self, prefix: str) -> list[str]:
+        return await self.inner.list_keys(prefix)
+
+    async def watch(self, key: str) -> None:
+        await self.inner.watch(key)
+
+    async def now(self) -> float:
+        return await self.inner.now()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class TestBareConsensus(ConsensusConformance):
+    @pytest.fixture
+    async def handles(self) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for one, two in consensuses(f"mem://{uuid.uuid4()}"):
+            yield Bare(one), Bare(two)
 
 
 class TestSqliteConsensus(ConsensusConformance):

@@ -38,6 +38,7 @@ OPERATIONS: dict[str, Callable[[Stores], Awaitable[object]]] = {
     "set": lambda s: s[0].set("k2", b"x"),
     "delete": lambda s: s[0].delete(["k2"]),
     "head": lambda s: s[1].head("k"),
+    "heads": lambda s: s[1].heads({"k": None}),
     "scan": lambda s: s[1].scan("k", 0, 1),
     "truncate": lambda s: s[1].truncate("k", 0),
     "list_keys": lambda s: s[1].list_keys(""),

@@ -1,0 +1,63 @@
+"""What every `Consensus` must do that is asked for many heads at once; a part of `storage_consensus`."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from aiopersist.errors import InvalidUsage
+from aiopersist.storage.consensus import Consensus, Entry, Versioned
+
+Handles = tuple[Consensus, Consensus]
+
+
+async def grow(consensus: Consensus, key: str, count: int) -> None:
+    """Give `key` the versions 0 to `count - 1`, whose data are their numbers."""
+    for seqno in range(count):
+        assert await consensus.compare_and_set(key, seqno - 1 if seqno else None, b"%d" % seqno)
+
+
+def numbered(seqnos: Sequence[int]) -> list[Versioned]:
+    return [Versioned(seqno, b"%d" % seqno) for seqno in seqnos]
+
+
+class HeadsConformance:
+    """See the header."""
+
+    async def test_heads(self, handles: Handles) -> None:
+        """What moved since it was last looked at, and nothing else."""
+        one, two = handles
+        await grow(one, "a", 3)
+        await grow(one, "b", 1)
+        await grow(one, "empty", 1)
+        known = {"a": 1, "b": 0, "gone": 4, "absent": None, "empty": None}
+        assert await two.heads(known) == {"a": Versioned(2, b"2"), "gone": None, "empty": Versioned(0, b"0")}
+        assert await two.heads({"a": 2, "b": 0, "empty": 0, "absent": None}) == {}
+        assert await two.heads({"a": 5}) == {"a": Versioned(2, b"2")}
+        assert await two.heads({}) == {}
+        await one.truncate("a", 2)
+        assert await one.compare_and_set("a", 2, b"3")
+        assert await two.heads(dict.fromkeys(["a", "absent"])) == {"a": Versioned(3, b"3")}
+        with pytest.raises(InvalidUsage):
+            await one.heads({"": None})
+
+    async def test_heads_of_many(self, handles: Handles) -> None:
+        one, two = handles
+        keys = [f"k{i}" for i in range(600)]
+        for some in (keys[:300], keys[300:]):
+            assert await one.compare_and_set_many([Entry(key, None, key.encode()) for key in some])
+        await grow(one, "other", 3)
+        assert await two.heads(dict.fromkeys(keys)) == {key: Versioned(0, key.encode()) for key in keys}
+        assert await one.compare_and_set("k7", 0, b"1")
+        assert await two.heads(dict.fromkeys(keys, 0)) == {"k7": Versioned(1, b"1")}
+
+    async def test_heads_are_of_now(self, handles: Handles) -> None:
+        """Each sees every write that returned before the call began."""
+        one, two = handles
+        keys = [f"k{i}" for i in range(10)]
+        for key in keys:
+            await grow(one, key, 1)
+        for seqno in range(10):
+            await asyncio.gather(*(one.compare_and_set(key, seqno, b"x") for key in keys))
+            found = await two.heads(dict.fromkeys(keys, seqno))
+            assert found == {key: Versioned(seqno + 1, b"x") for key in keys}
