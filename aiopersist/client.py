@@ -123,8 +123,8 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         maintenance: bool,
         consensus_url: str | None,
     ) -> None:
-        self._calls = Scope("the client")  # ends first: then nothing new begins
-        self._scope = Scope("the client")  # of the handles and their openings: ends when they are released
+        self._calls = Scope("the client", label_of=self._label_of)  # ends first: then nothing new begins
+        self._scope = Scope("the client", label_of=self._label_of)  # of handles: ends once they are released
         self._openings: set[asyncio.Future[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._mine = mine
@@ -173,7 +173,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
             if not is_warm():
                 await self._stack.compute(warm_up)
             self._maintenance.expect_writes()
-            found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId))
+            found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId), shard)
             return await WriteHandle.open(found, schema, self._scope)
 
         return Opening(lambda: self._opened(open_writer))
@@ -224,7 +224,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
             if lease_s is not None and not (isinstance(lease_s, int | float) and 0 < lease_s < inf):
                 raise ValueError(f"lease_s={lease_s!r} is not a positive number of seconds")
             if create and schema is not None:
-                found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId))
+                found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId), shard)
                 await found.open_or_create(schema)
             else:
                 found = await self._existing(shard)
@@ -277,10 +277,10 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         Repeating it after a crash finishes the work."""
         with self._calls.call():
             shard_id = await catalog.resolve(self._stack, name)
-            shard = self._shard(shard_id)
+            shard = self._shard(shard_id, name)
             state = await shard.register.refresh()
             if state is None and name == shard_id:
-                raise UnknownShard(f"there is no shard {name}", shard_id=shard_id)
+                raise UnknownShard(f"there is no {shard.label}", shard_id=shard_id)
             await commit(shard.register, Finalize(shard_id), Slot())
             await bury(shard)  # first: repeated after a crash, it finds the shard by its name
             await catalog.free(self._stack, name, shard_id)
@@ -377,18 +377,20 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
             await asyncio.wait(self._openings, timeout=RELEASE_DEADLINE_S)
 
     async def _existing(self, name: str) -> Shard:
-        shard = self._shard(await catalog.resolve(self._stack, name))
+        shard = self._shard(await catalog.resolve(self._stack, name), name)
         await shard.open()
         return shard
 
     def _upkeep_of(self, shard_id: str) -> ShardUpkeep:
         return self._maintenance.of(self._shard(catalog.id_of(shard_id)))
 
-    def _shard(self, shard_id: ShardId) -> Shard:
+    def _shard(self, shard_id: ShardId, name: str | None = None) -> Shard:
         shard = self._shards.get(shard_id)
         if shard is None:
             shard = self._shards[shard_id] = Shard(self._stack, shard_id)
             self._maintenance.tend(shard)
+        if name is not None and name != shard_id:
+            shard.name = name
         return shard
 
 

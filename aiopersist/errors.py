@@ -18,11 +18,19 @@ from typing import Any
 
 
 class Error(Exception):
-    """The root of every error of this library. `shard_id` names the shard where there is one."""
+    """The root of every error of this library. `shard_id` is that of the shard where there is one; the text
+    names the shard as the caller opened it."""
 
     def __init__(self, message: str, *, shard_id: str | None = None) -> None:
         super().__init__(message)
         self.shard_id = shard_id
+        self.label: str | None = None
+        """The shard as its user knows it: `shard 'orders'`. Set where the error leaves the library."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        label = self.label or (self.shard_id and f"shard {self.shard_id}")
+        return text if not label or label in text else f"{label}: {text}"
 
     def __reduce__(self) -> tuple[Any, ...]:  # subclasses take other arguments than their message
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -139,10 +147,12 @@ class SinceViolation(Error):
 
 
 class NotReadable(Error):
-    """Time `as_of` is not complete yet: wait until `upper` has passed it."""
+    """Time `as_of` is not complete yet: wait until `upper` has passed it. `as_of` is `None` where no time is
+    complete: nothing was appended yet."""
 
     def __init__(self, as_of: object, upper: object, *, shard_id: str | None = None) -> None:
-        super().__init__(f"as_of {as_of} is not complete: upper is {upper}", shard_id=shard_id)
+        what = "nothing was appended yet" if as_of is None else f"as_of {as_of} is not complete"
+        super().__init__(f"{what}: upper is {upper}", shard_id=shard_id)
         self.as_of = as_of
         self.upper = upper
 

@@ -32,6 +32,7 @@ class Closeable(Protocol):
 
 R = TypeVar("R", bound=Closeable)
 T = TypeVar("T")
+E = TypeVar("E", bound=Error)
 
 
 class Resource(ABC):
@@ -125,10 +126,18 @@ class Supervisor:
 class Scope:
     """The life of a handle. `with scope.call():` surrounds every public call that waits."""
 
-    def __init__(self, what: str, parent: "Scope | None" = None, shard_id: str | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        parent: "Scope | None" = None,
+        shard_id: str | None = None,
+        label_of: Callable[[str], str | None] | None = None,
+    ) -> None:
         self.what = what
         self.shard_id = shard_id
         """Errors of calls within the scope are about this shard, unless they say another."""
+        self.label_of: Callable[[str], str | None] = label_of or (parent.label_of if parent else _no_label)
+        """What the user calls the shard of an id."""
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -149,18 +158,22 @@ class Scope:
 
     def closed_error(self, message: str) -> InvalidUsage:
         """What a call gets that comes too late."""
-        return InvalidUsage(UsageKind.CLOSED, message, shard_id=self.shard_id)
+        return self.sign(InvalidUsage(UsageKind.CLOSED, message))
+
+    def sign(self, error: E) -> E:
+        """Say in the error which shard it is about, as the user knows it."""
+        error.shard_id = error.shard_id or self.shard_id
+        if error.shard_id is not None and error.label is None:
+            error.label = self.label_of(error.shard_id)
+        return error
 
     def check_place(self) -> None:
         """Raise `InvalidUsage` in another process, thread or event loop than it was opened in."""
         if os.getpid() != self._pid:
-            raise InvalidUsage(
-                UsageKind.WRONG_LOOP, f"{self.what} was opened before a fork", shard_id=self.shard_id
-            )
+            raise self.sign(InvalidUsage(UsageKind.WRONG_LOOP, f"{self.what} was opened before a fork"))
         if asyncio._get_running_loop() is not self._loop:
-            raise InvalidUsage(
-                UsageKind.WRONG_LOOP, f"{self.what} belongs to another event loop", shard_id=self.shard_id
-            )
+            text = f"{self.what} belongs to another event loop"
+            raise self.sign(InvalidUsage(UsageKind.WRONG_LOOP, text))
 
     def call(self) -> "_Call":
         return _Call(self)
@@ -180,6 +193,10 @@ class Scope:
             self._parent._children.discard(self)
         self.on_close()
         return True
+
+
+def _no_label(shard_id: str) -> None:
+    """Where no shard has a name."""
 
 
 class _Call:
@@ -203,8 +220,8 @@ class _Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._scope._calls.discard(self)
-        if isinstance(error, Error) and error.shard_id is None:
-            error.shard_id = self._scope.shard_id
+        if isinstance(error, Error):
+            self._scope.sign(error)
         mine = self._interrupted and self._task.uncancel() <= self._cancelling
         if mine and isinstance(error, asyncio.CancelledError):
             raise self._scope.closed_error(f"{self._scope.what} was closed") from None

@@ -42,7 +42,7 @@ class IndexedScope(Scope):
     """The life of an `Indexed`: what comes after its end is `Stopped`."""
 
     def closed_error(self, message: str) -> InvalidUsage:
-        return Stopped(message, shard_id=self.shard_id)
+        return self.sign(Stopped(message))
 
 
 class Indexed(Resource):
@@ -59,7 +59,7 @@ class Indexed(Resource):
     """
 
     def __init__(self, shard: Shard, core: Core, parent: Scope, *, background: bool) -> None:
-        self._scope = IndexedScope("the Indexed", parent, shard.id)
+        self._scope = IndexedScope("the Indexed", parent, shard.id, lambda _: shard.label)
         self._shard = shard
         self._core = core
         self._stack = shard.stack

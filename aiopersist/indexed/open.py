@@ -22,12 +22,12 @@ async def opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, backg
     stack.supervisor.background(stack.compute(import_polars), "import polars")
     if readonly:
         found = await catalog.find(stack, name, IndexedId)
-        shard = None if found is None else Shard(stack, found)
+        shard = None if found is None else Shard(stack, found, name)
         if shard is None or await shard.register.refresh() is None:
             raise UnknownStream(f"there is no Indexed named {name!r}")
         owner = None
     else:
-        shard = Shard(stack, await catalog.resolve_or_create(stack, name, IndexedId))
+        shard = Shard(stack, await catalog.resolve_or_create(stack, name, IndexedId), name)
         owner = f"w{stack.runtime.uuid()}"
         await shard.register.refresh()
         await commit(shard.register, TakeOver(shard.id, owner), Slot())

@@ -86,7 +86,7 @@ async def inspect(shard: Shard) -> ShardView:
     """A linearizable look: two requests."""
     state = await shard.register.refresh()
     if state is None:
-        raise UnknownShard(f"there is no shard {shard.id}", shard_id=shard.id)
+        raise UnknownShard(f"there is no {shard.label}", shard_id=shard.id)
     first = await shard.stack.consensus.scan(consensus_key(shard.id), 0, 1)
     return _view(state, first[0].seqno if first else state.seqno)
 

@@ -30,8 +30,8 @@ class Upkeep(ABC):
     _rounds: Rounds
 
     @abstractmethod
-    def _shard(self, shard_id: ShardId) -> Shard:
-        """The shard of that id, be it there or not."""
+    def _shard(self, shard_id: ShardId, name: str | None = None) -> Shard:
+        """The shard of that id, be it there or not; `name` is what the user calls it."""
 
     @abstractmethod
     async def _existing(self, name: str) -> Shard:
@@ -80,10 +80,10 @@ class Upkeep(ABC):
         else `FINALIZATION_ERROR`. A tombstone stays, so that its id is never used again. Repeating it after
         a crash finishes the work."""
         with self._calls.call():
-            found = self._shard(await resolve(self._stack, shard))
+            found = self._shard(await resolve(self._stack, shard), shard)
             state = await found.register.refresh()
             if state is None:
-                raise UnknownShard(f"there is no shard {shard}", shard_id=found.id)
+                raise UnknownShard(f"there is no {found.label}", shard_id=found.id)
             if not state.finalized and (state.since.elements or state.upper.elements):
                 message = f"since {state.since} and upper {state.upper} are not both empty"
                 kind, ends = UsageKind.FINALIZATION_ERROR, (state.since, state.upper)
@@ -99,7 +99,7 @@ class Upkeep(ABC):
     async def fsck(self, shard: str) -> FsckReport:
         """Read everything and say what is not as it must be. Changes nothing."""
         with self._calls.call():
-            return await fsck(self._shard(await resolve(self._stack, shard)))
+            return await fsck(self._shard(await resolve(self._stack, shard), shard))
 
     async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
         """Find the blobs that crashed or cancelled writers left, which no state names and none can name any

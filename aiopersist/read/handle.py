@@ -32,7 +32,7 @@ class ReadHandle(Resource, Generic[K, V]):
         self._shard = shard
         self._stack = shard.stack
         self._schema = schema
-        self._scope = Scope(f"the reader of {shard.id}", scope, shard.id)
+        self._scope = Scope(f"the reader of {shard.label}", scope, shard.id)
         self._fetch = Fetch(shard, schema)
         self._own = own
         self._own_turn = asyncio.Lock()
@@ -113,9 +113,9 @@ class ReadHandle(Resource, Generic[K, V]):
 
     def snapshot(self, as_of: Time | None = None, wait: bool = True) -> Opening[Snapshot[K, V]]:
         """The contents at the time `as_of`; `None` is the greatest complete time, by one linearizable
-        read. Waits until `upper` has passed `as_of`, or raises `NotReadable` with `wait=False`.
-        `SinceViolation` at once if history at `as_of` is no longer held. No request for a time
-        that is known to be complete."""
+        read, or `NotReadable` at once if nothing was appended yet. Waits until `upper` has passed `as_of`,
+        or raises `NotReadable` with `wait=False`. `SinceViolation` at once if history at `as_of` is no
+        longer held. No request for a time that is known to be complete."""
         return Opening(lambda: self._open_snapshot(as_of, wait))
 
     async def _open_snapshot(self, as_of: Time | None, wait: bool) -> Snapshot[K, V]:
@@ -127,7 +127,7 @@ class ReadHandle(Resource, Generic[K, V]):
             await self._confirm()
             need: Need | None = None
             if as_of is None:
-                await self._any_complete(wait)
+                await self._any_complete()
             else:
                 need = await self._complete(as_of, wait)
             try:
@@ -151,13 +151,11 @@ class ReadHandle(Resource, Generic[K, V]):
         self._opened.add(snapshot)
         return snapshot
 
-    async def _any_complete(self, wait: bool) -> None:
-        """Wait until there is a complete time, by a fresh look. Int times only."""
+    async def _any_complete(self) -> None:
+        """`NotReadable` unless there is a complete time, by a fresh look. Int times only."""
         state = await self._shard.open()
         if state.upper == minimum(None):
-            if not wait:
-                raise NotReadable(None, state.upper, shard_id=self._shard.id)
-            await self._shard.register.wait(lambda s: None if s.upper == minimum(None) else True)
+            raise NotReadable(None, state.upper, shard_id=self._shard.id)
 
     async def _complete(self, as_of: Time, wait: bool) -> Need | None:
         """Wait until `upper` has passed `as_of`; meanwhile history there is held."""

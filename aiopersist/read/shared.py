@@ -175,7 +175,8 @@ class SharesReads(ClientPart):
         or, with `start`, the changes of `[start, end)`, unmodified (`end=None`: up to the shard's upper).
 
         `SinceViolation` if history there is gone: changes need `since < start`, or both at the minimum.
-        What is not complete yet is waited for, or `NotReadable` with `wait=False`. The lease lasts
+        What is not complete yet is waited for, or `NotReadable` with `wait=False`; contents without `as_of`
+        of a shard that nothing was appended to are `NotReadable` at once. The lease lasts
         `lease_s` (that of readers); it is renewed until it is closed; with `keep=True` it is neither, and
         ends by itself. One commit, one more to end it."""
         lease = self._stack.settings.reader_lease_s if lease_s is None else lease_s
@@ -185,9 +186,13 @@ class SharesReads(ClientPart):
         async def open_read() -> SharedRead:
             found = await self._existing(shard)
             schema = found.schema(found.state.schema_id)
-            wanted = checked(as_of, start, end, schema)
             with self._calls.call():  # so that closing the client ends what waits
-                return await _leased(found, schema, wanted, wait, lease, self._scope, keep)
+                try:
+                    wanted = checked(as_of, start, end, schema)
+                    return await _leased(found, schema, wanted, wait, lease, self._scope, keep)
+                except Error as error:
+                    error.shard_id = error.shard_id or found.id
+                    raise
 
         return Opening(lambda: self._opened(open_read))
 
@@ -242,7 +247,7 @@ async def _leased(
     try:
         await commit(register, RegisterReader(reader, Antichain(), lease_s), slot)
         if (missing := not_complete(wanted, shard.state)) is not None:
-            if not wait:
+            if not wait or missing.as_of is None:
                 raise missing
             check_held(wanted, shard.state)
             await commit(register, RenewReader(reader, hold=hold_of(wanted)), slot)

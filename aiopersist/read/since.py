@@ -28,7 +28,7 @@ class SinceHandle(Resource):
     @classmethod
     async def open(cls, shard: Shard, reader: str, opaque: int, scope: Scope) -> "SinceHandle":
         """Take the hold of that id, or make it at the shard's since. One commit for a new one."""
-        own = Scope(f"the critical since {reader}", scope, shard.id)
+        own = Scope(f"the critical since {reader!r}", scope, shard.id)
         try:
             record: CriticalReader = await commit(shard.register, RegisterCritical(reader, opaque), Slot())
         except BaseException:

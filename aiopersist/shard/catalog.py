@@ -29,6 +29,7 @@ class ShardId(str):
     """`s` and a random UUID: the name of a shard that nobody else has."""
 
     __slots__ = ()
+    kind: ClassVar[str] = "shard"
     letter: ClassVar[str] = "s"
     names: ClassVar[str] = "name/"
     """Under which keys of the consensus store their names are."""
@@ -66,6 +67,7 @@ class IndexedId(ShardId):
     """`i` and a random UUID: of an `Indexed`, whose names are others than those of shards."""
 
     __slots__ = ()
+    kind = "Indexed"
     letter = "i"
     names = "indexed-name/"
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from aiopersist.resource import Handle, Scope
 from aiopersist.shard.catalog import ShardId
@@ -21,13 +22,14 @@ class ClientPart(ABC):
     _calls: Scope
     _scope: Scope
     _stack: Stack
+    _shards: WeakValueDictionary[str, Shard]
     _recent: deque[Shard]
     """Shards that pieces of work from elsewhere were about, `SHARDS_KEPT` of them: no handle keeps them, and
     their states are not to be loaded anew for each piece."""
 
     @abstractmethod
-    def _shard(self, shard_id: ShardId) -> Shard:
-        """The shard of that id, be it there or not."""
+    def _shard(self, shard_id: ShardId, name: str | None = None) -> Shard:
+        """The shard of that id, be it there or not; `name` is what the user calls it."""
 
     @abstractmethod
     async def _existing(self, name: str) -> Shard:
@@ -36,6 +38,11 @@ class ClientPart(ABC):
     @abstractmethod
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
         """What `opener` gives, as a handle of the client."""
+
+    def _label_of(self, shard_id: str) -> str | None:
+        """What the user calls the shard of that id, if it is open."""
+        shard = self._shards.get(shard_id)
+        return None if shard is None else shard.label
 
     async def _for_a_piece(self, name: str) -> Shard:
         """`_existing`, for a piece of work from elsewhere."""

@@ -163,7 +163,7 @@ class SharedHold:
         """`LeaseExpired` if `reader`, under which something was opened, is no longer registered."""
         state = self.register.state
         if state is not None and state.finalized:
-            raise ShardFinalized(f"shard {self.register.shard} is finalized", shard_id=self.register.shard)
+            raise ShardFinalized("it is finalized", shard_id=self.register.shard)
         if state is None or reader not in state.readers:
             raise LeaseExpired(
                 f"the lease of reader {reader} ran out: what was open under it is lost",

@@ -110,7 +110,7 @@ class Register:
         while True:
             if (state := self.state) is not None:
                 if state.finalized:
-                    raise ShardFinalized(f"shard {self.shard} is finalized", shard_id=self.shard)
+                    raise ShardFinalized("it is finalized", shard_id=self.shard)
                 if (result := ready(state)) is not None:
                     return result
             waiter = loop.create_future()

@@ -18,12 +18,19 @@ from aiopersist.state.model import State
 class Shard:
     """See the header. One per client and shard, kept alive by its handles."""
 
-    def __init__(self, stack: Stack, shard_id: ShardId) -> None:
+    def __init__(self, stack: Stack, shard_id: ShardId, name: str | None = None) -> None:
         self.id = shard_id
+        self.name = name
+        """By which it was opened last; `None`: by its id."""
         self.stack = stack
         self.register = Register(stack, shard_id)
         self.hold = SharedHold(stack, self.register)
         self._schemas: dict[int, Schema[Any, Any, Any]] = {}
+
+    @property
+    def label(self) -> str:
+        """What errors and logs call it: its name as it was opened, else its id."""
+        return f"{self.id.kind} {self.id if self.name is None else repr(self.name)}"
 
     @property
     def state(self) -> State:
@@ -37,9 +44,9 @@ class Shard:
         this process has not seen it yet; else one request."""
         state = await self.register.refresh()
         if state is None:
-            raise UnknownShard(f"there is no shard {self.id}", shard_id=self.id)
+            raise UnknownShard(f"there is no {self.label}", shard_id=self.id)
         if state.finalized:
-            raise ShardFinalized(f"shard {self.id} is finalized", shard_id=self.id)
+            raise ShardFinalized(f"{self.label} is finalized", shard_id=self.id)
         return state
 
     async def open_or_create(self, schema: Schema[Any, Any, Any]) -> State:

@@ -63,7 +63,7 @@ def live(state: State | None) -> State:
     if state is None:
         raise UnknownShard("the shard was never created")
     if state.finalized:
-        raise ShardFinalized(f"shard {state.shard} is finalized", shard_id=state.shard)
+        raise ShardFinalized("it is finalized", shard_id=state.shard)
     return state
 
 

@@ -33,7 +33,7 @@ class BuildsElsewhere(ClientPart):
         lease lasts `lease_s` from the last heartbeat of those who build under it. The shard is made if it is
         not there. One commit, two for a new shard."""
         with self._calls.call():
-            found = self._shard(await resolve_or_create(self._stack, shard, ShardId))
+            found = self._shard(await resolve_or_create(self._stack, shard, ShardId), shard)
             await found.open_or_create(schema)
             told = TransmittedWriter.of(
                 shard=found.id,

@@ -48,7 +48,7 @@ class Session(Staging):
     """See the header. One per write handle."""
 
     def __init__(self, origin: Origin) -> None:
-        super().__init__(origin, Scope(f"the writer of {origin.shard.id}", origin.scope, origin.shard.id))
+        super().__init__(origin, Scope(f"the writer of {origin.shard.label}", origin.scope, origin.shard.id))
         self.slot = Slot()
         self.case: Case | None = None
         """The last append whose caller does not know its outcome."""

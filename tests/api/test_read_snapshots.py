@@ -288,18 +288,20 @@ async def test_no_time_is_the_greatest_complete_one_of_now(client: ap.Client, lo
                 assert await snapshot.rows() == rows_until(t)
 
 
-async def test_without_a_complete_time(mem: ap.Client) -> None:
+@pytest.mark.parametrize("wait", [True, False])
+async def test_without_a_complete_time(mem: ap.Client, wait: bool) -> None:
+    """Goal: who reads a shard that nothing was appended to is told so at once, instead of waiting for ever;
+    by a fresh look, so what another process has just appended is read."""
     writer = await mem.writer("s", SCHEMA)
     reader = await mem.reader("s", SCHEMA)
-    with pytest.raises(ap.NotReadable) as caught:
-        await reader.snapshot(wait=False)
+    async with asyncio.timeout(30):
+        with pytest.raises(ap.NotReadable, match="shard 's': nothing was appended yet") as caught:
+            await reader.snapshot(wait=wait)
     assert (caught.value.as_of, caught.value.upper) == (None, ap.Antichain(0))
-    waiting = asyncio.ensure_future(reader.snapshot().__aenter__())
-    await asyncio.sleep(0.02)
-    assert not waiting.done()
+    waiting = asyncio.ensure_future(reader.snapshot(2).__aenter__())
     await writer.compare_and_append([("k", 0, 0, 1)], 0, 3)
-    snapshot = await waiting
-    assert (snapshot.as_of, await snapshot.rows()) == (2, [("k", 0, 1)])
+    for snapshot in (await reader.snapshot(wait=wait), await waiting):
+        assert (snapshot.as_of, await snapshot.rows()) == (2, [("k", 0, 1)])
 
 
 async def test_a_finished_shard(client: ap.Client) -> None:

@@ -550,9 +550,11 @@ async def test_history_that_is_gone(place: Place) -> None:
 async def test_what_is_not_complete_yet(place: Place) -> None:
     client = await place.client()
     async with client.writer("t", PLAIN):
-        with pytest.raises(ap.NotReadable) as caught:
-            await client.shared_read("t", wait=False)
-        assert (caught.value.as_of, caught.value.upper) == (None, ap.Antichain(0))
+        for wait in (False, True):  # at once: who waits for a first append says for which time
+            async with asyncio.timeout(30):
+                with pytest.raises(ap.NotReadable, match="nothing was appended yet") as caught:
+                    await client.shared_read("t", wait=wait)
+            assert (caught.value.as_of, caught.value.upper) == (None, ap.Antichain(0))
         async with client.shared_read("t", start=0, wait=False) as shared:
             assert (shared.end, await read(client, await shared.pieces(2))) == (0, [])
     await ten_times(client)
@@ -622,7 +624,7 @@ async def test_waiting_for_the_first_complete_time(place: Place) -> None:
     async with other.writer("t", PLAIN) as w:
 
         async def opened() -> Any:
-            return await client.shared_read("t")
+            return await client.shared_read("t", 2)
 
         task = asyncio.create_task(opened())
         await asyncio.sleep(0.1)
