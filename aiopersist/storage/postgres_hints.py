@@ -12,11 +12,17 @@ at once may hinder each other: then one of them sends for nobody.
 One connection listens, from the first watch on. Whenever it is (again) there, everybody is woken: what
 moved before came without a hint. It is asked for a sign of life now and then, since a network that
 silently drops packets would keep it looking well.
+
+A server may refuse to listen (a standby, a pooler, a missing privilege) or cut the connection at once.
+Each attempt then waits longer than the one before, until one has lasted; those who wait look for
+themselves meanwhile, as after a lost hint, and the log says so once.
 """
 
 import asyncio
 import hashlib
 import json
+import logging
+import math
 from collections.abc import Collection
 
 from aiopersist.errors import Error
@@ -25,9 +31,12 @@ from aiopersist.storage.postgres_pool import Connection, Pool
 from aiopersist.storage.postgres_sql import LISTENS, listeners_lock
 from aiopersist.storage.watchers import Watchers
 
+log = logging.getLogger("aiopersist")
+
 PAYLOAD_BYTES_MAX = 7900  # the server's limit is 8000
 SIGN_OF_LIFE_S = 30.0
 SIGN_OF_LIFE_TIMEOUT_S = 10.0
+LASTING_S = 5.0  # a connection that lasted as long was well; without one for as long the log says so
 NOTIFY = "SELECT pg_notify($1, message) FROM unnest($2::text[]) AS message"
 _ALL = "*"  # stands for keys that do not fit
 
@@ -43,6 +52,7 @@ class Hints:
         self._runtime = runtime
         self._id = str(runtime.uuid())
         self._listening: asyncio.Task[None] | None = None
+        self._listens_since = math.inf
         self._telling: asyncio.Task[None] | None = None
         self._moved: set[str] = set()
 
@@ -77,37 +87,46 @@ class Hints:
         await self._pool.use(lambda connection: connection.execute(NOTIFY, self._channel, messages))
 
     async def _listen(self) -> None:
+        delays, well_at, warned = self._runtime.delays(), self._runtime.monotonic(), False
         while True:
-            for delay in self._runtime.delays():
-                try:
-                    connection = await self._pool.connect()
-                except Error:
-                    await self._runtime.sleep(delay)
-                else:
-                    break
-            try:
-                await self._listen_on(connection)
-            finally:
-                connection.terminate()
-                self._watchers.wake_all()
+            self._listens_since = math.inf
+            failure = await self._listen_once()
+            now = self._runtime.monotonic()
+            if now - self._listens_since > LASTING_S:
+                delays, well_at, warned = self._runtime.delays(), now, False
+            elif now - well_at > LASTING_S and not warned:
+                warned = True
+                log.warning("commits of other processes are noticed late, by polling: %s", failure)
+            await self._runtime.sleep(next(delays))
 
-    async def _listen_on(self, connection: Connection) -> None:
-        """Returns when the connection is lost."""
+    async def _listen_once(self) -> str:
+        """Listen on a connection until it is lost; says why it was."""
+        try:
+            connection = await self._pool.connect()
+        except Error as error:
+            return str(error)
+        try:
+            return await self._listen_on(connection)
+        except Exception as error:  # whatever it is, another connection is needed
+            return f"postgres cannot listen: {type(error).__name__}: {error}"
+        finally:
+            connection.terminate()
+
+    async def _listen_on(self, connection: Connection) -> str:
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
-        try:
-            async with asyncio.timeout(SIGN_OF_LIFE_TIMEOUT_S):
-                await connection.execute(LISTENS.format(self._lock))
-                await connection.add_listener(self._channel, self._heard)
-            self._watchers.wake_all()
-            while not lost.is_set():
-                try:
-                    async with asyncio.timeout(SIGN_OF_LIFE_S):
-                        await lost.wait()
-                except TimeoutError:
-                    await connection.execute("SELECT 1", timeout=SIGN_OF_LIFE_TIMEOUT_S)
-        except Exception:  # whatever it is, another connection is needed
-            return
+        async with asyncio.timeout(SIGN_OF_LIFE_TIMEOUT_S):
+            await connection.execute(LISTENS.format(self._lock))
+            await connection.add_listener(self._channel, self._heard)
+        self._listens_since = self._runtime.monotonic()
+        self._watchers.wake_all()
+        while not lost.is_set():
+            try:
+                async with asyncio.timeout(SIGN_OF_LIFE_S):
+                    await lost.wait()
+            except TimeoutError:
+                await connection.execute("SELECT 1", timeout=SIGN_OF_LIFE_TIMEOUT_S)
+        return "postgres ends the connection that listens"
 
     def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
         sender, *keys = json.loads(str(payload))

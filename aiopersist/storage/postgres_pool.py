@@ -9,6 +9,10 @@ statement's transaction: surely nothing happened (`Refused`). Anything that goes
 connection was there was not sent: `StorageUnavailable`. All else (FATAL, PANIC, a lost connection, a
 timeout) tells nothing: `Indeterminate`. A read can be sent again, so it meets lost connections with
 fresh ones before it gives up: a server that closed idle connections is no failure of a read.
+
+*A failover* leaves connections that are of no more use: to a server that was read-only when they were
+made, that recovers or shuts down. One that says so is dropped with all that idle, and with those in use
+once they are returned: the next use connects anew, to whatever serves by then.
 """
 
 import asyncio
@@ -38,6 +42,8 @@ _LASTING = ("28", "3D", "42501", "25006", "53100")
 # Waiting helps: conflicts, resources, objects in use, interventions of an operator.
 _PASSING = ("40", "53", "55", "57", "58", "08")
 _CORRUPT = ("XX001", "XX002")
+# A failover: read-only; shut down, crashed, starting up, database dropped or idle for too long (57P0x).
+_MOVED = ("25006", "57P0")
 
 SESSION = {
     "application_name": "aiopersist",
@@ -67,6 +73,7 @@ class Pool:
         self._prepare = prepare
         self._gate = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
+        self._failovers = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.closed = False
 
@@ -91,20 +98,21 @@ class Pool:
     async def use(self, use: Callable[[Connection], Awaitable[T]]) -> T:
         """`write`, for those who are in a task of the pool already."""
         async with self._gate:
+            failovers = self._failovers  # a connection belongs to the time in which it was taken
             connection = await self._checked_out()
             try:
                 async with asyncio.timeout(STATEMENT_TIMEOUT_S):
                     result = await use(connection)
             except BaseException as error:
                 failure = _of_statement(error)
-                if isinstance(failure, Refused | Corruption) and not connection.is_in_transaction():
-                    self._idle.append(connection)
-                else:
-                    connection.terminate()
+                if _has_moved(error):
+                    self._fail_over()
+                usable = isinstance(failure, Refused | Corruption) and not connection.is_in_transaction()
+                self._put_back(connection, usable and failovers == self._failovers)
                 if failure is None:
                     raise
                 raise failure from error
-            self._idle.append(connection)
+            self._put_back(connection, failovers == self._failovers)
             return result
 
     async def connect(self) -> Connection:
@@ -156,6 +164,17 @@ class Pool:
                 return connection
         return await self.connect()
 
+    def _put_back(self, connection: Connection, usable: bool) -> None:
+        if usable:
+            self._idle.append(connection)
+        else:
+            connection.terminate()
+
+    def _fail_over(self) -> None:
+        """Use no connection again that is there now."""
+        self._failovers += 1
+        self._drop_idle()
+
     async def _prepare_once(self, connection: Connection) -> None:
         if self._prepare is not None:
             async with asyncio.timeout(STATEMENT_TIMEOUT_S):
@@ -184,6 +203,10 @@ class Pool:
             lasting = (error.sqlstate or "").startswith(_LASTING)
             return StorageUnavailable(text.replace(secret, "***") if secret else text, retry=not lasting)
         return StorageUnavailable(f"postgres: cannot connect: {type(error).__name__}", retry=False)
+
+
+def _has_moved(error: BaseException) -> bool:
+    return isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "").startswith(_MOVED)
 
 
 def _of_statement(error: BaseException) -> Exception | None:

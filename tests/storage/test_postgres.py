@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.runtime import Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.postgres import PostgresConsensus
 from aiopersist.storage.postgres_hints import PAYLOAD_BYTES_MAX, payloads
@@ -302,6 +303,89 @@ async def test_a_read_only_server(consensus: PostgresConsensus, admin: Admin) ->
     finally:
         await admin.execute("SET default_transaction_read_only = off")
         await admin.execute("ALTER ROLE postgres RESET default_transaction_read_only")
+
+
+CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'aiopersist' AND usename = $1"
+CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1"
+
+
+@pytest.fixture
+async def role(admin: Admin, postgres_schema: str) -> AsyncIterator[str]:
+    """A user who may do everything, and whose settings are nobody else's."""
+    name = f"r_{postgres_schema}"[:60]
+    await admin.execute(f'CREATE ROLE "{name}" LOGIN SUPERUSER')
+    yield name
+    await admin.execute("SET default_transaction_read_only = off")
+    await admin.execute(CUT, name)
+    await admin.execute(f'DROP OWNED BY "{name}" CASCADE; DROP ROLE "{name}"')
+
+
+async def test_what_a_failover_leaves_is_not_used_again(postgres_url: str, role: str, admin: Admin) -> None:
+    """Connections that were made while the server was read-only, and such that read on it when another
+    one was refused: once it is writable the next write is written."""
+    consensus = PostgresConsensus(postgres_url.replace("://postgres@", f"://{role}@"))
+    keys = await make_keys(consensus, 4)
+    await admin.execute(f'ALTER ROLE "{role}" SET default_transaction_read_only = on')
+    await admin.execute(CUT, role)
+    async with asyncio.timeout(10):
+        while await admin.fetchval(CONNECTED, role):
+            await asyncio.sleep(0.01)
+    await asyncio.gather(*(consensus.head(key) for key in keys * 3))
+    slow = asyncio.create_task(consensus._pool.read(lambda c: c.fetchval("SELECT pg_sleep(0.5)")))
+    await asyncio.sleep(0.05)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable, match="25006"):
+            await consensus.compare_and_set("k00", 0, b"1")
+    await admin.execute(f'ALTER ROLE "{role}" SET default_transaction_read_only = off')
+    await slow
+    for key in keys:
+        assert await consensus.compare_and_set(key, 0, b"1")
+    assert await asyncio.gather(*(consensus.compare_and_set(key, 1, b"2") for key in keys)) == [True] * 4
+    await consensus.aclose()
+
+
+class Hurried(Runtime):
+    """Time passes only by sleeping, and then at once."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    async def sleep(self, seconds: float) -> None:
+        self.passed += seconds
+        await asyncio.sleep(0)
+
+
+async def test_a_server_that_lets_nobody_listen_is_asked_ever_less(
+    postgres_url: str, role: str, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends each connection that listens at once: the attempts come further and further apart."""
+    runtime = Hurried()
+    consensus = PostgresConsensus(postgres_url.replace("://postgres@", f"://{role}@"), runtime=runtime)
+    await make_keys(consensus, 1)
+    await admin.execute(f"ALTER ROLE \"{role}\" SET idle_session_timeout = '1ms'")
+    attempts, woken = 0, 0
+    connect = consensus._pool.connect
+
+    async def counted() -> object:
+        nonlocal attempts
+        attempts += 1
+        return await connect()
+
+    consensus._pool.connect = counted  # type: ignore[method-assign, assignment]
+    with caplog.at_level("WARNING", "aiopersist"):
+        async with asyncio.timeout(30):
+            while attempts < 20:
+                hint = asyncio.create_task(consensus.watch("k00"))
+                await asyncio.wait([hint], timeout=0.02)
+                woken += hint.done()
+                hint.cancel()
+    assert runtime.passed > 5 * attempts
+    assert woken <= attempts
+    assert len(caplog.records) == 1
+    await consensus.aclose()
 
 
 async def test_every_connection_waits_for_the_disk(
