@@ -132,7 +132,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         self._consensus_url = consensus_url
         """What it was opened by, unless it was given."""
         wrapped_blob, wrapped_consensus, self._metrics = stack(blob, consensus, settings, runtime)
-        self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor())
+        self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor(runtime))
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
         self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
         self._maintenance = Maintenance(self._stack, background=maintenance)

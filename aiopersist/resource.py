@@ -10,7 +10,6 @@
 """
 
 import asyncio
-import logging
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -20,8 +19,8 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from aiopersist.errors import Error, InvalidUsage, UsageKind
-
-log = logging.getLogger("aiopersist")
+from aiopersist.failures import Failures
+from aiopersist.runtime import SYSTEM, Runtime
 
 RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end what it left
 
@@ -73,8 +72,9 @@ class Opening(Generic[R]):
 class Supervisor:
     """Owns tasks. They live until they end or the supervisor closes."""
 
-    def __init__(self) -> None:
-        self.failures = 0
+    def __init__(self, runtime: Runtime = SYSTEM) -> None:
+        self.failures = Failures(runtime)
+        """Of the background work, loops included that go on after one."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -119,8 +119,7 @@ class Supervisor:
     def _loop_done(self, task: asyncio.Task[Any]) -> None:
         self._loops.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failures += 1
-            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+            self.failures.tell(task.get_name(), error)
 
 
 class Scope:

@@ -23,6 +23,7 @@ ORDER = (
     ("errors",),
     ("frontier", "settings"),
     ("runtime",),
+    ("failures",),
     ("resource",),
     ("data", "storage", "state"),
     ("shard", "stash"),

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from aiopersist.client import Client
 from aiopersist.client import open as open_client
-from aiopersist.errors import Error
 from aiopersist.maintenance.rounds import MaintenanceRound
 from aiopersist.runtime import SYSTEM
 
@@ -68,8 +67,8 @@ async def _rounds(client: Client, pace: Pace, console: Console) -> None:
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + pace.sweep_every_s
                 await _sweep(client, console)
-        except Error as error:  # one shard that is damaged must not keep the others from being tended
-            _say(console, f"a round was cut off: {error}")
+        except Exception as error:  # whatever it is, the next round tends what this one did not come to
+            _say(console, f"a round was cut off: {type(error).__name__}: {error}")
         await SYSTEM.sleep(pace.every_s)
 
 

@@ -1,12 +1,12 @@
 """The background task of an `Indexed`: a step now and then, while anything changes, and the compactions that
-it asks for. What fails is logged, and tried again after a while."""
+it asks for. What fails, with whatever exception, is told, and tried again after a while."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any
 
-from aiopersist.errors import Error
+from aiopersist.failures import Backoff
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.errors import Fenced
 from aiopersist.indexed.upkeep import CompactionRequest, CompactionResponse, Upkeep
@@ -24,7 +24,7 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(core.stack.settings.compactions_max)
         self._is_owed = False  # a round, though nothing has changed: something failed
-        self._delays: dict[str, Iterator[float]] = {}  # of streams whose compactions fail
+        self._failing: dict[str, Backoff] = {}  # streams whose compactions fail
 
     def start(self) -> None:
         """Begin; `stop` ends it."""
@@ -37,7 +37,8 @@ class Background:
 
     async def _run(self) -> None:
         settings, runtime = self._stack.settings, self._stack.runtime
-        seen, changed_at, delays = -1, runtime.monotonic(), runtime.delays()
+        seen, changed_at = -1, runtime.monotonic()
+        backoff = Backoff(self._stack.supervisor.failures, "a step of an Indexed, which is repeated,")
         while self._core.fenced is None:
             await runtime.sleep(settings.indexed_step_s)
             now = runtime.monotonic()
@@ -57,37 +58,38 @@ class Background:
                 log.info("an Indexed is no longer maintained here: %s", error)
                 return
             except Exception as error:
-                _log_failure(error, "a step of an Indexed failed and is repeated")
                 self._is_owed = True
-                await runtime.sleep(next(delays))
+                await backoff.failed(error)
             else:
-                delays = runtime.delays()
+                backoff.succeeded()
 
     async def _compact(self, request: CompactionRequest) -> None:
-        stream, runtime = request.stream, self._stack.runtime
+        stream = request.stream
         response: CompactionResponse | Exception
-        async with self._at_once:
-            try:
+        if stream in self._failing:  # meanwhile its request is in flight: no step asks for another one
+            await self._failing[stream].rest()
+        try:
+            async with self._at_once:
                 response = await self._upkeep.compact(request)
-                self._delays.pop(stream, None)
-            except Exception as error:
-                response = error
-        if isinstance(response, Exception):
-            _log_failure(response, f"a compaction of stream {stream!r} failed and is repeated")
-            await runtime.sleep(next(self._delays.setdefault(stream, runtime.delays())))
-            self._is_owed = True
+        except Exception as error:
+            response = error
+            self._failed(stream, error)
         try:
             await self._upkeep.apply(stream, response)
         except Exception as error:
-            _log_failure(error, f"a compaction of stream {stream!r} was not applied and is repeated")
-            self._is_owed = True
+            self._failed(stream, error)
+        else:
+            if not isinstance(response, Exception):
+                self._failing.pop(stream, None)
+
+    def _failed(self, stream: str, error: Exception) -> None:
+        failures = self._stack.supervisor.failures
+        what = f"a compaction of stream {stream!r}, which is repeated,"
+        failures.tell(what, error)
+        self._failing.setdefault(stream, Backoff(failures, what))
+        self._is_owed = True
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._stack.supervisor.background(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _log_failure(error: Exception, what: str) -> None:
-    """What a store does is expected; anything else is a bug, and shows where."""
-    log.warning("%s: %s", what, error, exc_info=None if isinstance(error, Error) else error)

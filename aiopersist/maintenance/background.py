@@ -1,31 +1,30 @@
 """Decides when the upkeep of a client's shards runs, and runs it.
 
 Each commit of this process is looked at, without any I/O: what does the shard owe (`due.py`)? Each task
-does one kind of thing for one shard and ends; a failure is logged, and a later commit that owes the same
-tries again. Shards that nobody appends to are looked at every `settings.compaction_idle_s`: what is left
-of their merges is done then, and then what that leaves is collected.
+does one kind of thing for one shard and ends. What failed, with whatever exception, is told and rests
+(`rest.py`); a later commit that owes the same tries again. Shards that nobody appends to are looked at every
+`settings.compaction_idle_s`: what is left of their merges is done then, and then what that leaves is
+collected.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from aiopersist.data.lazy import import_polars
-from aiopersist.errors import Error, ShardFinalized
+from aiopersist.errors import ShardFinalized
+from aiopersist.failures import Backoff
 from aiopersist.gc.collect import can_collect
 from aiopersist.maintenance.due import all_inputs, due, inputs_wanted
-from aiopersist.maintenance.shard import ShardUpkeep
+from aiopersist.maintenance.shard import LOOK, SINCE, ShardUpkeep
 from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import MARKS_PER_KEEP
-
-log = logging.getLogger("aiopersist")
 
 PAUSE_MIN_S = 0.05  # between two looks
 PAUSE_MAX_S = 1.0  # so that a policy that is new is seen
@@ -92,9 +91,15 @@ class Maintenance:
         await run_bounded(LOOKS_AT_ONCE, [tended.upkeep.registration.release for tended in every])
 
     async def _look_at_idle_shards(self) -> None:
+        backoff = Backoff(self._stack.supervisor.failures, "looking at shards")
         while True:  # no shard is named here while it sleeps, which would keep it alive
             await self._stack.runtime.sleep(self._pause_s())
-            await run_bounded(LOOKS_AT_ONCE, [tended.look for tended in self._due()])
+            try:
+                await run_bounded(LOOKS_AT_ONCE, [tended.look for tended in self._due()])
+            except Exception as error:
+                await backoff.failed(error)
+            else:
+                backoff.succeeded()
 
     def _pause_s(self) -> float:
         now = self._stack.runtime.monotonic()
@@ -127,7 +132,7 @@ class Tended:
         settings = self.shard.stack.settings
         owes = due(state, settings)
         if owes.since:
-            self._begin("move since of", partial(self.upkeep.move_since, exact=False))
+            self._move_since()
         if owes.collection:
             self._begin_collecting()
         if owes.compaction:
@@ -145,23 +150,24 @@ class Tended:
     async def look(self) -> None:
         """At a shard that may be idle; one request. Begins what is due if nothing was written since the last
         look. A shard that cannot be looked at keeps nobody from the others."""
+        rests, state = self.upkeep.rests, self.shard.register.state
         try:
-            if self.shard.register.state is not None and not self.shard.register.state.finalized:
-                await self._look(await self.shard.open())
+            with rests.trying(LOOK) as attempt:
+                if state is not None and not state.finalized:
+                    await self._look(await self.shard.open())
+                attempt.done = True
         except ShardFinalized:
             pass
-        except Error as error:
-            log.warning("a shard could not be looked at: %s", error)
-        except Exception:
-            log.exception("shard %s could not be looked at", self.shard.id)
+        except Exception as error:
+            self.shard.stack.supervisor.failures.tell(f"looking at {self.shard.id}", error)
         finally:
-            self.due_at = self.next_look()
+            self.due_at = max(self.next_look(), rests.until(LOOK))
 
     async def _look(self, state: State) -> None:
         written = (state.upper, state.since, state.fuel, tuple(state.batches))
         idle, self._seen = self._seen == written, written
         if state.retention:
-            self._begin("move since of", partial(self.upkeep.move_since, exact=False))
+            self._move_since()
         if not idle:
             return
         if await self.upkeep.has_work():
@@ -181,6 +187,10 @@ class Tended:
         if not self._ended and (task is None or task.done()):
             supervisor = self.shard.stack.supervisor
             self._tasks[what] = supervisor.background(work(), f"{what} {self.shard.id}")
+
+    def _move_since(self) -> None:
+        if SINCE not in self.upkeep.rests:
+            self._begin("move since of", partial(self.upkeep.move_since, exact=False))
 
     def _compact(self, wanted: Callable[[State, Settings], int], *, claims_all: bool = False) -> None:
         """What is much goes beside what is little, which must not wait for it."""

@@ -1,11 +1,10 @@
-"""What failed rests, longer each time; what somebody else was at rests for a moment. So a blob that is lost
-keeps nothing else from being tended, and nobody asks without a pause for what he does not get."""
+"""What failed rests, longer each time, whatever it failed with; what somebody else was at rests for a moment.
+So a blob that is lost, or a value that nobody foresaw, keeps nothing else from being tended, and nobody asks
+without a pause for what he does not get."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
-
-from aiopersist.errors import Error
 
 REST_MIN_S = 0.5
 REST_MAX_S = 300.0
@@ -25,26 +24,30 @@ class Try:
 
 
 class Rests:
-    """By an ordinal that what was tried begins with, or `COLLECTION`."""
+    """By what was tried: the ordinal that a compaction begins with, or the name of a job."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._rests: dict[int, Rest] = {}
+        self._rests: dict[Hashable, Rest] = {}
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         rest = self._rests.get(key)
         return rest is not None and self._monotonic() < rest.until
+
+    def until(self, key: Hashable) -> float:
+        """Until when it rests."""
+        return self._rests[key].until if key in self._rests else 0.0
 
     def __bool__(self) -> bool:
         return bool(self._rests)
 
     @contextmanager
-    def trying(self, key: int) -> Iterator[Try]:
+    def trying(self, key: Hashable) -> Iterator[Try]:
         """Around an attempt: it rests unless it was done, and longer each time if it failed."""
         attempt = Try()
         try:
             yield attempt
-        except Error:
+        except Exception:
             rest_s = self._rests[key].next_s if key in self._rests else REST_MIN_S
             self._rests[key] = Rest(self._monotonic() + rest_s, min(2 * rest_s, REST_MAX_S))
             raise
@@ -54,6 +57,6 @@ class Rests:
             next_s = self._rests[key].next_s if key in self._rests else REST_MIN_S
             self._rests[key] = Rest(self._monotonic() + REST_MIN_S, next_s)
 
-    def forget(self, kept: Callable[[int], bool]) -> None:
+    def forget(self, kept: Callable[[Hashable], bool]) -> None:
         """Keep only what is still there."""
         self._rests = {key: rest for key, rest in self._rests.items() if kept(key)}

@@ -4,13 +4,12 @@ A shard that has not changed since the round before costs one request. What is d
 claims, so that several processes share the work: whoever comes second goes on to the next shard.
 """
 
-import logging
 from collections.abc import Callable
 from functools import partial, reduce
 
 from pydantic import BaseModel, ConfigDict
 
-from aiopersist.errors import Error, ShardFinalized
+from aiopersist.errors import ShardFinalized
 from aiopersist.gc.collect import bury, can_collect
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
@@ -18,8 +17,6 @@ from aiopersist.shard.log import consensus_key, list_shards
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
 from aiopersist.state.diff import decode_diff
-
-log = logging.getLogger("aiopersist")
 
 
 class MaintenanceRound(BaseModel):
@@ -84,10 +81,10 @@ class Rounds:
             return await self._tend(shard)
         except ShardFinalized:
             return MaintenanceRound(shards=1)  # meanwhile: the next round ends it
-        except Error as error:
+        except Exception as error:  # also one that nobody foresaw keeps nobody from the other shards
             if (found := self._upkeep_of(shard)).rests:
                 self._resting[shard] = found
-            log.error("upkeep of %s failed: %s", shard, error)
+            self._stack.supervisor.failures.tell(f"upkeep of {shard}", error)
             return MaintenanceRound(
                 shards=1, looked_at=1, failures={shard: f"{type(error).__name__}: {error}"}
             )

@@ -25,6 +25,8 @@ from aiopersist.state.retention import ApplyRetention
 
 GARBAGE_SHARE = 4  # replaced bytes beside those in use, that are collected before the next rollup is due
 GARBAGE_BYTES_MIN = MIB // 4
+SINCE, PLAN, LOOK = "since", "plan", "look"  # what else rests after a failure
+JOBS = (COLLECTION, SINCE, PLAN, LOOK)
 FORCED_MAX = 5  # registrations that a forced compaction may lose on its way
 
 
@@ -42,7 +44,9 @@ class ShardUpkeep:
 
     async def move_since(self, *, exact: bool) -> None:
         """Move since to where the policy wants it. At most one commit."""
-        await commit(self.shard.register, ApplyRetention(exact), Slot())
+        with self.rests.trying(SINCE) as attempt:
+            await commit(self.shard.register, ApplyRetention(exact), Slot())
+            attempt.done = True
 
     async def compact(
         self,
@@ -67,8 +71,18 @@ class ShardUpkeep:
 
     async def _next(self, wanted: Callable[[State, Settings], int], much: bool | None) -> Spec | None:
         now = await self._stack.consensus.now()
+        if PLAN in self.rests:
+            return None
+        with self.rests.trying(PLAN) as attempt:
+            spec = self._planned(wanted, much, now)
+            attempt.done = True
+        return spec
+
+    def _planned(
+        self, wanted: Callable[[State, Settings], int], much: bool | None, now: float
+    ) -> Spec | None:
         state, settings = self.shard.state, self._stack.settings
-        self.rests.forget(lambda key: key == COLLECTION or key in state.batches)
+        self.rests.forget(lambda key: key in JOBS or key in state.batches)
 
         def suits(spec: Spec) -> bool:
             is_much = spec.goodbytes > whole_bytes(settings)

@@ -4,16 +4,12 @@ ends, with the claims taken under it, when the others are done. Its lease is sho
 over soon after this process died."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aiopersist.errors import Error
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
-
-log = logging.getLogger("aiopersist")
 
 LEASE_S = 60.0  # while somebody works under it, heartbeats keep it
 LINGER_S = 30.0  # less than the lease: an hour's appends register once, not at every compaction
@@ -81,5 +77,5 @@ class SharedRegistration:
         try:
             async with asyncio.timeout(RELEASE_DEADLINE_S):
                 await registration.expire()
-        except (Error, TimeoutError) as error:
-            log.warning("a registration is left to its lease: %s", error)
+        except Exception as error:
+            self._shard.stack.supervisor.failures.tell("ending a registration, now left to its lease,", error)

@@ -116,10 +116,7 @@ async def _attempt(attempts: Sequence[Attempt]) -> bool:
     _clear(attempts)
     if ours:
         for attempt in attempts:
-            register = attempt.register
-            if register.state is attempt.before:
-                register.install(attempt.after)
-            register.on_commit(attempt.after)
+            attempt.register.committed(attempt.before, attempt.after)
     return ours
 
 

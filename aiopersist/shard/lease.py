@@ -2,13 +2,14 @@
 
 A heartbeat is due after a quarter of the lease, so three may fail before it runs out. One that is
 late, because the process was suspended or the loop was busy, goes out at once. A heartbeat that
-fails ends nothing: it is logged and tried again; that the lease is gone is told by the next use.
+fails ends nothing, whatever it fails with: it is told and tried again; that the lease is gone is told by
+the next use.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized
+from aiopersist.errors import LeaseExpired, OpaqueMismatch, ShardFinalized
 from aiopersist.shard.stack import Stack
 
 log = logging.getLogger("aiopersist")
@@ -43,7 +44,7 @@ async def keep_alive(stack: Stack, lease_s: float, renew: Callable[[], Awaitable
         except (LeaseExpired, OpaqueMismatch, ShardFinalized) as error:
             log.warning("a heartbeat found that its registration is gone: %s", error)
             return
-        except Error as error:
-            log.warning("a heartbeat failed and is repeated: %s", error)
+        except Exception as error:
+            stack.supervisor.failures.tell("a heartbeat, which is repeated,", error)
             continue
         heartbeat.beat(stack.runtime.monotonic())

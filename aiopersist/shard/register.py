@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from aiopersist.errors import Corruption, Error, ShardFinalized
+from aiopersist.errors import Corruption, ShardFinalized
+from aiopersist.failures import Backoff
 from aiopersist.shard.log import consensus_key, load, replay
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
@@ -34,9 +35,9 @@ class Register:
         self.state: State | None = None
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] = lambda state: None
-        """Called after each own commit, without an await: says what upkeep is due."""
+        """Told of each own commit, without an await: says what upkeep is due."""
         self.on_news: Callable[[State], None] = lambda state: None
-        """Called with each newer state, without an await."""
+        """Told of each newer state, without an await."""
         self.stack = stack
         self.key = consensus_key(shard)
         self._turn = asyncio.Lock()
@@ -95,10 +96,24 @@ class Register:
         if state is None or (self.state is not None and state.seqno <= self.state.seqno):
             return
         self.state = state
-        self.on_news(state)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        self._tell(self.on_news, state)
+
+    def committed(self, before: State | None, after: State) -> None:
+        """`after`, which followed `before`, is durable: a commit of our own."""
+        if self.state is before:
+            self.install(after)
+        self._tell(self.on_commit, after)
+
+    def _tell(self, listener: Callable[[State], None], state: State) -> None:
+        """A version that is durable stays so, whatever a listener does with it: its failure is not the
+        caller's, who would take the commit for failed."""
+        try:
+            listener(state)
+        except Exception as error:
+            self.stack.supervisor.failures.tell(f"telling of a version of {self.shard}", error)
 
     # --- waiting ---------------------------------------------------------------------------------
 
@@ -126,14 +141,17 @@ class Register:
     async def _follow(self) -> None:
         spawn, watch = self.stack.supervisor.spawn, self.stack.consensus.watch
         hint = spawn(watch(self.key), "watch a shard", abandon=True)
+        backoff = Backoff(self.stack.supervisor.failures, f"following {self.shard}")
         try:
             while await self._wanted():
                 try:
                     await self.stack.runtime.sleep(0)  # the hint is asked for before the state is read
                     await self.refresh()
-                except Error as error:
+                except Exception as error:  # whatever it is: who waits must hear of it
                     self._fail_waiters(error)
+                    await backoff.failed(error)
                     continue
+                backoff.succeeded()
                 timeout_s = self.stack.settings.watch_timeout_s
                 await asyncio.wait([hint], timeout=timeout_s)
                 if hint.done():
@@ -154,7 +172,7 @@ class Register:
                 pass
         return bool(self._waiters)
 
-    def _fail_waiters(self, error: Error) -> None:
+    def _fail_waiters(self, error: Exception) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(error)

@@ -116,7 +116,7 @@ async def opened(
 ) -> Stash:
     """The stash, opened. One request; three if the tables are to be made."""
     store = place.store(mode.writes)
-    supervisor = Supervisor()
+    supervisor = Supervisor(runtime)
     try:
         await anyio.to_thread.run_sync(_import)
         session = await _session(store, mode, settings, runtime, supervisor)

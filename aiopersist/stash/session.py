@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
+from aiopersist.failures import Backoff
 from aiopersist.resource import RELEASE_DEADLINE_S, Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
@@ -61,6 +62,7 @@ class Session:
         self._seen: dict[int, Stored] = {}
         """Collections as they were last seen, without rows; only a hint."""
         self._consolidating: set[int] = set()
+        self._failing = Backoff(supervisor.failures, "a consolidation of a stash, which is repeated,")
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -261,8 +263,11 @@ class Session:
     async def _consolidate_quietly(self, cid: int) -> None:
         try:
             await self.consolidate(cid)
+            self._failing.succeeded()
         except Fenced:  # the next owner does it
             pass
+        except Exception as error:  # meanwhile no change begins another one
+            await self._failing.failed(error)
         finally:
             self._consolidating.discard(cid)
 

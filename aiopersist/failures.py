@@ -1,0 +1,75 @@
+"""What background work does with an exception, foreseen or not: it is counted, logged, and the work waits.
+
+- `Failures` counts all of them, and logs each kind (which work, which type) once per interval: what fails
+  for ever, however often it is tried, fills no log. The next line of a kind says how many it stands for.
+- `Backoff` is a loop's patience: each failure waits longer than the one before, until a success.
+
+So a bug of ours, or a value that nobody foresaw, costs a few attempts a minute, never a busy loop.
+"""
+
+import logging
+from typing import NamedTuple
+
+from aiopersist.errors import Error
+from aiopersist.runtime import Runtime
+
+log = logging.getLogger("aiopersist")
+
+LOG_EVERY_S = 60.0  # a kind: often enough to be noticed
+KINDS_MAX = 1024  # remembered: each work of many shards is a kind of its own
+
+
+class _Logged(NamedTuple):
+    """When a kind was logged, and how often it has failed since."""
+
+    at: float
+    silent: int
+
+
+class Failures:
+    """Of the background work of one client."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.count = 0
+        self._logged: dict[tuple[str, type[BaseException]], _Logged] = {}
+
+    def tell(self, what: str, error: BaseException) -> None:
+        """`what` failed: count it, and log it unless its kind was logged within `LOG_EVERY_S`. What a store
+        or a race does is expected; anything else is a bug, and shows where."""
+        self.count += 1
+        kind, now = (what, type(error)), self.runtime.monotonic()
+        last = self._logged.pop(kind, None)
+        if last is not None and now - last.at < LOG_EVERY_S:
+            self._logged[kind] = last._replace(silent=last.silent + 1)
+            return
+        if len(self._logged) >= KINDS_MAX:
+            del self._logged[next(iter(self._logged))]
+        self._logged[kind] = _Logged(now, 0)
+        more = f" ({last.silent} more since the last line)" if last is not None and last.silent else ""
+        if isinstance(error, Error):
+            log.warning("%s failed: %s%s", what, error, more)
+        else:
+            log.error("%s failed: %r%s", what, error, more, exc_info=error)
+
+
+class Backoff:
+    """Of one loop, which does `what`."""
+
+    def __init__(self, failures: Failures, what: str) -> None:
+        self._failures = failures
+        self._what = what
+        self._delays = failures.runtime.delays()
+
+    async def failed(self, error: Exception) -> None:
+        """Tell it, and rest."""
+        self._failures.tell(self._what, error)
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Wait after a failure: some milliseconds at first, 16 s at most."""
+        await self._failures.runtime.sleep(next(self._delays))
+
+    def succeeded(self) -> None:
+        """The next failure is a first one."""
+        self._delays = self._failures.runtime.delays()
