@@ -10,6 +10,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit
 from aiopersist.shard.fetch import Fetch, Selection
+from aiopersist.shard.parts import Uploaded
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.compaction import Replace, Total, largest_inline_run
@@ -26,7 +27,7 @@ def must_flush(shard: Shard) -> bool:
     )
 
 
-async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Upload]) -> bool:
+async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Uploaded]) -> bool:
     """Merge the largest run of neighbouring inline batches into one batch with one blob; whether that
     was done. One blob and one commit. The updates keep their times: no reader sees a difference. What
     it uploads is told to `uploads`: theirs to discard if the attempt stays in the slot."""
@@ -60,7 +61,7 @@ async def _upload(
     schema_id: int,
     writer: str,
     batches: list[HollowBatch],
-    uploads: list[Upload],
+    uploads: list[Uploaded],
 ) -> tuple[Upload, HollowBatch, Total]:
     named = [(batch, part) for batch in batches for part in batch.parts]
     since = reduce(Antichain.join, (batch.since for batch in batches))
@@ -76,7 +77,9 @@ async def _upload(
         raise
 
 
-async def inline_to_blob(shard: Shard, writer: str, batch: HollowBatch, uploads: list[Upload]) -> HollowBatch:
+async def inline_to_blob(
+    shard: Shard, writer: str, batch: HollowBatch, uploads: list[Uploaded]
+) -> HollowBatch:
     """`batch` with all its inline parts as one blob, which is a run of its own. The upload of that is told
     to `uploads`, in case the batch is not appended after all."""
     inline = tuple(part for part in batch.parts if part.inline is not None)

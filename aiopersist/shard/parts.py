@@ -1,6 +1,7 @@
 """From encoded parts to hollow ones: what every writer of parts does with them."""
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Protocol
 
 from aiopersist.data.inline import checksum, encode_inline
 from aiopersist.data.part import EncodedPart, StatsSpec
@@ -13,6 +14,16 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 
+class Uploaded(Protocol):
+    """Blobs under the id of one writer."""
+
+    writer: str
+
+    def discard(self) -> asyncio.Task[None] | None:
+        """Begin to delete them: surely nothing names them. The task, if there is anything to delete.
+        Idempotent."""
+
+
 def stats_spec(settings: Settings) -> StatsSpec:
     """Which statistics parts carry."""
     untrimmable = settings.stats_untrimmable_columns
@@ -22,10 +33,7 @@ def stats_spec(settings: Settings) -> StatsSpec:
 async def put(blob: Blob, key: str, part: EncodedPart, schema_id: int) -> HollowPart:
     """Write `part` under `key`; what the state keeps of it. `StorageUnavailable` also where its answer was
     lost: nothing names it, so as far as anybody can see it did not happen."""
-    try:
-        await blob.set(key, part.data)
-    except Indeterminate as error:
-        raise StorageUnavailable(f"part {key} was perhaps not written: {error}") from error
+    await put_bytes(blob, key, part.data)
     return HollowPart(
         key=key,
         size=part.size,
@@ -37,6 +45,14 @@ async def put(blob: Blob, key: str, part: EncodedPart, schema_id: int) -> Hollow
         key_lower=part.key_lower,
         stats=part.stats,
     )
+
+
+async def put_bytes(blob: Blob, key: str, data: bytes | memoryview) -> None:
+    """The same of an encoded part."""
+    try:
+        await blob.set(key, data)
+    except Indeterminate as error:
+        raise StorageUnavailable(f"part {key} was perhaps not written: {error}") from error
 
 
 def inline_part(columns: "pa.Table | pa.RecordBatch", schema_id: int) -> HollowPart:

@@ -15,6 +15,7 @@ from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWriter
 
+LOST_MAX = 5  # registrations that a call may lose on its way, since the process stood still each time
 BATCHES_MAX = 256  # batches built under one registration, whose record keeps the ids of those handed over
 
 

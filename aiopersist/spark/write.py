@@ -103,7 +103,7 @@ async def begin_open(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun
     """The same; `UpperMismatch` for a shard that is finished, unless this was written before."""
     begun = await begin(client, frame, spec)
     if not begun.upper.elements and not await _is_done(client, begun):
-        raise UpperMismatch(begun.upper, begun.upper, shard_id=begun.shard)
+        raise UpperMismatch(Antichain(0), begun.upper, shard_id=begun.shard)
     return begun
 
 

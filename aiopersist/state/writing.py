@@ -86,6 +86,11 @@ class NoRoom(Error):
     """The state would hold too many inline bytes: flush some to the blob store, and append again."""
 
 
+class PartsExpired(BatchExpired):
+    """The writer under which an append has uploaded parts itself is gone: upload them under another one, and
+    append again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
     """A staged batch, as the appends that consume it tell it from others."""
@@ -169,8 +174,8 @@ def _append(
     staged: tuple[Staged, ...] = (),
 ) -> Commit | Keep:
     unregistered = {writer_of(part.key) for part in batch.parts if part.key} - state.writers.keys()
-    if unregistered:
-        return Keep(error=BatchExpired(f"writers {sorted(unregistered)} are no longer registered"))
+    if unregistered:  # of no staged batch: those were looked at before
+        return Keep(error=PartsExpired(f"writers {sorted(unregistered)} are no longer registered"))
     if command.writer not in state.writers:
         return Keep(error=LeaseExpired(f"writer {command.writer} is no longer registered"))
     inline = batch.inline_bytes

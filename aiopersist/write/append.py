@@ -3,19 +3,21 @@
 1. *Prepare*, outside of the handle's turn: take the rows, or claim the staged batches.
 2. *Stage*, in the turn: upload what is left; the command is ready then.
 3. *Commit* (`commit_staged`). What stands in the way is repaired, and the same append is tried again:
-   a lease that ran out, as long as no blob depends on it; a state without room for more inline parts.
+   a lease that ran out, where the parts that were uploaded under it are copied to another writer
+   (`shard/copies.py`); a state without room for more inline parts.
 4. *Tidy up* by the outcome. A caller who is not told keeps a case, which `settle` answers.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence, Sized
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiopersist.errors import (
     AlreadyAppended,
+    Corruption,
     Indeterminate,
     InvalidUsage,
     LeaseExpired,
@@ -24,9 +26,12 @@ from aiopersist.errors import (
 )
 from aiopersist.frontier import Antichain, minimum
 from aiopersist.shard.commit import Job, commit_all
+from aiopersist.shard.copies import Copies
 from aiopersist.shard.flush import inline_to_blob
-from aiopersist.shard.registration import Registration
-from aiopersist.state.writing import Append, Appended, NoRoom, Write, repeated
+from aiopersist.shard.registration import LOST_MAX, Registration
+from aiopersist.shard.upload import Upload
+from aiopersist.state.model import State
+from aiopersist.state.writing import Append, Appended, NoRoom, PartsExpired, Write, repeated
 from aiopersist.write.assemble import Rewritten, assembled, check_append
 from aiopersist.write.batch import Batch
 from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted, finished
@@ -48,6 +53,11 @@ class AppendIntent(ABC):
         """See `Doubt.release`."""
         return self.doubt.release()
 
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether what is to be appended is still there."""
+        return True
+
     @abstractmethod
     async def prepare(self) -> None:
         """Check what is to be appended, as far as that needs no turn."""
@@ -63,6 +73,12 @@ class RowsAppend(AppendIntent):
 
     updates: Any = ()
     registration: Registration | None = None
+    upload: Upload | None = None
+
+    @property
+    def can_begin_again(self) -> bool:
+        """Of an iterator nothing is left."""
+        return isinstance(self.updates, Sized)
 
     def release(self) -> list[asyncio.Task[None]]:
         registration, self.registration = self.registration, None
@@ -73,7 +89,7 @@ class RowsAppend(AppendIntent):
     async def prepare(self) -> None:
         self.registration = await self.session.ensure_registered()
         self.registration.hold()  # an upload may take longer than the handle keeps it
-        upload = self.session.upload(self.lower)
+        self.upload = upload = self.session.upload_under(self.lower, self.registration)
         self.doubt.uploads.append(upload)
         await upload.take_whole(self.updates)
         upload.check_upper(self.upper)
@@ -82,7 +98,8 @@ class RowsAppend(AppendIntent):
         if await self._covered():
             return None
         await self.session.make_room()
-        (upload,) = self.doubt.uploads
+        upload = self.upload
+        assert upload is not None
         batch = await upload.finish(self.upper)
         stack = self.session.shard.stack
         return Append(
@@ -96,16 +113,21 @@ class RowsAppend(AppendIntent):
 
     async def _covered(self) -> bool:
         """What can be said before anything is staged, by what never goes back: `True` if there is nothing
-        to write any more; `UpperMismatch` after a fresh look."""
-        shard, lower, upper = self.session.shard, self.lower, self.upper
-        state = shard.state
-        for _ in range(2):
-            if repeated(state, self.transactions) or (self.replica and upper <= state.upper):
-                return True
-            if lower == state.upper or (self.replica and lower <= state.upper <= upper):
-                return False
+        to write any more; `UpperMismatch`, with the upper that does not match, after a fresh look."""
+        shard = self.session.shard
+        if (covered := self._is_covered(shard.state)) is None:
             state = await shard.open()
-        raise UpperMismatch(lower, state.upper, shard_id=shard.id)
+            if (covered := self._is_covered(state)) is None:
+                raise UpperMismatch(self.lower, state.upper, shard_id=shard.id)
+        return covered
+
+    def _is_covered(self, state: State) -> bool | None:
+        """`None` if it does not fit there."""
+        lower, upper = self.lower, self.upper
+        if repeated(state, self.transactions) or (self.replica and upper <= state.upper):
+            return True
+        fits = lower == state.upper or (self.replica and lower <= state.upper <= upper)
+        return False if fits else None
 
 
 @dataclass(eq=False)
@@ -157,6 +179,21 @@ def _distinct(batches: Sequence[Batch], session: Session) -> list[Batch]:
 
 async def append_all(intents: Sequence[AppendIntent]) -> None:
     """Append all of them at one moment, or none; they are of different shards."""
+    lost = 0
+    while True:
+        try:
+            await _append_once(intents)
+        except PartsExpired:  # and swept before they could be copied
+            lost += 1
+            if lost == LOST_MAX or not all(intent.can_begin_again for intent in intents):
+                raise
+            for intent in intents:
+                intent.doubt = Doubt()
+        else:
+            return
+
+
+async def _append_once(intents: Sequence[AppendIntent]) -> None:
     try:
         try:
             for intent in intents:
@@ -194,38 +231,82 @@ class StagedAppend:
     session: Session
     command: Append | Write
     doubt: Doubt
+    lost: int = 0
+    """Registrations under which it had uploaded parts."""
+    flushed: bool = False
+
+    async def repair(self, error: "PartsExpired | LeaseExpired | NoRoom", held: ExitStack) -> None:
+        """Put away what stands in the way of the commit, which surely did not happen. Raises `error` if it
+        cannot. A registration that is needed until the commit is given to `held`."""
+        if isinstance(error, LeaseExpired):
+            registration = await self.session.ensure_registered()
+            self.command = replace(self.command, writer=registration.writer)
+        elif isinstance(error, NoRoom):
+            await self._make_room()
+        else:
+            self.lost += 1
+            if self.lost == LOST_MAX:
+                raise error
+            try:
+                await self._copy(held)
+            except (LeaseExpired, Corruption) as gone:
+                raise error from gone
+
+    async def _copy(self, held: ExitStack) -> None:
+        """The parts whose writers are gone, under one that is registered."""
+        shard, registration = self.session.shard, await self.session.ensure_registered()
+        registration.hold()  # copying may take longer than the handle keeps it
+        held.callback(registration.release)
+        copies = Copies(shard, registration.writer)
+        self.doubt.uploads.append(copies)
+        batch = await copies.of(self.command.batch)
+        self.command = replace(self.command, writer=registration.writer, batch=batch)
+        for upload in self.doubt.uploads:
+            if upload.writer not in shard.state.writers:
+                upload.discard()
+
+    async def _make_room(self) -> None:
+        """Flush what the state holds inline to one blob; or, if that was done before or is not the trouble,
+        what the append brings."""
+        session, command = self.session, self.command
+        small = 2 * command.batch.inline_bytes <= command.inline_bytes_max
+        if small and not self.flushed:
+            self.flushed = True
+            if await session.flush_inline():
+                return
+        writer = (await session.ensure_registered()).writer
+        batch = await inline_to_blob(session.shard, writer, command.batch, self.doubt.uploads)
+        self.command = replace(command, batch=batch)
 
 
 async def commit_staged(appends: Sequence[StagedAppend]) -> list[Appended]:
     """Commit them at one moment. Each `doubt` knows what came of it, or that it must be settled."""
-    flushed = False
-    while True:
-        for append in appends:
-            append.doubt.outcome = None
-        try:
-            results = await commit_all(
-                [Job(a.session.shard.register, a.command, a.session.slot) for a in appends]
-            )
-        except BaseException as error:
+    with ExitStack() as held:
+        while True:
             for append in appends:
-                _not_told(append)
-            if not isinstance(error, LeaseExpired | NoRoom):
+                append.doubt.outcome = None
+            try:
+                jobs = [Job(a.session.shard.register, a.command, a.session.slot) for a in appends]
+                results = await commit_all(jobs)
+            except BaseException as error:
+                for append in appends:
+                    _not_told(append)
                 if isinstance(error, AlreadyAppended):
                     _tell_apart(appends)
-                raise
-            (at_fault,) = (a for a in appends if a.session.shard.id == error.shard_id)
-            if isinstance(error, LeaseExpired):
-                registration = await at_fault.session.ensure_registered()
-                at_fault.command = replace(at_fault.command, writer=registration.writer)
-            else:
-                await _make_room(at_fault, flushed=flushed)
-                flushed = True
-            continue
-        for append, done in zip(appends, results, strict=True):
-            succeeded = done.wrote or isinstance(append.command, Append)  # a group goes on without repeats
-            append.doubt.outcome = Committed(done.upper) if succeeded else NotCommitted()
-            append.doubt.needless = not done.wrote
-        return results
+                if not isinstance(error, PartsExpired | LeaseExpired | NoRoom):
+                    raise
+                (at_fault,) = (a for a in appends if a.session.shard.id == error.shard_id)
+                await at_fault.repair(error, held)
+                continue
+            for append, done in zip(appends, results, strict=True):
+                _told(append, done)
+            return results
+
+
+def _told(append: StagedAppend, done: Appended) -> None:
+    succeeded = done.wrote or isinstance(append.command, Append)  # a group goes on without repeats
+    append.doubt.outcome = Committed(done.upper) if succeeded else NotCommitted()
+    append.doubt.needless = not done.wrote
 
 
 def _not_told(append: StagedAppend) -> None:
@@ -244,15 +325,3 @@ def _tell_apart(appends: Sequence[StagedAppend]) -> None:
             record = writers.get(batch._staged.writer)
             if record is not None and batch.id in record.spent:
                 batch._is_elsewhere()
-
-
-async def _make_room(append: StagedAppend, *, flushed: bool) -> None:
-    """Flush what the state holds inline to one blob; or, if that was done before or is not the trouble,
-    what the append brings."""
-    session, command = append.session, append.command
-    writer = session.registration.writer
-    small = 2 * command.batch.inline_bytes <= command.inline_bytes_max
-    if small and not flushed and await session.flush_inline():
-        return
-    batch = await inline_to_blob(session.shard, writer, command.batch, append.doubt.uploads)
-    append.command = replace(command, batch=batch)

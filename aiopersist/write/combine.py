@@ -15,8 +15,9 @@ from aiopersist.data.convert import ROW, pieces_of, to_table
 from aiopersist.data.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, successor
+from aiopersist.shard.registration import LOST_MAX
 from aiopersist.shard.upload import is_small, pieces_as_they_come
-from aiopersist.state.writing import Appended, Write, repeated
+from aiopersist.state.writing import Appended, PartsExpired, Write, repeated
 from aiopersist.write.append import StagedAppend, commit_staged
 from aiopersist.write.doubt import Case, Doubt
 from aiopersist.write.session import Session
@@ -64,6 +65,7 @@ class Combiner:
         try:
             call.table = table = await self._converted(rows, diff)
             if not table.num_rows and not transactions:
+                await self._session.idle()
                 return last_complete((await self._shard.open()).upper)
             return await self._queued(call)
         except (asyncio.CancelledError, Indeterminate):
@@ -120,12 +122,19 @@ class Combiner:
 
     async def _commit(self, group: list[_Call]) -> None:
         """Commit all calls of `group` at one time; those whose transaction is a repeat write nothing."""
+        lost = 0
         while group := self._without_repeats(group):
             upper = self._shard.state.upper
             if not upper.elements:
-                upper = (await self._shard.open()).upper
-                raise UpperMismatch(upper, upper, shard_id=self._shard.id)
-            done = await self._append(group, upper)
+                current = (await self._shard.open()).upper
+                raise UpperMismatch(Antichain(0), current, shard_id=self._shard.id)  # any int was expected
+            try:
+                done = await self._append(group, upper)
+            except PartsExpired:  # and swept before they could be copied: the rows are still here
+                lost += 1
+                if lost == LOST_MAX:
+                    raise
+                continue
             if done.wrote:
                 for call in group:
                     call.tell(last_complete(done.upper))
@@ -135,7 +144,9 @@ class Combiner:
         time = upper.time
         assert isinstance(time, int)
         transactions = {app: number for call in group for app, number in call.transactions.items()}
-        upload = self._session.upload(upper)
+        registration = await self._session.ensure_registered()
+        registration.hold()  # an upload may take longer than the handle keeps it
+        upload = self._session.upload_under(upper, registration)
         doubt = Doubt(uploads=[upload])
         for call in group:
             call.doubt = doubt
@@ -151,6 +162,7 @@ class Combiner:
             (done,) = await commit_staged([StagedAppend(self._session, command, doubt)])
             return done
         finally:
+            registration.release()
             await doubt.tidy()
 
     def _without_repeats(self, group: list[_Call]) -> list[_Call]:

@@ -8,7 +8,7 @@ from aiopersist.errors import Indeterminate
 from aiopersist.frontier import Antichain
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.attempt import Attempt
-from aiopersist.shard.upload import Upload
+from aiopersist.shard.parts import Uploaded
 from aiopersist.write.batch import Batch, delete_all
 
 
@@ -32,7 +32,7 @@ class Doubt:
     """Staged by the caller: consumed if it happened, the caller's again if it did not."""
     freed: Sequence[Batch] = ()
     """Those that are the caller's again."""
-    uploads: list[Upload] = field(default_factory=list)
+    uploads: list[Uploaded] = field(default_factory=list)
     """Staged by the append itself: deleted if it did not happen."""
     needless: bool = False
     """It succeeded and wrote nothing: nobody needs what was staged."""

@@ -69,18 +69,22 @@ class WriteHandle(Resource, Generic[K, V]):
         return self._shard.state.upper
 
     async def fetch_recent_upper(self) -> Antichain:
-        """The shard's upper, by a linearizable read: one request."""
+        """The shard's upper, by a linearizable read: one request. An append of this handle whose outcome is
+        not known is settled first."""
         with self._scope.call():
+            await self._session.settled()
             return (await self._shard.open()).upper
 
     async def wait_for_upper_past(self, frontier: Antichain | Time) -> None:
-        """Return once `frontier < upper`, strictly."""
+        """Return once `frontier < upper`, strictly. An append of this handle whose outcome is not known is
+        settled first."""
         with self._scope.call():
             past = check_frontier(frontier, self._schema)
             if not past.elements:
                 raise InvalidUsage(
                     UsageKind.INVALID_TIME, "no upper is past the empty frontier {}", time=past
                 )
+            await self._session.settled()
             await self._shard.register.wait(lambda state: True if past < state.upper else None)
 
     # --- appends ---------------------------------------------------------------------------------

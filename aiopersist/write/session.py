@@ -17,6 +17,7 @@ from aiopersist.resource import RELEASE_DEADLINE_S, Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import settle
 from aiopersist.shard.flush import flush_inline, must_flush
+from aiopersist.shard.parts import Uploaded
 from aiopersist.shard.registration import BATCHES_MAX, Registration
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
@@ -53,8 +54,11 @@ class Session(Staging):
         self.case: Case | None = None
         """The last append whose caller does not know its outcome."""
         self.pending: Doubt | None = None
-        """Of the attempt in the slot."""
+        """Of the attempt in the slot, once its append has ended without an answer."""
         self._turn = asyncio.Lock()
+        self._appending: asyncio.Task[Any] | None = None
+        """Whose turn it is."""
+        self._settling = asyncio.Lock()
         self._registering = asyncio.Lock()
         self._registration: Registration | None = None
         self._others: dict[str, Registration] = {}
@@ -121,20 +125,35 @@ class Session(Staging):
         """The handle's turn for one append, with the one before it settled and a registration."""
         await self.ensure_registered()
         async with self._turn:
+            self._appending = asyncio.current_task()
+            try:
+                await self._settle()
+                yield
+            finally:
+                self._appending = None
+
+    async def idle(self) -> None:
+        """Wait until no append of this handle is under way, nor any outcome unknown."""
+        async with self._turn:
             await self._settle()
-            yield
+
+    async def settled(self) -> Case | None:
+        """The last append whose caller was not told, once it is decided. Those under way are not waited
+        for, unless they are being cancelled."""
+        while True:
+            if self._appending is not None and self._appending.cancelling():
+                await self.idle()
+            await self._settle()
+            case = self.case
+            if case is None or case.decided is None or case.decided.done():
+                return case
+            await asyncio.wait([case.decided])
 
     async def outcome(self) -> Committed | NotCommitted | None:
         """See `WriteHandle.settle`."""
-        while True:
-            async with self._turn:
-                await self._settle()
-            case = self.case
-            if case is None:
-                return None
-            if case.decided is None or case.decided.done():
-                break
-            await asyncio.wait([case.decided])
+        await self.idle()
+        if (case := await self.settled()) is None:
+            return None
         outcome = case.doubt.answer()
         if case.transactions and isinstance(outcome, NotCommitted):  # another recorded it: it happened
             state = await self.shard.register.refresh()
@@ -145,26 +164,20 @@ class Session(Staging):
 
     async def _settle(self) -> None:
         """Decide the pending append, if there is one, and tidy up after it."""
-        if not self.slot.busy:
-            return
-        doubt = self.pending
-        try:
-            attempt = await settle(self.slot)
-        except Unknowable as error:
-            self.pending = None
-            if doubt is not None:
-                doubt.outcome = error
+        async with self._settling:
+            if (doubt := self.pending) is None:
+                return
+            try:
+                attempt = await settle(self.slot)
+            except Unknowable as error:
+                self.pending, doubt.outcome = None, error
                 await doubt.tidy()
-            return
-        self.pending = None
-        if doubt is not None and attempt is not None:
-            await doubt.decide(attempt)
+                return
+            self.pending = None
+            if attempt is not None:
+                await doubt.decide(attempt)
 
     # --- staging ---------------------------------------------------------------------------------
-
-    def upload(self, lower: Antichain) -> Upload:
-        """A batch in the making under the current registration."""
-        return self.upload_under(lower, self.registration)
 
     async def make_room(self) -> None:
         """Flush inline parts to a blob if the state holds too many: one append of some thousands pays for
@@ -174,9 +187,10 @@ class Session(Staging):
 
     async def flush_inline(self) -> bool:
         """`flush_inline`; a cancelled one is settled and tidied up after as an append is."""
-        uploads: list[Upload] = []
+        uploads: list[Uploaded] = []
         try:
-            return await flush_inline(self.shard, self.registration.writer, self.slot, uploads)
+            writer = (await self.ensure_registered()).writer
+            return await flush_inline(self.shard, writer, self.slot, uploads)
         except BaseException:
             if self.slot.busy:
                 self.pending = Doubt(uploads=uploads, outcome=None)
