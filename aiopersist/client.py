@@ -50,7 +50,7 @@ from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.identity import check_identity
 from aiopersist.storage.layers import Metrics, stack
-from aiopersist.storage.urls import Location, open_blob, open_consensus, parse_location
+from aiopersist.storage.urls import Location, Stores, open_stores, parse_location
 from aiopersist.write.append_many import Append, append_to_many
 from aiopersist.write.handle import WriteHandle
 from aiopersist.write.remote import BuildsElsewhere
@@ -71,6 +71,7 @@ def open(  # noqa: A001  # `ap.open`
     consensus: str | Consensus | None = None,
     settings: Settings | None = None,
     maintenance: bool = True,
+    readonly: bool = False,
     runtime: Runtime = SYSTEM,
 ) -> Opening["Client"]:
     """A client of a location: a directory, `mem://`, or two stores as URLs or instances; with nothing
@@ -80,24 +81,18 @@ def open(  # noqa: A001  # `ap.open`
     `InvalidLocation` at once for what cannot be used, `StorageUnavailable` after
     `settings.open_timeout_s` for a store that cannot be reached. Costs two requests.
     `maintenance=False` runs no upkeep but the heartbeats of its own handles.
+
+    `readonly=True` needs no right to write, to a directory, a role or a bucket, and makes no location
+    (`InvalidLocation` where none is). It takes no leases and does no upkeep: a snapshot, a listen reads what
+    the retention of others leaves, and `LeaseExpired` or `SinceViolation` says that it was left no longer.
+    Every call that writes is `Unsupported`.
     """
     found = parse_location(location, blob, consensus)
     chosen = settings or Settings()
-    mine: list[Blob | Consensus] = []
-    if isinstance(found.blob, str):
-        blob_store = open_blob(found.blob, runtime=runtime)
-        mine.append(blob_store)
-    else:
-        blob_store = found.blob
-    if isinstance(found.consensus, str):
-        consensus_store = open_consensus(found.consensus, runtime=runtime)
-        mine.append(consensus_store)
-    else:
-        consensus_store = found.consensus
+    stores = open_stores(found, runtime=runtime, readonly=readonly)
 
     async def connect() -> Client:
-        url = found.consensus if isinstance(found.consensus, str) else None
-        client = Client(blob_store, consensus_store, chosen, runtime, mine, maintenance, url)
+        client = Client(stores, chosen, runtime, maintenance)
         try:
             await client.ping()
             if not arrow_is_imported():
@@ -113,29 +108,17 @@ def open(  # noqa: A001  # `ap.open`
 class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactions, OpensMore, Resource):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
-    def __init__(
-        self,
-        blob: Blob,
-        consensus: Consensus,
-        settings: Settings,
-        runtime: Runtime,
-        mine: list[Blob | Consensus],
-        maintenance: bool,
-        consensus_url: str | None,
-    ) -> None:
+    def __init__(self, stores: Stores, settings: Settings, runtime: Runtime, maintenance: bool) -> None:
         self._calls = Scope("the client", label_of=self._label_of)  # ends first: then nothing new begins
         self._scope = Scope("the client", label_of=self._label_of)  # of handles: ends once they are released
         self._openings: set[asyncio.Future[None]] = set()
         self._closing: asyncio.Task[None] | None = None
-        self._mine = mine
-        self._consensus = consensus
-        self._consensus_url = consensus_url
-        """What it was opened by, unless it was given."""
-        wrapped_blob, wrapped_consensus, self._metrics = stack(blob, consensus, settings, runtime)
-        self._stack = Stack(wrapped_blob, wrapped_consensus, settings, runtime, Supervisor(runtime))
+        self._stores = stores
+        blob, consensus, self._metrics = stack(*stores.guarded(), settings, runtime)
+        self._stack = Stack(blob, consensus, settings, runtime, Supervisor(runtime), readonly=stores.readonly)
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
-        self._hasty_blob, self._hasty_consensus, _ = stack(blob, consensus, hasty, runtime)
-        self._maintenance = Maintenance(self._stack, background=maintenance)
+        self._hasty_blob, self._hasty_consensus, _ = stack(*stores.guarded(), hasty, runtime)
+        self._maintenance = Maintenance(self._stack, background=maintenance and not stores.readonly)
         self._rounds = Rounds(
             self._stack, lambda shard: self._maintenance.of(self._shard(catalog.id_of(shard)))
         )
@@ -155,7 +138,10 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         with self._calls.call():
             try:
                 async with asyncio.timeout(deadline * 1.5):  # a store that accepts and never answers
-                    await check_identity(self._hasty_blob, self._hasty_consensus, self._stack.runtime)
+                    create = not self._stack.readonly
+                    await check_identity(
+                        self._hasty_blob, self._hasty_consensus, self._stack.runtime, create=create
+                    )
             except TimeoutError as error:
                 raise StorageUnavailable(f"the stores did not answer within {deadline} s") from error
             except Indeterminate as error:
@@ -347,7 +333,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         await self._maintenance.aclose()
         self._scope.close()
         await self._stack.supervisor.aclose()
-        for store in self._mine:
+        for store in self._stores.mine:
             await store.aclose()
 
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:

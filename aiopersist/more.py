@@ -11,7 +11,8 @@ from aiopersist.shard.stack import Stack
 from aiopersist.stash.open import DEFAULT_NAME, Mode, place_beside
 from aiopersist.stash.open import opened as open_place
 from aiopersist.stash.stash import Stash
-from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.readonly import refuse
+from aiopersist.storage.urls import Stores
 
 H = TypeVar("H", bound=Handle)
 
@@ -21,8 +22,7 @@ class OpensMore(ABC):
 
     _scope: Scope
     _stack: Stack
-    _consensus: Consensus
-    _consensus_url: str | None
+    _stores: Stores
 
     @abstractmethod
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
@@ -51,9 +51,11 @@ class OpensMore(ABC):
         `aiopersist.stash.open`. `Unsupported` if the consensus store was given as an instance."""
         mode = Mode(exclusive, readonly, savepoint)
         mode.check()
-        stack = self._stack
+        if self._stack.readonly and not readonly:
+            refuse("a stash that is not opened with readonly=True")
+        stack, stores = self._stack, self._stores
         place = place_beside(
-            self._consensus_url, self._consensus, name, runtime=stack.runtime, settings=stack.settings
+            stores.consensus_url, stores.consensus, name, runtime=stack.runtime, settings=stack.settings
         )
 
         async def open_stash() -> Stash:

@@ -24,6 +24,7 @@ from typing import Any
 
 from aiopersist.data.assemble import concat
 from aiopersist.data.updates import Updates
+from aiopersist.errors import LeaseExpired, SinceViolation
 from aiopersist.frontier import Antichain, Time, join, successor
 from aiopersist.read.cursor import Cursor, encode
 from aiopersist.resource import Puller, Resource, Scope, in_order
@@ -177,10 +178,16 @@ class Listen(Resource):
             state = await self._fetch.shard.register.wait(partial(self._past, position))
             upper = until if until is not None and until <= state.upper else state.upper
             release = self._fetch.shard.register.pin(state.seqno)
+            begun = False
             try:
                 async with aclosing(self._interval(state, position, upper)) as interval:
                     async for updates in interval:
+                        begun = True
                         yield updates
+            except LeaseExpired:
+                if self._hold.keeps or begun:
+                    raise
+                continue  # nothing kept the parts, and nothing was told yet: the newer state names others
             finally:
                 release()
             position = upper
@@ -188,6 +195,8 @@ class Listen(Resource):
 
     def _past(self, position: Antichain, state: State) -> State | None:
         self._hold.check(self._need.reader)
+        if not self._hold.keeps and not state.since <= hold_for(position, self.as_of):
+            raise SinceViolation(self.as_of, state.since, shard_id=state.shard)
         return state if position < state.upper else None
 
     async def _interval(

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from aiopersist.data.assemble import at_time, concat
 from aiopersist.data.stats import ColumnStats
 from aiopersist.data.updates import Updates
-from aiopersist.errors import DiffOverflow
+from aiopersist.errors import DiffOverflow, LeaseExpired, SinceViolation
 from aiopersist.frontier import Time
 from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.query import Columns, Query
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
+
+PLANS_MAX = 8  # of a read that nothing keeps the parts for: collections in a row that were faster than it
 
 
 def parts_at(state: State, as_of: Time) -> list[Named]:
@@ -173,7 +175,24 @@ class Snapshot(Resource, Generic[K, V]):
             return self._parts
         return await self._fetch.stack.compute(query.matching, self._parts)
 
+    async def _plan_again(self) -> None:
+        """Name the parts by the newest state: those of before were replaced, and nothing kept them."""
+        state = await self._fetch.shard.open()
+        if not state.since.less_equal(self.as_of):
+            raise SinceViolation(self.as_of, state.since, shard_id=self._fetch.shard.id)
+        self._parts = parts_at(state, self.as_of)
+
     async def _contents(self, query: Query) -> "pa.Table":
+        for plans_left in reversed(range(PLANS_MAX)):
+            try:
+                return await self._read(query)
+            except LeaseExpired:
+                if self._hold.keeps or not plans_left:
+                    raise
+            await self._plan_again()
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _read(self, query: Query) -> "pa.Table":
         self._hold.check(self._reader)
         selection = Selection(as_of=self.as_of, where=query.where)
         parts = await self._matching(query)
@@ -197,6 +216,20 @@ class Snapshot(Resource, Generic[K, V]):
         return await self._fetch.stack.compute(query.rows, table)
 
     async def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
+        for plans_left in reversed(range(PLANS_MAX)):
+            begun = False
+            try:
+                async with aclosing(self._merged(query)) as batches:
+                    async for batch in batches:
+                        begun = True
+                        yield batch
+                return
+            except LeaseExpired:
+                if self._hold.keeps or begun or not plans_left:
+                    raise
+            await self._plan_again()
+
+    async def _merged(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
         selection = Selection(as_of=self.as_of, where=query.where)
         runs = plan_runs(self._parts)  # on all: a batch says of its runs where in its parts they begin

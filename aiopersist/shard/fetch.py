@@ -5,8 +5,9 @@
 3. Keep what lies in the bounds of its append, if it was marked truncated there.
 4. Keep what the read asks for (`Selection`), and advance to its time.
 
-A blob that the state names and that is not there: the reader's lease ran out (`LeaseExpired`), or,
-if it is still registered, the store lost it (`Corruption`).
+A blob that the state names and that is not there: the reader's lease ran out, or a readonly client never
+had one (`LeaseExpired`); or, if the reader is still registered, or the newest state still names the blob,
+the store lost it (`Corruption`).
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import goodbytes_at_most
 from aiopersist.state.model import HollowBatch
+from aiopersist.state.names import live_parts
 from aiopersist.state.record import HollowPart
 from aiopersist.storage.blob import Blob
 
@@ -254,7 +256,11 @@ class Fetch:
     async def _missing(self, part: HollowPart, reader: str) -> Error:
         """Why a part that the state names is not there."""
         state = await self.shard.open()
-        if reader not in state.readers:
+        if self.stack.readonly:
+            if part.key not in live_parts(state):
+                text = f"part {part.key} was replaced, and a readonly client has no lease that keeps it"
+                return LeaseExpired(text, shard_id=self.shard.id)
+        elif reader not in state.readers:
             return LeaseExpired(
                 f"the lease of reader {reader} ran out, and part {part.key} is gone", shard_id=self.shard.id
             )

@@ -7,6 +7,8 @@ all needs. Opening something with an older need than the hold says so with a com
 is told by the next heartbeat. After an expiry it registers anew by itself; only what was open at
 that moment is lost (`LeaseExpired`).
 
+A client that may not write has no lease (`Unheld`): it reads what the retention of others leaves.
+
 A handle that was opened with `hold=` has a reader of its own beside it (`OwnHold`), perhaps under
 a name that a restarted process takes over. It moves when its user moves it; its expiry is final.
 """
@@ -14,8 +16,9 @@ a name that a restarted process takes over. It moves when its user moves it; its
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized
+from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized, SinceViolation
 from aiopersist.frontier import Antichain
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
@@ -45,6 +48,9 @@ class Need:
 @dataclass(eq=False)
 class SharedHold:
     """See the header."""
+
+    keeps: ClassVar[bool] = True
+    """Whether what was opened stays readable until it is let go, or the lease is lost."""
 
     stack: Stack
     register: Register
@@ -161,14 +167,18 @@ class SharedHold:
 
     def check(self, reader: str) -> None:
         """`LeaseExpired` if `reader`, under which something was opened, is no longer registered."""
+        self._check_there()
         state = self.register.state
-        if state is not None and state.finalized:
-            raise ShardFinalized("it is finalized", shard_id=self.register.shard)
         if state is None or reader not in state.readers:
             raise LeaseExpired(
                 f"the lease of reader {reader} ran out: what was open under it is lost",
                 shard_id=self.register.shard,
             )
+
+    def _check_there(self) -> None:
+        state = self.register.state
+        if state is not None and state.finalized:
+            raise ShardFinalized("it is finalized", shard_id=self.register.shard)
 
     async def heartbeat(self) -> None:
         """Tell that the reader lives, and what it needs now."""
@@ -179,6 +189,47 @@ class SharedHold:
     async def _commit(self, command: Command) -> None:
         await settle(self._slot)
         await commit(self.register, command, self._slot)
+
+
+class Unheld(SharedHold):
+    """Stands for the lease where none may be taken. History may end and blobs may go at any moment; who
+    reads finds out, and plans again on a newer state or raises."""
+
+    keeps = False
+    reader: str = "readonly"  # no registration has this id
+
+    async def acquire(self) -> None:
+        """Nothing is registered."""
+
+    async def release(self) -> None:
+        """Nothing was."""
+
+    async def ensure(self) -> None:
+        """Nothing can run out."""
+
+    @property
+    def registered(self) -> bool:
+        return self.register.state is not None
+
+    async def need(self, frontier: Antichain) -> Need:
+        """`SinceViolation` if the shard's since, as last seen, has passed it."""
+        state = self.register.state
+        if state is not None and not state.since <= frontier:
+            raise SinceViolation(frontier.elements[0], state.since, shard_id=self.register.shard)
+        return Need(frontier, self.reader)
+
+    def move(self, need: Need, frontier: Antichain) -> None:
+        need.frontier = frontier
+
+    def drop(self, need: Need) -> None:
+        need.open = False
+
+    def check(self, reader: str) -> None:
+        """`ShardFinalized`; no lease can have run out."""
+        self._check_there()
+
+    async def heartbeat(self) -> None:
+        """Nobody is told anything."""
 
 
 @dataclass(eq=False)

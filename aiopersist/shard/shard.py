@@ -8,7 +8,7 @@ from aiopersist.frontier import Antichain, Time, minimum, shaped
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
-from aiopersist.shard.hold import SharedHold
+from aiopersist.shard.hold import SharedHold, Unheld
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.lifecycle import Create
@@ -24,7 +24,7 @@ class Shard:
         """By which it was opened last; `None`: by its id."""
         self.stack = stack
         self.register = Register(stack, shard_id)
-        self.hold = SharedHold(stack, self.register)
+        self.hold: SharedHold = (Unheld if stack.readonly else SharedHold)(stack, self.register)
         self._schemas: dict[int, Schema[Any, Any, Any]] = {}
 
     @property

@@ -34,6 +34,8 @@ class Stack:
     threads: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, THREADS))
     thread: ThreadPoolExecutor | None = None
     """The one to work on, if it must be one; see `on_one_thread`."""
+    readonly: bool = False
+    """Whether nothing may be written, leases included."""
 
     async def compute(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work` on a worker thread: for what takes more than a millisecond. A cancelled caller stops

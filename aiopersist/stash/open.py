@@ -60,7 +60,7 @@ class Mode(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a stash is: what it is there, and how to reach it. `store(create)` does no I/O."""
+    """Where a stash is: what it is there, and how to reach it. `store(writes)` does no I/O."""
 
     kind: type[Stash]
     store: Callable[[bool], Store]
@@ -194,7 +194,7 @@ def _in_memory(consensus: MemoryConsensus, name: str) -> Place:
 def _sqlite(path: str, name: str, runtime: Runtime) -> Place:
     from aiopersist.stash.sqlite import SqliteStore
 
-    return Place(SqliteStash, lambda create: SqliteStore(path, name, runtime, create=create))
+    return Place(SqliteStash, lambda writes: SqliteStore(path, name, runtime, writes=writes))
 
 
 def _check_name(name: object) -> None:

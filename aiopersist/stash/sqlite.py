@@ -13,21 +13,25 @@ from aiopersist.runtime import Runtime
 from aiopersist.stash import sqlite_sql as sql
 from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Sending, Verdict, judge
 from aiopersist.stash.store import OPENER_RETENTION_S, Store
-from aiopersist.storage.sqlite_file import NoFile, SqliteFile, Transaction
+from aiopersist.storage.sqlite_file import SqliteFile, Transaction
+from aiopersist.storage.sqlite_readonly import NoFile, SqliteReader
 
 T = TypeVar("T")
 
 
 class SqliteStore(Store):
-    """The stash `name` in the file at `path`; neither is made unless `create`."""
+    """The stash `name` in the file at `path`; unless it `writes` neither is made, nor is any right to write
+    needed."""
 
-    def __init__(self, path: str | os.PathLike[str], name: str, runtime: Runtime, *, create: bool) -> None:
+    def __init__(self, path: str | os.PathLike[str], name: str, runtime: Runtime, *, writes: bool) -> None:
         self._path = path
         self._name = name
         self._runtime = runtime
-        self._create = create
-        prepare = sql.prepare if create else sql.prepare_reading
-        self._file = SqliteFile(path, runtime, prepare, Transaction, create=create)
+        self._file: SqliteFile[Transaction] | SqliteReader = (
+            SqliteFile(path, runtime, sql.prepare, Transaction)
+            if writes
+            else SqliteReader(path, runtime, sql.prepare_reading)
+        )
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self._file.path} {self._name}>"
@@ -49,7 +53,7 @@ class SqliteStore(Store):
 
     async def load(self, select: Select) -> Loaded | None:
         def work(c: sqlite3.Connection) -> Loaded | None:
-            if not self._create and not sql.has_tables(c):
+            if isinstance(self._file, SqliteReader) and not sql.has_tables(c):
                 return None
             c.execute("BEGIN")
             try:
@@ -94,4 +98,5 @@ class SqliteStore(Store):
         await self._file.aclose()
 
     async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        assert isinstance(self._file, SqliteFile), "opened to be read"
         return await self._file.write(lambda transaction: work(transaction.connection))

@@ -34,9 +34,12 @@ CONSENSUS_KEY = "location/id"
 """Its version 0 claims the id, its version 1 says that the blob store has it."""
 
 
-async def check_identity(blob: Blob, consensus: Consensus, runtime: Runtime = SYSTEM) -> str:
-    """The id of the location that these two stores are; a fresh location gets one. `InvalidLocation` if
-    they are not of one location. Two requests for a location that is there."""
+async def check_identity(
+    blob: Blob, consensus: Consensus, runtime: Runtime = SYSTEM, *, create: bool = True
+) -> str:
+    """The id of the location that these two stores are; a fresh location gets one if `create`.
+    `InvalidLocation` if they are not of one location, or none is there and none is to be made. Two requests
+    for a location that is there."""
     pauses = chain(repeat(0.0, 4), runtime.delays())  # a loser of a race goes on at once
     for pause in pauses:
         if pause:
@@ -46,6 +49,8 @@ async def check_identity(blob: Blob, consensus: Consensus, runtime: Runtime = SY
         if head is not None and found == head.data and head.seqno > 0:
             return head.data.decode()
         refusal = await _refusal(blob, head, found)
+        if refusal is None and not create:
+            refusal = "there is no location yet: a client that may write makes it when it is first opened"
         if refusal is None:
             await _next_step(blob, consensus, head, found, runtime)
         elif head == await consensus.head(CONSENSUS_KEY) and found == await blob.get(BLOB_KEY):

@@ -53,18 +53,20 @@ DEFAULT_SCHEMA = "aiopersist"
 
 class PostgresConsensus(Consensus):
     """Versions in the Postgres database at `url`, in the tables of `?schema=` (default `aiopersist`), which
-    are created on first use. Other options are those of libpq.
+    are created on first use, unless `readonly`: then `SELECT` on them, and `USAGE` of the schema, is all that
+    its role needs. Other options are those of libpq.
 
     A compare-and-set is one round trip, shared by those of other keys that wait at the same moment."""
 
-    def __init__(self, url: str, *, runtime: Runtime = SYSTEM) -> None:
+    def __init__(self, url: str, *, runtime: Runtime = SYSTEM, readonly: bool = False) -> None:
         address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
         schema = address.schema
         self._shown = address.shown
         self._runtime = runtime
         self._sql = statements(schema)
         self._watchers = Watchers()
-        self._pool = Pool(address.arguments, _POOL_SIZE, tables(schema).ensure)
+        prepare = tables(schema).require if readonly else tables(schema).ensure
+        self._pool = Pool(address.arguments, _POOL_SIZE, prepare)
         self._hints = Hints(self._pool, schema, self._watchers, runtime)
         self._group = GroupCommit(self._pool, self._sql, self._hints.moved, self._set_clock)
         self._clock: tuple[float, float] | None = None  # the store's, and the local one at its arrival

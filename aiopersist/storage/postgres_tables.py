@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiopersist.errors import InvalidLocation
+
 if TYPE_CHECKING:
     from aiopersist.storage.postgres_pool import Connection
 
@@ -27,6 +29,11 @@ class Tables(NamedTuple):
     async def exist(self, connection: "Connection") -> bool:
         there: bool = await connection.fetchval(_HAS_TABLE, self.schema, self.mark)
         return there
+
+    async def require(self, connection: "Connection") -> None:
+        """`InvalidLocation` where they are not."""
+        if not await self.exist(connection):
+            raise InvalidLocation(f"postgres: the schema {self.schema!r} holds no location")
 
     async def ensure(self, connection: "Connection") -> None:
         """Create what is not there. Safe for first users at the same time; where all is there it needs no

@@ -7,21 +7,22 @@ announced before it is told; one announced after it looks at the store once it i
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage import sqlite_sql as sql
-from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
+from aiopersist.storage.consensus import Entry
 from aiopersist.storage.hints import HintListener, HintSender
 from aiopersist.storage.keys import check_consensus_key, check_entries
 from aiopersist.storage.sqlite_file import SqliteFile, Transaction
+from aiopersist.storage.sqlite_reads import SqliteReads
 from aiopersist.storage.watchers import Watchers
 
-_KEYS_AT_ONCE = 256  # read within some milliseconds, after which other reads have their turn
+T = TypeVar("T")
 
 
-class SqliteConsensus(Consensus):
+class SqliteConsensus(SqliteReads):
     """Versions in the SQLite file at `path`, which is made on first use, with its folders.
 
     A compare-and-set costs one fsync, shared by all that wait at the same moment."""
@@ -37,17 +38,8 @@ class SqliteConsensus(Consensus):
     def __repr__(self) -> str:
         return f"<SqliteConsensus {self._file.path}>"
 
-    async def head(self, key: str) -> Versioned | None:
-        check_consensus_key(key)
-        return await self._file.read(lambda connection: sql.head(connection, key))
-
-    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
-        found: dict[str, Versioned | None] = {}
-        for key in known:
-            check_consensus_key(key)
-        for some in sliced(known, _KEYS_AT_ONCE):
-            found |= await self._file.read(partial(sql.heads, known=some))
-        return found
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._file.read(work)
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
         return await self.compare_and_set_many([Entry(key, expected, data)])
@@ -63,17 +55,9 @@ class SqliteConsensus(Consensus):
 
         return await self._file.write(work)
 
-    async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
-        check_consensus_key(key)
-        bounds = (key, min(from_seqno, sql.SEQNO_MAX), min(max(limit, 0), sql.SEQNO_MAX))
-        return await self._file.read(lambda connection: sql.scan(connection, *bounds))
-
     async def truncate(self, key: str, seqno: int) -> int:
         check_consensus_key(key)
         return await self._file.write(lambda transaction: sql.truncate(transaction.connection, key, seqno))
-
-    async def list_keys(self, prefix: str) -> list[str]:
-        return await self._file.read(lambda connection: sql.list_keys(connection, prefix))
 
     async def watch(self, key: str) -> None:
         check_consensus_key(key)

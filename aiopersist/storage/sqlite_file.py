@@ -37,10 +37,6 @@ _BUSY_DELAY_MIN_S = 0.0002  # about a commit
 _BUSY_DELAY_MAX_S = 0.01
 
 
-class NoFile(StorageUnavailable):
-    """There is no file, and it was not to be made."""
-
-
 class Transaction:
     """One round of jobs that are written together. A subclass may gather what they did."""
 
@@ -65,7 +61,7 @@ X = TypeVar("X", bound=Transaction)
 
 
 class SqliteFile(Generic[X]):
-    """The SQLite file at `path`, which is made on first use, with its folders, if `create`.
+    """The SQLite file at `path`, which is made on first use, with its folders.
 
     `prepare` is given each new connection; `begin` makes what the jobs of a transaction are given."""
 
@@ -75,14 +71,11 @@ class SqliteFile(Generic[X]):
         runtime: Runtime,
         prepare: Callable[[sqlite3.Connection], None],
         begin: Callable[[sqlite3.Connection], X],
-        *,
-        create: bool = True,
     ) -> None:
         self.path = os.path.abspath(path)
         self._runtime = runtime
         self._prepare = prepare
         self._begin = begin
-        self._create = create
         self._never = threading.Event()  # waited on, never set: a thread's sleep
         self._write_connection: sqlite3.Connection | None = None
         self._read_connection: sqlite3.Connection | None = None
@@ -193,10 +186,7 @@ class SqliteFile(Generic[X]):
     # In either thread
 
     def _connect(self, busy_timeout_s: float) -> sqlite3.Connection:
-        if self._create:
-            make_folder(os.path.dirname(self.path))
-        elif not os.path.exists(self.path):
-            raise NoFile(f"{self.path}: there is no such file", retry=False)
+        make_folder(os.path.dirname(self.path))
         connection = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None)
         try:
             self._patiently(lambda: self._prepare(connection))

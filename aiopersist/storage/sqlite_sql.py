@@ -29,7 +29,15 @@ _SCHEMA = f"""
 def prepare(connection: sqlite3.Connection) -> None:
     """Bring the file into WAL mode and create the tables, once, whoever comes first."""
     prepare_file(connection, has_tables=lambda: _format(connection) != 0, ddl=_SCHEMA)
-    if _format(connection) > _FORMAT:
+    check_format(connection)
+
+
+def check_format(connection: sqlite3.Connection) -> None:
+    """`InvalidLocation` unless the tables are there, and known to this version."""
+    found = _format(connection)
+    if found == 0:
+        raise InvalidLocation("sqlite: the file holds no location")
+    if found > _FORMAT:
         raise InvalidLocation("sqlite: the file was written by a newer version of aiopersist")
 
 

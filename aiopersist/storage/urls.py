@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from aiopersist.errors import InvalidLocation
@@ -17,6 +17,7 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.address import Address, scheme_of, without_secrets
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.readonly import ReadonlyBlob, ReadonlyConsensus
 
 S = TypeVar("S")
 _SWITCH = {"on": True, "off": False}
@@ -56,14 +57,46 @@ def parse_location(
     return Location(blob, consensus)
 
 
+class Stores(NamedTuple):
+    """The two stores of a location, as they were opened or given."""
+
+    blob: Blob
+    consensus: Consensus
+    mine: list[Blob | Consensus]
+    """Those that were opened here, and so are to be closed."""
+    consensus_url: str | None
+    """What the consensus store was opened by, unless it was given."""
+    readonly: bool
+
+    def guarded(self) -> tuple[Blob, Consensus]:
+        """Both, for a client that may do what it may."""
+        if self.readonly:
+            return ReadonlyBlob(self.blob), ReadonlyConsensus(self.consensus)
+        return self.blob, self.consensus
+
+
+def open_stores(location: Location, *, runtime: Runtime, readonly: bool) -> Stores:
+    """The stores of `location`, those that are named by URLs opened. No I/O."""
+    mine: list[Blob | Consensus] = []
+    blob, consensus, url = location.blob, location.consensus, None
+    if isinstance(blob, str):
+        blob = open_blob(blob, runtime=runtime)
+        mine.append(blob)
+    if isinstance(consensus, str):
+        url, consensus = consensus, open_consensus(consensus, runtime=runtime, readonly=readonly)
+        mine.append(consensus)
+    return Stores(blob, consensus, mine, url, readonly)
+
+
 def open_blob(url: str, *, runtime: Runtime = SYSTEM) -> Blob:
     """The blob store at `url`. No I/O; what cannot be used is `InvalidLocation`."""
     return _factory("blob store", _blob_schemes, url)(url, runtime)
 
 
-def open_consensus(url: str, *, runtime: Runtime = SYSTEM) -> Consensus:
-    """The consensus store at `url`. No I/O; what cannot be used is `InvalidLocation`."""
-    return _factory("consensus store", _consensus_schemes, url)(url, runtime)
+def open_consensus(url: str, *, runtime: Runtime = SYSTEM, readonly: bool = False) -> Consensus:
+    """The consensus store at `url`. No I/O; what cannot be used is `InvalidLocation`. With `readonly` the
+    store makes nothing, and needs no right to."""
+    return _factory("consensus store", _consensus_schemes, url)(url, runtime, readonly)
 
 
 def register_blob_scheme(scheme: str, factory: Callable[[str], Blob]) -> None:
@@ -73,7 +106,7 @@ def register_blob_scheme(scheme: str, factory: Callable[[str], Blob]) -> None:
 
 def register_consensus_scheme(scheme: str, factory: Callable[[str], Consensus]) -> None:
     """From now on `factory(url)` opens consensus stores of `scheme`, in this process."""
-    _consensus_schemes[_checked(scheme)] = lambda url, runtime: factory(url)
+    _consensus_schemes[_checked(scheme)] = lambda url, runtime, readonly: factory(url)
 
 
 def _memory_blob(url: str, runtime: Runtime) -> Blob:
@@ -82,7 +115,7 @@ def _memory_blob(url: str, runtime: Runtime) -> Blob:
     return MemoryBlob(memory_name(url))
 
 
-def _memory_consensus(url: str, runtime: Runtime) -> Consensus:
+def _memory_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     from aiopersist.storage.memory import MemoryConsensus
 
     return MemoryConsensus(memory_name(url), runtime=runtime)
@@ -98,10 +131,15 @@ def _files(url: str, runtime: Runtime) -> Blob:
     return FilesBlob(address.file_path, fsync, runtime=runtime)
 
 
-def _sqlite(url: str, runtime: Runtime) -> Consensus:
+def _sqlite(url: str, runtime: Runtime, readonly: bool) -> Consensus:
+    path = Address.parse(url).file_path
+    if readonly:
+        from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
+
+        return ReadonlySqliteConsensus(path, runtime=runtime)
     from aiopersist.storage.sqlite import SqliteConsensus
 
-    return SqliteConsensus(Address.parse(url).file_path, runtime=runtime)
+    return SqliteConsensus(path, runtime=runtime)
 
 
 def _s3(url: str, runtime: Runtime) -> Blob:
@@ -110,14 +148,14 @@ def _s3(url: str, runtime: Runtime) -> Blob:
     return S3Blob.from_url(url)
 
 
-def _postgres(url: str, runtime: Runtime) -> Consensus:
+def _postgres(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     with extra("postgres"):
         from aiopersist.storage.postgres import PostgresConsensus
-    return PostgresConsensus(url, runtime=runtime)
+    return PostgresConsensus(url, runtime=runtime, readonly=readonly)
 
 
 _blob_schemes: dict[str, Callable[[str, Runtime], Blob]] = {"mem": _memory_blob, "file": _files, "s3": _s3}
-_consensus_schemes: dict[str, Callable[[str, Runtime], Consensus]] = {
+_consensus_schemes: dict[str, Callable[[str, Runtime, bool], Consensus]] = {
     "mem": _memory_consensus,
     "sqlite": _sqlite,
     "postgres": _postgres,
@@ -125,9 +163,7 @@ _consensus_schemes: dict[str, Callable[[str, Runtime], Consensus]] = {
 }
 
 
-def _factory(
-    what: str, schemes: dict[str, Callable[[str, Runtime], S]], url: str
-) -> Callable[[str, Runtime], S]:
+def _factory(what: str, schemes: dict[str, S], url: str) -> S:
     scheme = scheme_of(url)
     if scheme is None:
         raise InvalidLocation(f"a {what} is named by a URL such as {next(iter(schemes))}://...")

@@ -34,6 +34,11 @@ class Watchers:
         finally:
             self._forget(key, future)
 
+    @property
+    def anybody(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._waiting)
+
     def wake(self, keys: Iterable[str]) -> None:
         """Wake those who wait for `keys`, from any thread."""
         with self._lock:
