@@ -70,7 +70,7 @@ def unforeseen(monkeypatch: Any, target: str) -> Counter[str]:
     ],
 )
 async def test_upkeep_waits(monkeypatch: Any, caplog: Any, target: str, keep: Any) -> None:
-    """Goal: in most of a minute at rest a job is tried a few times, not thousands; few versions, few lines."""
+    """Goal: in most of a minute at rest a job is tried a few times; few versions, few lines."""
     clock = FastClock()
     began = clock.monotonic()
     caplog.set_level(logging.WARNING, "aiopersist")
