@@ -171,9 +171,9 @@ class LeaseExpired(Error):
 
 
 class BatchExpired(Error):
-    """The registration of the writer that built the batch is gone: build it again. An append of rows registers
-    anew and uploads again by itself; it ends so only if the rows came from an iterator and the sweep has
-    deleted their parts meanwhile, or if it loses its registration several times in a row."""
+    """The registration of the writer that built the batch is gone: build it again. An append of rows
+    registers anew and uploads again by itself; it ends so only if the rows came from an iterator and the
+    sweep has deleted their parts meanwhile, or if it loses its registration several times in a row."""
 
 
 class AlreadyAppended(Error):
