@@ -35,7 +35,8 @@ class Collected(NamedTuple):
 
 def held(state: State) -> int:
     """The oldest version that a reader may still need."""
-    return min((reader.seqno_hold for reader in state.readers.values()), default=state.seqno)
+    holds = (reader.seqno_hold for reader in state.readers.values())
+    return min((seqno for seqno in holds if seqno is not None), default=state.seqno)
 
 
 def horizon(state: State) -> int | None:

@@ -10,7 +10,9 @@ that moment is lost (`LeaseExpired`).
 A client that may not write has no lease (`Unheld`): it reads what the retention of others leaves.
 
 A handle that was opened with `hold=` has a reader of its own beside it (`OwnHold`), perhaps under
-a name that a restarted process takes over. It moves when its user moves it; its expiry is final.
+a name that a restarted process takes over. It moves when its user moves it; its expiry is final. It holds
+history alone: what the handle opens is read under the shared reader, which holds its blobs. So a hold whose
+process is gone, or that is seldom heard of, keeps no version and no replaced blob for as long as its lease.
 """
 
 import asyncio
@@ -257,7 +259,8 @@ class OwnHold:
         if name is None:
             assert since is not None
             hold = cls(stack, register, f"r{fresh}", since, lease_s)
-            await commit(register, RegisterReader(hold.reader, since, lease_s), hold._slot)
+            command = RegisterReader(hold.reader, since, lease_s, reads=False)
+            await commit(register, command, hold._slot)
         else:
             hold = cls(stack, register, named_reader(name), Antichain(), lease_s, owner=fresh)
             hold.since = await commit(register, TakeNamedHold(name, fresh, since, lease_s), hold._slot)

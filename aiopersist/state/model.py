@@ -71,8 +71,9 @@ class LeasedReader(Record):
     """What it holds; the empty frontier holds nothing."""
     moving: bool = False
     """Whether it was ever downgraded: only such a hold moves the shard's since."""
-    seqno_hold: int
-    """The oldest version it may still read the blobs of."""
+    seqno_hold: int | None = None
+    """The oldest version it may still read the blobs of; `None`: it holds history alone, and nothing is read
+    under it."""
     heartbeat: float
     lease_s: float
     name: str | None = None

@@ -11,11 +11,13 @@ from aiopersist.state.model import LeasedReader, State
 
 @dataclass(frozen=True, slots=True)
 class RegisterReader:
-    """Register a leased reader that holds `since` (empty: nothing but the blobs it reads)."""
+    """Register a leased reader that holds `since` (empty: nothing but the blobs it reads), and the versions
+    from now on if anything is to be read under it."""
 
     reader: str
     since: Antichain
     lease_s: float
+    reads: bool = True
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
@@ -23,7 +25,7 @@ class RegisterReader:
             return Keep(error=SinceViolation(self.since, state.since))
         record = LeasedReader(
             since=self.since,
-            seqno_hold=seqno_hold_of(state, context),
+            seqno_hold=seqno_hold_of(state, context) if self.reads else None,
             heartbeat=context.now,
             lease_s=self.lease_s,
         )
@@ -33,7 +35,7 @@ class RegisterReader:
 @dataclass(frozen=True, slots=True)
 class TakeNamedHold:
     """Take over the named hold, which keeps its frontier; or make it, at `since` (`None`: the
-    shard's). The earlier owner is fenced."""
+    shard's). The earlier owner is fenced. It holds no versions: nothing is read under it."""
 
     name: str
     owner: str
@@ -50,7 +52,6 @@ class TakeNamedHold:
         record = LeasedReader(
             since=since,
             moving=found.moving if found else False,
-            seqno_hold=min(found.seqno_hold, state.seqno) if found else seqno_hold_of(state, context),
             heartbeat=context.now,
             lease_s=self.lease_s,
             name=self.name,
@@ -88,11 +89,12 @@ class RenewReader:
             since = self.hold
         if self.downgrade is not None:
             since, moving = since.join(self.downgrade), True
+        held = found.seqno_hold
         record = found.replace(
             since=since,
             moving=moving,
             heartbeat=context.now,
-            seqno_hold=max(found.seqno_hold, seqno_hold_of(state, context)),
+            seqno_hold=None if held is None else max(held, seqno_hold_of(state, context)),
         )
         return commit(state, context, result=since, moved=moving, readers={self.reader: record})
 
