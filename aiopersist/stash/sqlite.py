@@ -56,10 +56,9 @@ class SqliteStore(Store):
             if isinstance(self._file, SqliteReader) and not sql.has_tables(c):
                 return None
             c.execute("BEGIN")
-            try:
-                return sql.load(c, self._name, select)
-            finally:
-                c.execute("COMMIT")
+            loaded = sql.load(c, self._name, select)
+            c.execute("COMMIT")
+            return loaded
 
         try:
             return await self._file.read(work)

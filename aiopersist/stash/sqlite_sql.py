@@ -218,7 +218,7 @@ def _heads(connection: sqlite3.Connection, stash: str, select: Select) -> list[S
         found = connection.execute(statement, (stash,))
     return [
         Stored(cid, name, Codecs(key, val), Frontiers(_frontier(since), _frontier(upper)), *counts)
-        for cid, name, key, val, since, upper, *counts in found
+        for cid, name, key, val, since, upper, *counts in found.fetchall()
     ]
 
 

@@ -6,38 +6,43 @@ commit: a round is one transaction. A job's outcome goes back to the loop that a
 outcomes of a round that belong to one loop go in one call.
 
 A caller that is cancelled stops waiting; its job runs nevertheless. The thread starts with the first
-job and ends with `close`.
+job and ends with `close`. A job of which nothing was told in its round has failed: silence is no success.
 """
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import Indeterminate, InvalidUsage, UsageKind
 from aiopersist.storage.keys import closed
 
 T = TypeVar("T")
+
+log = logging.getLogger("aiopersist")
 
 
 class Job(Generic[T]):
     """What a caller wants done, and what came of it. `work` is given the lane's resource."""
 
-    __slots__ = ("error", "future", "result", "work")
+    __slots__ = ("error", "future", "result", "settled", "work")
 
     def __init__(self, work: Callable[[Any], T], future: asyncio.Future[T]) -> None:
         self.work = work
         self.future = future
+        self.settled = False
         self.result: T | None = None
         self.error: BaseException | None = None
 
     def succeed(self, result: T) -> None:
-        self.result, self.error = result, None
+        """Final: what `work` did can no longer be taken back."""
+        self.settled, self.result, self.error = True, result, None
 
     def fail(self, error: BaseException) -> None:
-        self.result, self.error = None, error
+        self.settled, self.result, self.error = True, None, error
 
 
 class Lane:
@@ -61,10 +66,10 @@ class Lane:
         with self._lock:
             if self._closed:
                 raise closed("store")
+            if not self._running:
+                self._executor.submit(self._rounds)  # raises where no thread can be had: nobody waits then
+                self._running = True
             self._waiting.append(Job(work, future))
-            idle, self._running = not self._running, True
-            if idle:
-                self._executor.submit(self._rounds)
         return await future
 
     async def close(self, release: Callable[[], None]) -> None:
@@ -85,11 +90,15 @@ class Lane:
                 if not jobs:
                     self._running = False
                     return
+            failure: BaseException = Indeterminate("the store did not say what came of it")
             try:
                 self._execute(jobs)
             except BaseException as error:  # told to those who wait
-                for job in jobs:
-                    job.fail(error)
+                failure = error
+                log.exception("a round of the store broke off")
+            for job in jobs:
+                if not job.settled:
+                    job.fail(failure)
             _deliver(jobs)
 
 

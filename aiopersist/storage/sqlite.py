@@ -122,7 +122,9 @@ class _Moves(Transaction):
             return
         try:
             self._targets = self._listeners()
-        except sqlite3.Error:  # hints may be lost
+        except sqlite3.Error:  # hints may be lost; a commit may not
+            if not self.connection.in_transaction:
+                raise
             self._targets = {}
 
     def after_commit(self) -> None:

@@ -10,10 +10,15 @@ WAL shows it every commit that has returned, in any process.
 
 *Durable*: `synchronous = FULL` fsyncs the log before a commit returns.
 
+*Acknowledged*: a job that writes succeeds after the COMMIT of the transaction it ran in, and nowhere else.
+SQLite ends a transaction by itself when a statement meets a failing or full disk or too little memory, one
+that only reads as well; what comes next would run outside of it. So each step looks whether it is still
+open, and where it is not, nothing has happened.
+
 *Errors*: nothing before COMMIT can last, so its errors are determinate; BUSY at BEGIN is repeated here
 for a while. An error at COMMIT is followed by ROLLBACK and is `Indeterminate`: the commit record may
-lie in the file and be found after a crash. A full disk is the exception: the write that fails is that
-of the commit record or one before it, which a recovery does not take for a commit.
+lie in the log and be found after a crash. A full disk is the exception: nothing but the log is told to be
+full, its last write is the second half of the commit record, and a recovery takes no torn one for a commit.
 One of several jobs that wait together fails alone: each has a savepoint, and if SQLite gave up the
 whole transaction, each runs again in one of its own.
 """
@@ -24,7 +29,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
+from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import Runtime
 from aiopersist.storage import folders
 from aiopersist.storage.folders import make_folder
@@ -38,7 +43,8 @@ _BUSY_DELAY_MAX_S = 0.01
 
 
 class Transaction:
-    """One round of jobs that are written together. A subclass may gather what they did."""
+    """One round of jobs that are written together. A subclass may gather what they did. A job lets every
+    error of SQLite out: its statements would go on outside of the transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -108,58 +114,81 @@ class SqliteFile(Generic[X]):
                 job.succeed(job.work(self._read_connection))
             except Exception as error:  # told to whoever asked
                 _fail([job], error, self.path)
+                self._end_reading()
+
+    def _end_reading(self) -> None:
+        """A moment that a failed job left open would be that of every read to come."""
+        if self._read_connection is not None and self._read_connection.in_transaction:
+            self._close_reading()
 
     def _close_reading(self) -> None:
-        if self._read_connection is not None:
-            self._read_connection.close()
+        connection, self._read_connection = self._read_connection, None
+        if connection is not None:
+            connection.close()
 
     # In the writing thread
 
     def _write_round(self, jobs: list[Job[Any]]) -> None:
+        """One transaction; nothing of it has happened before its COMMIT, whatever ended it."""
+        connection = None
         try:
-            if self._write_connection is None:
-                self._write_connection = self._connect(0.0)  # see `_patiently`
-            connection = self._write_connection
-            self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+            connection = self._begun()
             transaction = self._begin(connection)
-            self._write_jobs(transaction, jobs)
-        except Exception as error:  # none has happened: told to whoever asked
+            done = self._write_jobs(transaction, jobs)
+        except Exception as error:
+            given_up = connection is not None and not connection.in_transaction  # by SQLite
             self._roll_back()
-            _fail(jobs, error, self.path)
-            return
-        if connection.in_transaction:
-            self._commit(transaction, jobs)
-        elif len(jobs) > 1:  # an error of one took the others with it, and none has happened
-            for job in jobs:
-                self._write_round([job])
-
-    def _write_jobs(self, transaction: X, jobs: list[Job[Any]]) -> None:
-        for job in jobs:
-            self._write_job(transaction, job)
-            if not transaction.connection.in_transaction:
+            if not given_up or len(jobs) == 1:
+                _fail(jobs, error, self.path)
                 return
-        transaction.before_commit()
+        else:
+            self._commit(transaction, done)
+            return
+        for job in jobs:
+            self._write_round([job])
 
-    def _write_job(self, transaction: X, job: Job[Any]) -> None:
+    def _begun(self) -> sqlite3.Connection:
+        """The writing connection, in a transaction that nobody else has."""
+        if self._write_connection is None:
+            self._write_connection = self._connect(0.0)  # see `_patiently`
+        connection = self._write_connection
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        return connection
+
+    def _write_jobs(self, transaction: X, jobs: list[Job[Any]]) -> list[tuple[Job[Any], Any]]:
+        """Each job that has not failed alone, with its result. Raises if the transaction is over."""
+        results = [(job, self._write_job(transaction, job)) for job in jobs]
+        transaction.before_commit()
+        _check_open(transaction.connection)
+        return [(job, *result) for job, result in results if result is not None]
+
+    def _write_job(self, transaction: X, job: Job[Any]) -> tuple[Any] | None:
+        """The result; `None` if the job has failed alone."""
         connection, mark = transaction.connection, transaction.mark()
         connection.execute("SAVEPOINT job")
         try:
-            job.succeed(job.work(transaction))
+            result = (job.work(transaction),)
         except Exception as error:  # told to whoever asked
+            if not connection.in_transaction:
+                raise
             _fail([job], error, self.path)
             transaction.undo(mark)
-            if not connection.in_transaction:
-                return
             connection.execute("ROLLBACK TO job")
+            result = None
+        _check_open(connection)
         connection.execute("RELEASE job")
+        return result
 
-    def _commit(self, transaction: X, jobs: list[Job[Any]]) -> None:
+    def _commit(self, transaction: X, done: list[tuple[Job[Any], Any]]) -> None:
+        """The only place where a job that writes succeeds."""
         try:
             transaction.connection.execute("COMMIT")
         except Exception as error:  # told to whoever asked
             self._roll_back()
-            _fail([job for job in jobs if job.error is None], error, self.path, at_commit=True)
+            _fail([job for job, _ in done], error, self.path, at_commit=True)
             return
+        for job, result in done:
+            job.succeed(result)
         transaction.after_commit()
 
     def _roll_back(self) -> None:
@@ -169,7 +198,7 @@ class SqliteFile(Generic[X]):
             return
         try:
             connection.execute("ROLLBACK")
-        except sqlite3.Error:
+        except Exception:
             self._write_connection = None
             connection.close()
 
@@ -210,6 +239,11 @@ class SqliteFile(Generic[X]):
             bound = min(bound * 2, _BUSY_DELAY_MAX_S)
 
 
+def _check_open(connection: sqlite3.Connection) -> None:
+    if not connection.in_transaction:
+        raise sqlite3.OperationalError("SQLite has given up the transaction")
+
+
 def _fail(jobs: Sequence[Job[Any]], error: Exception, path: str, *, at_commit: bool = False) -> None:
     for job in jobs:  # an error of its own for each: a traceback belongs to one raise
         job.fail(mapped(error, path, at_commit=at_commit))
@@ -217,17 +251,18 @@ def _fail(jobs: Sequence[Job[Any]], error: Exception, path: str, *, at_commit: b
 
 def mapped(error: Exception, path: str, *, at_commit: bool = False) -> Exception:
     """The error of this library for one of SQLite or the file system."""
+    text, code = f"{path}: {str(error) or type(error).__name__}", primary(error)
+    if at_commit and code != sqlite3.SQLITE_FULL:
+        return _because(Indeterminate(text), error)
     if isinstance(error, Error | ValueError):
         return error
     if isinstance(error, OSError):
         return _because(folders.mapped(error, path), error)
-    text = f"{path}: {error}"
-    code = primary(error)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return _because(Corruption(text), error)
     if code in _WAITING_DOES_NOT_HELP:
         return _because(StorageUnavailable(text, retry=False), error)
-    return _because(Indeterminate(text) if at_commit else StorageUnavailable(text), error)
+    return _because(StorageUnavailable(text), error)
 
 
 _WAITING_DOES_NOT_HELP = (
@@ -253,8 +288,9 @@ def primary(error: Exception) -> int:
 
 def prepare_file(connection: sqlite3.Connection, *, has_tables: Callable[[], bool], ddl: str) -> None:
     """Bring the file into WAL mode and create the tables, once, whoever comes first."""
-    if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-        connection.execute("PRAGMA journal_mode = WAL")
+    mode = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode != ("wal",) and connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+        raise InvalidLocation("sqlite: this file system cannot hold a write-ahead log")  # nor be trusted
     connection.execute("PRAGMA synchronous = FULL")
     if has_tables():
         return

@@ -79,7 +79,7 @@ def scan(connection: sqlite3.Connection, key: str, from_seqno: int, limit: int) 
         "SELECT seqno, data FROM versions WHERE key = ? AND seqno >= ? ORDER BY seqno LIMIT ?",
         (key, from_seqno, limit),
     )
-    return [Versioned(*row) for row in rows]
+    return [Versioned(*row) for row in rows.fetchall()]
 
 
 def truncate(connection: sqlite3.Connection, key: str, seqno: int) -> int:

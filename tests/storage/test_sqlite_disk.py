@@ -1,0 +1,219 @@
+"""Goal: whatever a disk refuses at whichever step of a commit, what was acknowledged is there after a crash,
+what was told to have failed is not, and the store goes on."""
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.storage import sqlite_sql
+from aiopersist.storage.consensus import Entry
+from aiopersist.storage.sqlite import SqliteConsensus
+from tests.failing_disk import FailingDisk, Fault, after_a_crash
+
+KEYS = ("a", "b", "c", "d")
+SIZE = 9_000  # bytes of a version: more pages than the cache has
+CACHE_PAGES = 5
+
+FULL, IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE
+FAILURES = {  # of one step
+    "write": [(FULL, False, True), (FULL, True, False), (IOERR, False, False), (IOERR, True, True)],
+    "read": [(sqlite3.SQLITE_IOERR_READ, False, False)],
+    "sync": [(sqlite3.SQLITE_IOERR_FSYNC, False, False), (sqlite3.SQLITE_IOERR_FSYNC, False, True)],
+    "shm_map": [(sqlite3.SQLITE_IOERR_SHMSIZE, False, False)],
+    "truncate": [(sqlite3.SQLITE_IOERR_TRUNCATE, False, False)],
+}
+
+
+@pytest.fixture
+def disk() -> Iterator[FailingDisk]:
+    with FailingDisk.get().installed() as disk:
+        yield disk
+
+
+@pytest.fixture
+async def template(tmp_path: Path) -> Path:
+    """A file in which each key has version 0."""
+    consensus = SqliteConsensus(tmp_path / "template.db")
+    await asyncio.gather(*(consensus.compare_and_set(key, None, b"0") for key in KEYS))
+    await consensus.aclose()
+    return tmp_path / "template.db"
+
+
+def heads(path: Path) -> dict[str, int]:
+    """Behind the library's back."""
+    connection = sqlite3.connect(path)
+    try:
+        return dict(connection.execute("SELECT key, max(seqno) FROM versions GROUP BY key").fetchall())
+    finally:
+        connection.close()
+
+
+async def together(consensus: SqliteConsensus, break_it: Callable[[], object]) -> dict[str, Any]:
+    """Compare-and-sets of one round, before which something breaks: what was told of each key, and of one
+    that is refused."""
+    entered, gate = threading.Event(), threading.Event()
+    gated = consensus._file.write(lambda transaction: (entered.set(), gate.wait()))
+    data = b"x" * SIZE
+    calls = [
+        asyncio.ensure_future(gated),
+        consensus.compare_and_set("a", 0, data),
+        consensus.compare_and_set("b", 0, data),
+        consensus.compare_and_set("a", 7, data),
+        consensus.compare_and_set_many([Entry("c", 0, data), Entry("d", 0, data)]),
+    ]
+    while not entered.is_set():
+        await asyncio.sleep(0.001)
+    told = asyncio.gather(*calls, return_exceptions=True)
+    await asyncio.sleep(0)  # each has begun, and waits
+    break_it()
+    gate.set()
+    _, a, b, refused, both = await told
+    return {"a": a, "b": b, "c": both, "d": both, "refused": refused}
+
+
+def check(told: dict[str, Any], found: dict[str, int], where: str) -> None:
+    for key in KEYS:
+        if told[key] is True:
+            assert found[key] == 1, f"{where}: {key} was acknowledged and is lost"
+        elif isinstance(told[key], StorageUnavailable):
+            assert found[key] == 0, f"{where}: {key} was told to have failed and is there: {told[key]}"
+        else:
+            assert isinstance(told[key], Indeterminate), f"{where}: {told[key]!r}"
+    assert found["c"] == found["d"], where
+    assert told["refused"] is False or isinstance(told["refused"], Indeterminate | StorageUnavailable), where
+
+
+def opened(path: Path, checkpoint_pages: int) -> SqliteConsensus:
+    """With a cache so small that a transaction writes before its COMMIT."""
+
+    def prepare(connection: sqlite3.Connection) -> None:
+        sqlite_sql.prepare(connection)
+        connection.execute(f"PRAGMA cache_size = {CACHE_PAGES}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
+
+    consensus = SqliteConsensus(path)
+    consensus._file._prepare = prepare
+    return consensus
+
+
+class Place(NamedTuple):
+    """Where rounds are tried, each in a copy of the template, and how to break and to mend what is below."""
+
+    template: Path
+    folder: Path
+    mend: Callable[[], object]
+    checkpoint_pages: int = 0
+
+    async def survives(self, name: str, break_it: Callable[[], object]) -> set[str]:
+        """One round with something broken; what was told."""
+        folder = self.folder / name
+        folder.mkdir()
+        path = folder / "state.db"
+        shutil.copy(self.template, path)
+        consensus = opened(path, self.checkpoint_pages)
+        told = await together(consensus, break_it)
+        self.mend()
+        check(told, heads(after_a_crash(path, folder / "crashed")), f"{name}: after a crash")
+        live = {key: head.seqno for key in KEYS if (head := await consensus.head(key))}
+        check(told, live, f"{name}: in the open store")
+        for key in KEYS:
+            assert await consensus.compare_and_set(key, live[key], b"after"), f"{name}: {key} cannot go on"
+        await consensus.aclose()
+        assert heads(path) == {key: seqno + 1 for key, seqno in live.items()}, f"{name}: at the end"
+        shutil.rmtree(folder)
+        return {type(answer).__name__ for answer in told.values()}
+
+
+@pytest.mark.parametrize(
+    "pages", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["commit", "commit and checkpoint"]
+)
+async def test_each_step_of_a_commit_fails(
+    template: Path, tmp_path: Path, disk: FailingDisk, pages: int
+) -> None:
+    counted: dict[str, int] = {}
+
+    def mend() -> None:
+        counted.update(disk.steps)
+        disk.arm(None)
+
+    place = Place(template, tmp_path, mend, pages)
+    assert await place.survives("sound", lambda: disk.arm(None)) == {"bool"}
+    steps, outcomes = dict(counted), set[str]()
+    assert steps["write"] > 20
+    for kind, count in steps.items():
+        for step in range(count):
+            for code, torn, lasts in FAILURES[kind]:
+                fault = Fault(kind, step, code, torn, lasts)
+                outcomes |= await place.survives(str(fault), lambda: disk.arm(fault))  # noqa: B023
+    assert outcomes == {"bool", "StorageUnavailable", "Indeterminate"}
+
+
+async def test_too_little_memory(template: Path, tmp_path: Path, disk: FailingDisk) -> None:
+    place = Place(template, tmp_path, lambda: disk.leave_memory(None))
+    outcomes = [{"begun"}]
+    while outcomes[-1] != {"bool"}:
+        spare = 4000 * len(outcomes)
+        outcomes.append(await place.survives(f"{spare} bytes", lambda: disk.leave_memory(spare)))  # noqa: B023
+    assert {"StorageUnavailable"} in outcomes
+
+
+async def test_a_full_disk_at_every_page(template: Path, tmp_path: Path, small_disk: Path) -> None:
+    """A real one: so many pages are left."""
+    ballast = small_disk / "ballast"
+
+    def fill(pages: int) -> None:
+        ballast.write_bytes(b"")
+        free = os.statvfs(small_disk)
+        ballast.write_bytes(b"x" * ((free.f_bavail - pages) * free.f_frsize))
+
+    place = Place(template, small_disk, lambda: ballast.write_bytes(b""))
+    outcomes = [{"begun"}]
+    while outcomes[-1] != {"bool"}:
+        pages = len(outcomes) - 1
+        outcomes.append(await place.survives(f"{pages} pages", lambda: fill(pages)))  # noqa: B023
+    assert {"StorageUnavailable"} in outcomes
+
+
+async def limited_rounds(template: Path, folder: Path) -> None:
+    """In a process of its own: files may grow to so many bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    place = Place(template, folder, lambda: limit(resource.RLIM_INFINITY))
+    outcomes = [{"begun"}]
+    while outcomes[-1] != {"bool"}:
+        size = 1030 * (len(outcomes) - 1)  # quarters of a frame
+        outcomes.append(await place.survives(f"{size} bytes", lambda: limit(size)))  # noqa: B023
+    print(*sorted(set[str]().union(*outcomes[1:])))
+
+
+async def test_a_file_that_may_not_grow(template: Path, tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys; from pathlib import Path; from tests.storage import test_sqlite_disk as t; "
+    )
+    program += "asyncio.run(t.limited_rounds(Path(sys.argv[1]), Path(sys.argv[2])))"
+    command = [sys.executable, "-c", program, str(template), str(tmp_path)]
+    done = await anyio.run_process(command, cwd=Path(__file__).parents[2], stderr=None)
+    assert done.stdout.split() == [b"Indeterminate", b"StorageUnavailable", b"bool"]
+
+
+def test_a_file_system_without_a_log_is_refused() -> None:
+    """A commit in another journal mode may be lost with the power: SQLite does not sync the folder."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)  # it has no log, either
+    with pytest.raises(InvalidLocation, match="log"):
+        sqlite_sql.prepare(connection)
+    connection.close()
