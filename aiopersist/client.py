@@ -115,7 +115,8 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         self._closing: asyncio.Task[None] | None = None
         self._stores = stores
         blob, consensus, self._metrics = stack(*stores.guarded(), settings, runtime)
-        self._stack = Stack(blob, consensus, settings, runtime, Supervisor(runtime), readonly=stores.readonly)
+        owner = Supervisor(runtime, self._label_of)
+        self._stack = Stack(blob, consensus, settings, runtime, owner, readonly=stores.readonly)
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
         self._hasty_blob, self._hasty_consensus, _ = stack(*stores.guarded(), hasty, runtime)
         self._maintenance = Maintenance(self._stack, background=maintenance and not stores.readonly)

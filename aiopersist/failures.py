@@ -8,6 +8,7 @@ So a bug of ours, or a value that nobody foresaw, costs a few attempts a minute,
 """
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from aiopersist.errors import Error
@@ -27,10 +28,13 @@ class _Logged(NamedTuple):
 
 
 class Failures:
-    """Of the background work of one client."""
+    """Of the background work of one client. `label_of` says what the user calls the shard of an id."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(
+        self, runtime: Runtime, label_of: Callable[[str], str | None] = lambda shard_id: None
+    ) -> None:
         self.runtime = runtime
+        self._label_of = label_of
         self.count = 0
         self._logged: dict[tuple[str, type[BaseException]], _Logged] = {}
 
@@ -48,9 +52,15 @@ class Failures:
         self._logged[kind] = _Logged(now, 0)
         more = f" ({last.silent} more since the last line)" if last is not None and last.silent else ""
         if isinstance(error, Error):
-            log.warning("%s failed: %s%s", what, error, more)
+            log.warning("%s failed: %s%s", what, self.signed(error), more)
         else:
             log.error("%s failed: %r%s", what, error, more, exc_info=error)
+
+    def signed(self, error: Error) -> Error:
+        """The error, for the log: it names its shard as the user does."""
+        if error.label is None and error.shard_id is not None:
+            error.label = self._label_of(error.shard_id)
+        return error
 
 
 class Backoff:

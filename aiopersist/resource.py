@@ -72,8 +72,10 @@ class Opening(Generic[R]):
 class Supervisor:
     """Owns tasks. They live until they end or the supervisor closes."""
 
-    def __init__(self, runtime: Runtime = SYSTEM) -> None:
-        self.failures = Failures(runtime)
+    def __init__(
+        self, runtime: Runtime = SYSTEM, label_of: Callable[[str], str | None] = lambda shard_id: None
+    ) -> None:
+        self.failures = Failures(runtime, label_of)
         """Of the background work, loops included that go on after one."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()

@@ -30,6 +30,7 @@ from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import Replace, TakeClaim, Total, plan_all
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.retention import ApplyRetention
+from aiopersist.storage.patience import Patience
 
 log = logging.getLogger("aiopersist")
 
@@ -159,7 +160,8 @@ class SharedCompaction(Resource):
             try:
                 await self._registration.expire()
             except Error as error:  # what was applied is
-                log.warning("the claim of a compaction is left to its lease: %s", error)
+                label = self._shard.label
+                log.warning("the claim of a compaction of %s is left to its lease: %s", label, error)
 
     def __repr__(self) -> str:
         return f"<SharedCompaction of {self._shard.id}: {'claimed' if self.is_needed else 'nothing to do'}>"
@@ -223,6 +225,7 @@ async def _why_missing(shard: Shard, told: CompactionPiece, error: LeaseExpired)
 
 async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
     delays = shard.stack.runtime.delays()
+    patience = Patience(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
     registration = await Registration.fresh(shard)
     registration.hold()
     try:
@@ -234,6 +237,7 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
             work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
             if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs), Slot()):
                 return SharedCompaction(shard, registration, work, goal, scope)
+            patience.note("another process compacts it")
             await shard.stack.runtime.sleep(next(delays))
     except BaseException:
         registration.release()

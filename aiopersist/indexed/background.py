@@ -38,7 +38,9 @@ class Background:
     async def _run(self) -> None:
         settings, runtime = self._stack.settings, self._stack.runtime
         seen, changed_at = -1, runtime.monotonic()
-        backoff = Backoff(self._stack.supervisor.failures, "a step of an Indexed, which is repeated,")
+        backoff = Backoff(
+            self._stack.supervisor.failures, f"a step of {self._core.shard.label}, which is repeated,"
+        )
         while self._core.fenced is None:
             await runtime.sleep(settings.indexed_step_s)
             now = runtime.monotonic()
@@ -55,7 +57,7 @@ class Background:
                 elif now - changed_at > settings.compaction_idle_s and self._upkeep.garbage.owes_collection:
                     await self._upkeep.collect()
             except Fenced as error:
-                log.info("an Indexed is no longer maintained here: %s", error)
+                log.info("%s is no longer maintained here: %s", self._core.shard.label, error)
                 return
             except Exception as error:
                 self._is_owed = True
@@ -84,7 +86,7 @@ class Background:
 
     def _failed(self, stream: str, error: Exception) -> None:
         failures = self._stack.supervisor.failures
-        what = f"a compaction of stream {stream!r}, which is repeated,"
+        what = f"a compaction of stream {stream!r} of {self._core.shard.label}, which is repeated,"
         failures.tell(what, error)
         self._failing.setdefault(stream, Backoff(failures, what))
         self._is_owed = True

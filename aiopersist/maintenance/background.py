@@ -159,7 +159,7 @@ class Tended:
         except ShardFinalized:
             pass
         except Exception as error:
-            self.shard.stack.supervisor.failures.tell(f"looking at {self.shard.id}", error)
+            self.shard.stack.supervisor.failures.tell(f"looking at {self.shard.label}", error)
         finally:
             self.due_at = max(self.next_look(), rests.until(LOOK))
 
@@ -186,7 +186,7 @@ class Tended:
         task = self._tasks.get(what)
         if not self._ended and (task is None or task.done()):
             supervisor = self.shard.stack.supervisor
-            self._tasks[what] = supervisor.background(work(), f"{what} {self.shard.id}")
+            self._tasks[what] = supervisor.background(work(), f"{what} {self.shard.label}")
 
     def _move_since(self) -> None:
         if SINCE not in self.upkeep.rests:

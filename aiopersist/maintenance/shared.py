@@ -78,4 +78,5 @@ class SharedRegistration:
             async with asyncio.timeout(RELEASE_DEADLINE_S):
                 await registration.expire()
         except Exception as error:
-            self._shard.stack.supervisor.failures.tell("ending a registration, now left to its lease,", error)
+            what = f"ending a registration of {self._shard.label}, now left to its lease,"
+            self._shard.stack.supervisor.failures.tell(what, error)

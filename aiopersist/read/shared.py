@@ -150,7 +150,8 @@ class SharedRead(Resource):
         try:
             await commit(self._fetch.shard.register, ExpireReader(self._reader), Slot())
         except Error as error:  # what was made of the read stays right
-            log.warning("the lease of a shared read is left to its end: %s", error)
+            label = self._fetch.shard.label
+            log.warning("the lease of a shared read of %s is left to its end: %s", label, error)
 
     def __repr__(self) -> str:
         what = f"as of {self.as_of}" if self.as_of is not None else f"[{self.start}, {self.end})"

@@ -18,6 +18,7 @@ from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownSh
 from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.shard.stack import Stack
+from aiopersist.storage.patience import Patience
 
 NAME_BYTES_MAX = 512
 READS_AT_ONCE = 16
@@ -96,25 +97,27 @@ async def find(stack: Stack, name: str, kind: type[Id]) -> Id | None:
 async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
     """What `name` names, which may have to be created yet. Two requests for a new name."""
     fresh = kind.new(stack.runtime)
+    patience = Patience(lambda: f"the creation of {kind.kind} {name!r}", stack.runtime)
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
         shard, seqno = await _read(stack, name, kind)
         if shard is not None:
             return shard
-        await _write(stack, name, kind, seqno, fresh)
+        await _write(stack, name, kind, seqno, fresh, patience)
     raise AssertionError("delays do not end")
 
 
 async def free(stack: Stack, name: str, shard: ShardId) -> None:
     """Make `name` name nothing, unless it names another shard by now."""
+    patience = Patience(lambda: f"the drop of shard {name!r}", stack.runtime)
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
         found, seqno = await _read(stack, name, ShardId)
         if found != shard or found == name:
             return
-        await _write(stack, name, ShardId, seqno, None)
+        await _write(stack, name, ShardId, seqno, None, patience)
 
 
 def _pauses(runtime: Runtime) -> Iterator[float]:
@@ -144,13 +147,18 @@ async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int
 
 
 async def _write(
-    stack: Stack, name: str, kind: type[ShardId], expected: int | None, shard: ShardId | None
+    stack: Stack,
+    name: str,
+    kind: type[ShardId],
+    expected: int | None,
+    shard: ShardId | None,
+    patience: Patience,
 ) -> None:
     data = json.dumps({"format": 1, "shard": shard}).encode()
     try:
         await stack.consensus.compare_and_set(_key(name, kind), expected, data)
-    except Indeterminate:
-        pass  # the caller reads what is there
+    except Indeterminate as error:  # the caller reads what is there
+        patience.note(error)
 
 
 def _key(name: str, kind: type[ShardId]) -> str:

@@ -32,6 +32,7 @@ from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
 from aiopersist.state.writing import Occupy
 from aiopersist.storage.consensus import Entry
+from aiopersist.storage.patience import Patience
 
 ANSWER_S = 1.0  # how long settling waits for the statement's own answer before it looks
 
@@ -89,7 +90,7 @@ def _run(job: Job, now: float, attempts: list[Attempt]) -> Any:
     if isinstance(outcome, Commit):
         attempts.append(_prepared(job, state, outcome, now))
     elif outcome.error is not None:
-        outcome.error.shard_id = register.shard
+        outcome.error.shard_id, outcome.error.label = register.shard, register.label_of()
         return _Refusal(outcome.error)
     return outcome.result
 
@@ -131,6 +132,7 @@ async def _send(attempts: Sequence[Attempt]) -> bool:
     stack, sending = attempts[0].register.stack, Sending()
     runtime, limit_s = stack.runtime, stack.settings.retry_timeout_s
     began, delays = runtime.monotonic(), runtime.delays()
+    patience = Patience(lambda: f"the outcome of a commit to {_labels(attempts)}", runtime)
     for attempt in attempts:
         attempt.sending = sending
     while True:
@@ -152,11 +154,16 @@ async def _send(attempts: Sequence[Attempt]) -> bool:
         decided = await _look_at_all(attempts, cause)
         if decided is not None:
             return decided
+        patience.note(cause or "another sending of it was refused")
         delay = next(delays)
         if limit_s is not None and runtime.monotonic() - began + delay > limit_s:
             text = f"version {attempts[0].seqno} may still be written: it was sent {sending.sent} times"
             raise Indeterminate(text, shard_id=attempts[0].register.shard) from cause
         await runtime.sleep(delay)
+
+
+def _labels(attempts: Sequence[Attempt]) -> str:
+    return ", ".join(attempt.register.label_of() for attempt in attempts)
 
 
 async def _statement(attempts: Sequence[Attempt]) -> bool:

@@ -42,7 +42,9 @@ async def keep_alive(stack: Stack, lease_s: float, renew: Callable[[], Awaitable
         try:
             await renew()
         except (LeaseExpired, OpaqueMismatch, ShardFinalized) as error:
-            log.warning("a heartbeat found that its registration is gone: %s", error)
+            log.warning(
+                "a heartbeat found that its registration is gone: %s", stack.supervisor.failures.signed(error)
+            )
             return
         except Exception as error:
             stack.supervisor.failures.tell("a heartbeat, which is repeated,", error)

@@ -33,6 +33,8 @@ class Register:
     def __init__(self, stack: Stack, shard: str) -> None:
         self.shard = shard
         self.state: State | None = None
+        self.label_of: Callable[[], str] = lambda: f"shard {shard}"
+        """What the user calls it."""
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] = lambda state: None
         """Told of each own commit, without an await: says what upkeep is due."""
@@ -113,7 +115,7 @@ class Register:
         try:
             listener(state)
         except Exception as error:
-            self.stack.supervisor.failures.tell(f"telling of a version of {self.shard}", error)
+            self.stack.supervisor.failures.tell(f"telling of a version of {self.label_of()}", error)
 
     # --- waiting ---------------------------------------------------------------------------------
 
@@ -141,7 +143,7 @@ class Register:
     async def _follow(self) -> None:
         spawn, watch = self.stack.supervisor.spawn, self.stack.consensus.watch
         hint = spawn(watch(self.key), "watch a shard", abandon=True)
-        backoff = Backoff(self.stack.supervisor.failures, f"following {self.shard}")
+        backoff = Backoff(self.stack.supervisor.failures, f"following {self.label_of()}")
         try:
             while await self._wanted():
                 try:

@@ -24,6 +24,7 @@ class Shard:
         """By which it was opened last; `None`: by its id."""
         self.stack = stack
         self.register = Register(stack, shard_id)
+        self.register.label_of = lambda: self.label
         self.hold: SharedHold = (Unheld if stack.readonly else SharedHold)(stack, self.register)
         self._schemas: dict[int, Schema[Any, Any, Any]] = {}
 

@@ -21,13 +21,12 @@ from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
+from aiopersist.storage.patience import LOG_AFTER_S
 
 T = TypeVar("T")
 Attempt = Callable[[], Awaitable[T]]
 
 log = logging.getLogger("aiopersist")
-
-LOG_AFTER_S = 5.0  # a restart of a database is shorter: not worth a line
 
 
 @dataclass
@@ -190,12 +189,12 @@ READS = frozenset({"head", "heads", "scan", "list_keys", "watch", "now", "get", 
 
 class Retry:
     """Repeats attempts until `timeout_s` has passed (`None`: without end). It notes an outage of more
-    than `LOG_AFTER_S` in the log, once until a request succeeds again."""
+    than `LOG_AFTER_S` in the log, once until a request of the same kind succeeds again."""
 
     def __init__(self, timeout_s: float | None, runtime: Runtime) -> None:
         self._timeout_s = timeout_s
         self._runtime = runtime
-        self._logged = False
+        self._logged: set[str] = set()
 
     async def repeat(self, op: str, attempt: Attempt[T], *, idempotent: bool = True) -> T:
         """Make the request; again after failures that waiting may heal. One that is not `idempotent`
@@ -210,7 +209,7 @@ class Retry:
                 delay = next(delays)
                 self._check(op, failure, idempotent, self._runtime.monotonic() - began, delay)
             else:
-                self._logged = False
+                self._logged.discard(op)
                 return result
             await self._runtime.sleep(delay)
 
@@ -223,8 +222,8 @@ class Retry:
             if op in READS and isinstance(failure, Indeterminate):  # of a read nothing is in doubt
                 raise StorageUnavailable(str(failure)) from failure.__cause__
             raise failure
-        if elapsed_s > LOG_AFTER_S and not self._logged:
-            self._logged = True
+        if elapsed_s > LOG_AFTER_S and op not in self._logged:
+            self._logged.add(op)
             log.warning("%s has failed for %.0f s and is being retried: %s", op, elapsed_s, failure)
 
 
