@@ -14,7 +14,7 @@
 | `store`      | the contract of a backend; `memory`, `sqlite`, `postgres` keep it          |
 | `session`    | the one loop that writes, and finds out what came of it                    |
 | `stash`      | the calls                                                                  |
-| `typed`, `table`, `migrate` | on top of them                                              |
+| `typed`, `table`, `transact`, `migrate` | on top of them                                  |
 | `open`       | places and modes                                                           |
 """
 
@@ -23,6 +23,7 @@ from aiopersist.stash.errors import NothingSealed, StaleLower, StashError
 from aiopersist.stash.open import open  # noqa: A004  # `ap.stash.open`
 from aiopersist.stash.stash import MemoryStash, PostgresStash, SqliteStash, Stash
 from aiopersist.stash.table import TableTransaction
+from aiopersist.stash.transact import transact
 from aiopersist.stash.typed import TypedCollection
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "TableTransaction",
     "TypedCollection",
     "open",
+    "transact",
 ]

@@ -1,6 +1,6 @@
 """A collection as its users hold it: a small value with an id, a name and codecs; and a batch for it."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,10 +11,15 @@ from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 from aiopersist.frontier import frontier as as_frontier
 from aiopersist.stash import rules
-from aiopersist.stash.model import Codecs, Frontiers
+from aiopersist.stash.errors import StashError
+from aiopersist.stash.model import Codecs, Frontiers, Rows, Stored
+from aiopersist.stash.rows import check_codecs
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+Entry = tuple[tuple[K, V], int, int]
+"""`((key, val), time, diff)`"""
 
 NAME_BYTES_MAX = 512  # an index entry of Postgres holds some more
 
@@ -22,20 +27,26 @@ NAME_BYTES_MAX = 512  # an index entry of Postgres holds some more
 class MakesBatches(Protocol):
     """A stash."""
 
-    async def make_batch(self, c: "StashCollection[Any, Any]") -> "AppendBatch": ...
+    async def make_batch(
+        self, c: "StashCollection[Any, Any]", upper: Antichain | Time | None = None
+    ) -> "AppendBatch": ...
 
 
 class StashCollection(Generic[K, V]):
     """A collection of `(key, val, time, diff)`; works with every opener of its place."""
 
-    __slots__ = ("codecs", "id", "name", "schema")
+    __slots__ = ("codecs", "id", "is_table", "name", "schema")
 
-    def __init__(self, id: int, name: str, schema: Schema[K, V, int], codecs: Codecs) -> None:
+    def __init__(
+        self, id: int, name: str, schema: Schema[K, V, int], codecs: Codecs, *, is_table: bool = False
+    ) -> None:
         self.id = id
         self.name = name
         self.schema = schema
         self.codecs = codecs
         """As they are stored."""
+        self.is_table = is_table
+        """Whether `TypedCollection.get` gave it: its batches must leave one val per key."""
 
     def __repr__(self) -> str:
         key, val = (self.schema.arrow_schema.field(name).type for name in ("key", "val"))
@@ -51,10 +62,17 @@ class StashCollection(Generic[K, V]):
     def _identity(self) -> tuple[Hashable, ...]:
         return self.id, self.name, self.schema
 
-    async def make_batch(self, stash: MakesBatches) -> "AppendBatch":
+    async def make_batch(self, stash: MakesBatches, upper: Antichain | Time | None = None) -> "AppendBatch":
         """An empty batch at the current upper, which seals that time and compacts to it; `StashError` if
-        upper is empty or the greatest time. One request."""
-        return await stash.make_batch(self)
+        upper is empty or the greatest time. One request.
+
+        For changes that follow from what was read, read `upper` first, then the contents, and give that
+        `upper`: if somebody else appended since, the append is `StaleLower`. Without it the batch begins
+        where the collection is now, which may be later than the read. (`transact` does all of that.)
+
+        A batch of a table (`TypedCollection.get`) that would leave a key with several vals, or a diff that
+        is not 1, is refused by `append` as a `StashError`."""
+        return await stash.make_batch(self, upper)
 
     def append_to_batch(self, batch: "AppendBatch", key: K, val: V, diff: int) -> None:
         """Add an update at `batch.timestamp`; it is checked when the batch is appended."""
@@ -74,12 +92,24 @@ class AppendBatch:
     """`((key, val), time, diff)`, as `iter` gives them."""
     _collection: StashCollection[Any, Any] | None = field(default=None, repr=False, compare=False)
     """Whose types the entries have; without it, those that the stash was last asked for."""
+    _base: Stored | None = field(default=None, repr=False, compare=False)
+    """Of a table, what the append is checked against, if nobody has changed it by then."""
 
 
-def batch_at(c: StashCollection[Any, Any], now: Frontiers) -> AppendBatch:
-    """An empty batch at the upper of `now`."""
-    time = rules.next_time(c.name, now)
-    return AppendBatch(c.id, Antichain(time), Antichain(time + 1), Antichain(time), time, _collection=c)
+Ready = Mapping[StashCollection[Any, Any], tuple[tuple[Antichain, ...], Rows]]
+"""What is appended to each: `lower`, `upper` and `compact`, and rows."""
+
+
+class Moved(Exception):
+    """A table is not what it was when its append was checked."""
+
+
+def batch_at(c: StashCollection[Any, Any], now: Stored, upper: Antichain | Time | None = None) -> AppendBatch:
+    """An empty batch at `upper`, or at the upper of `now`."""
+    since, current = now.frontiers
+    time = rules.next_time(c.name, Frontiers(since, current if upper is None else int_frontier(upper)))
+    at, beyond = Antichain(time), Antichain(time + 1)
+    return AppendBatch(c.id, at, beyond, at, time, _collection=c, _base=now if c.is_table else None)
 
 
 def int_frontier(given: Antichain | Time) -> Antichain:
@@ -121,3 +151,33 @@ def check_absence(name: str, schema: Schema[Any, Any, Any]) -> None:
     if schema.val.nullable:
         what = f"collection {name!r}: its vals admit None, which stands for an absent one here"
         raise InvalidUsage(UsageKind.INVALID_TYPE, what)
+
+
+def step(given: Any) -> tuple[StashCollection[Any, Any], Antichain]:
+    """The collection and the frontier that it is to get."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"{given!r:.80} is not a pair of a collection and a frontier")
+    return checked(given[0]), int_frontier(given[1])
+
+
+def listed(entries: Any) -> Any:
+    """A copy, which its owner cannot change while a thread works on it."""
+    return (
+        list(entries) if isinstance(entries, Iterable) and not isinstance(entries, str | bytes) else entries
+    )
+
+
+def one(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
+    """What was found of the collection; `StashError` where it is not in this stash."""
+    if not found or found[0].name != c.name:
+        raise StashError(f"collection {c.name!r}: there is none of id {c.id} in this stash")
+    if found[0].codecs != c.codecs:
+        check_codecs(c.name, found[0].codecs, c.schema)
+    return found[0]
+
+
+def checked(c: StashCollection[K, V]) -> StashCollection[K, V]:
+    """`c` itself; `TypeError` for anything else."""
+    if not isinstance(c, StashCollection):
+        raise TypeError(f"{c!r:.80} is not a StashCollection")
+    return c

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import anyio.to_thread
@@ -23,6 +23,7 @@ from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.types import Refusal, short
 from aiopersist.errors import CodecMismatch, Corruption, InvalidUpdate
+from aiopersist.frontier import Antichain
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, Rows
 
@@ -88,6 +89,26 @@ def table_at(rows: Rows, schema: Schema[Any, Any, Any], time: int, name: str) ->
             raise StashError(f"collection {name!r}: key {key!r} has several vals")
         found[key_text] = Item(key, val, val_text)
     return found
+
+
+def by_key(table: Mapping[str, Item], name: str) -> dict[Any, Any]:
+    """The vals by their keys; `StashError` where Python takes several keys for one."""
+    found = {item.key: item.val for item in table.values()}
+    if len(found) < len(table):
+        raise StashError(f"collection {name!r}: it has several keys that Python takes for one")
+    return found
+
+
+def check_table(rows: Rows, schema: Schema[Any, Any, Any], upper: Antichain, name: str) -> None:
+    """`StashError` where the rows, sealed up to `upper`, leave a key with several vals, or a diff that is
+    not 1; also at a later time, when that will be sealed."""
+    last = max((at for at in rows.times if not upper.less_equal(at)), default=-1)
+    for time in sorted({last, *(at for at in rows.times if at > last)}):
+        try:
+            table_at(rows, schema, time, name)
+        except StashError as error:
+            hint = "do its changes follow from a read before somebody else's append? See make_batch, transact"
+            raise StashError(f"{error}, after this append, which is refused: {hint}") from None
 
 
 def codecs(schema: Schema[Any, Any, Any]) -> Codecs:

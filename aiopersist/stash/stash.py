@@ -13,19 +13,28 @@ from aiopersist.resource import Resource, Scope
 from aiopersist.stash import rules
 from aiopersist.stash.collection import (
     AppendBatch,
+    Entry,
+    Moved,
+    Ready,
     StashCollection,
     batch_at,
     check_absence,
     check_keys,
     check_name,
+    checked,
     int_frontier,
+    listed,
+    one,
+    step,
 )
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.migrate import migrate
 from aiopersist.stash.model import Change, Codecs, Frontiers, Move, Rows, Select, Stored
 from aiopersist.stash.rows import (
     Item,
+    by_key,
     check_codecs,
+    check_table,
     codecs,
     compute,
     decode,
@@ -39,9 +48,6 @@ from aiopersist.stash.session import Session
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
-
-Entry = tuple[tuple[K, V], int, int]
-"""`((key, val), time, diff)`"""
 
 _closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is cancelled
 
@@ -104,18 +110,20 @@ class Stash(Resource):
         `CodecMismatch` if it is stored with other types, `TypeError` for types that cannot be stored."""
         return await self._collection(check_name(name), Schema(key=key, val=val))
 
-    async def _collection(self, name: str, schema: Schema[K, V, Any]) -> StashCollection[K, V]:
+    async def _collection(
+        self, name: str, schema: Schema[K, V, Any], *, is_table: bool = False
+    ) -> StashCollection[K, V]:
         """One request at the first time: collections do not change and do not go."""
         with self._scope.call():
             for known in self._collections.values():
                 if known.name == name and known.schema == schema:
-                    return self._opened(known.id, name, schema, known.codecs)
+                    return self._opened(known.id, name, schema, known.codecs, is_table)
             while True:
                 found = await self._session.load(Select(name=name, rows=False))
                 if found.collections:
                     (stored,) = found.collections
                     check_codecs(name, stored.codecs, schema)
-                    return self._opened(stored.id, name, schema, stored.codecs)
+                    return self._opened(stored.id, name, schema, stored.codecs, is_table)
                 await self._create(name, schema)
 
     async def since(self, c: StashCollection[K, V]) -> Antichain:
@@ -146,8 +154,7 @@ class Stash(Resource):
 
     async def peek_timestamp(self, c: StashCollection[K, V]) -> int:
         """The last sealed time; `NothingSealed` if there is none that can be read."""
-        found = await self._head(c)
-        return rules.last_sealed(c.name, found.frontiers)
+        return rules.last_sealed(c.name, (await self._head(c)).frontiers)
 
     async def peek(self, c: StashCollection[K, V]) -> list[tuple[K, V, int]]:
         """The contents at the last sealed time: `(key, val, diff)` in order, consolidated."""
@@ -158,18 +165,15 @@ class Stash(Resource):
 
     async def peek_one(self, c: StashCollection[K, V]) -> dict[K, V]:
         """The same as a dict, in key order; `StashError` if a key is there twice or a diff is not 1."""
-        _checked(c)
+        checked(c)
         check_keys(c.name, c.schema)
         _, table = await self._contents(c)
-        found = {item.key: item.val for item in table.values()}
-        if len(found) < len(table):
-            raise StashError(f"collection {c.name!r}: it has several keys that Python takes for one")
-        return found
+        return by_key(table, c.name)
 
     async def peek_key_one(self, c: StashCollection[K, V], key: K) -> V | None:
         """The val of a key at the last sealed time; `None` if there is none, `StashError` if there are
         several or its diff is not 1."""
-        _checked(c)
+        checked(c)
         check_absence(c.name, c.schema)
         text = encode_key(key, c.schema, c.name)
         _, table = await self._contents(c, text)
@@ -185,9 +189,11 @@ class Stash(Resource):
         """Add entries as `iter` gives them, all or none; every time must be at or beyond upper."""
         with self._scope.call():
             self._session.writing()
-            rows = await self._encoded(_listed(entries), _checked(c))
+            rows = await self._encoded(listed(entries), checked(c))
             if rows:
-                await self._moves([c], lambda now, _: Move(rules.updated(c.name, now, rows.times), rows))
+                await self._moves(
+                    [c], lambda now, _: Move(rules.updated(c.name, now.frontiers, rows.times), rows)
+                )
 
     async def seal(self, c: StashCollection[K, V], upper: Antichain | Time) -> None:
         """Advance upper; it may stay, it may not go back."""
@@ -217,16 +223,16 @@ class Stash(Resource):
         with self._scope.call():
             self._session.writing()
             for c in collections:
-                await self._known(c)
+                await self._load(c, rows=False)
                 await self._session.consolidate(c.id)
 
     async def append(self, batches: Iterable[AppendBatch]) -> None:
         """Append to several collections: all of it happens or nothing. Each batch's `lower` must be the upper
         of its collection (`StaleLower`), its entries be at or beyond it; upper becomes `upper`, since
-        `compact`. `collection` must have been called on this stash for each. One request, for a
-        few thousand entries; none for no batches."""
+        `compact`. A batch of a table must leave one val per key. `collection` must have been called on this
+        stash for each. One request, for a few thousand entries; none for no batches."""
         with self._scope.call():
-            given = [(batch, self._collection_of(batch), _listed(batch.entries)) for batch in batches]
+            given = [(batch, self._collection_of(batch), listed(batch.entries)) for batch in batches]
             if not given:
                 return
             self._session.writing()
@@ -235,12 +241,16 @@ class Stash(Resource):
                 raise StashError(f"collection {twice[0]!r}: it is named twice in one append")
             bounds = [tuple(map(int_frontier, (b.lower, b.upper, b.compact))) for b, _, _ in given]
             encoded = [await self._encoded(entries, c) for _, c, entries in given]
-            ready = zip(bounds, encoded, strict=True)
-            await self._append_encoded(dict(zip(collections, ready, strict=True)))
+            ready = dict(zip(collections, zip(bounds, encoded, strict=True), strict=True))
+            tables = {c: b._base for b, c, _ in given if b._base is not None and b._base.id == c.id}
+            await self._append_checked(ready, tables)
 
-    async def make_batch(self, c: StashCollection[K, V]) -> AppendBatch:
+    async def make_batch(
+        self, c: StashCollection[K, V], upper: Antichain | Time | None = None
+    ) -> AppendBatch:
         """See `StashCollection.make_batch`."""
-        return batch_at(c, (await self._head(c)).frontiers)
+        with self._scope.call():
+            return batch_at(c, await self._load(c, rows=checked(c).is_table), upper)
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -249,10 +259,9 @@ class Stash(Resource):
             await self._release()
 
     def _opened(
-        self, cid: int, name: str, schema: Schema[K, V, Any], codecs: Codecs
+        self, cid: int, name: str, schema: Schema[K, V, Any], codecs: Codecs, is_table: bool
     ) -> StashCollection[K, V]:
-        made = StashCollection(cid, name, schema, codecs)
-        self._collections[cid] = made
+        made = self._collections[cid] = StashCollection(cid, name, schema, codecs, is_table=is_table)
         return made
 
     async def _create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
@@ -266,11 +275,11 @@ class Stash(Resource):
     async def _moves(
         self,
         collections: Sequence[StashCollection[Any, Any]],
-        move: Callable[[Frontiers, StashCollection[Any, Any]], Move],
+        move: Callable[[Stored, StashCollection[Any, Any]], Move],
     ) -> None:
         def plan(seen: Mapping[int, Stored]) -> Change:
-            found = {c.id: _one(c, [seen[c.id]] if c.id in seen else []) for c in collections}
-            moves = {c.id: move(found[c.id].frontiers, c) for c in collections}
+            found = {c.id: one(c, [seen[c.id]] if c.id in seen else []) for c in collections}
+            moves = {c.id: move(found[c.id], c) for c in collections}
             return Change({cid: stored.revision for cid, stored in found.items()}, moves)
 
         await self._session.change([c.id for c in collections], plan)
@@ -283,11 +292,12 @@ class Stash(Resource):
         """One transaction for all: when one fails, none is applied."""
         with self._scope.call():
             self._session.writing()
-            given = [_step(step) for step in steps]
+            given = [step(given) for given in steps]
             if not given:
                 return
 
-            def move(now: Frontiers, c: StashCollection[Any, Any]) -> Move:
+            def move(stored: Stored, c: StashCollection[Any, Any]) -> Move:
+                now = stored.frontiers
                 for other, time in given:
                     now = rule(c.name, now, time) if other.id == c.id else now
                 return Move(now)
@@ -311,29 +321,45 @@ class Stash(Resource):
         at, beyond = Antichain(time), Antichain(time + 1)
         with self._scope.call():
             self._session.writing()
-            rows = replace(rows, times=[time] * len(rows))
-            await self._append_encoded({c: ((at, beyond, at), rows)})
+            await self._append_encoded({c: ((at, beyond, at), replace(rows, times=[time] * len(rows)))})
 
-    async def _append_encoded(
-        self, ready: Mapping[StashCollection[Any, Any], tuple[tuple[Antichain, ...], Rows]]
-    ) -> None:
-        """Append to each its rows, with a `lower`, an `upper` and a `compact`."""
+    async def _append_checked(self, ready: Ready, tables: Mapping[StashCollection[Any, Any], Stored]) -> None:
+        """Append; what leaves a table that is none any more is refused. The tables are given as they were
+        seen last; one that has changed since is read again."""
+        bases = dict(tables)
+        while True:
+            for c, base in bases.items():
+                (lower, upper, compact), rows = ready[c]
+                rules.appended(c.name, base.frontiers, lower, upper, compact, rows.times)
+                both = base.rows + rows
+                await compute(len(both), partial(check_table, both, c.schema, upper, c.name))
+            try:
+                return await self._append_encoded(ready, {c.id: b.revision for c, b in bases.items()})
+            except Moved:
+                bases = {c: await self._load(c) for c in bases}
 
-        def move(now: Frontiers, c: StashCollection[Any, Any]) -> Move:
+    async def _append_encoded(self, ready: Ready, at: Mapping[int, int] | None = None) -> None:
+        """Append to each its rows, with a `lower`, an `upper` and a `compact`; `Moved` if one does not have
+        the revision any more that it had `at` its check."""
+
+        def move(now: Stored, c: StashCollection[Any, Any]) -> Move:
             (lower, upper, compact), rows = ready[c]
-            return Move(rules.appended(c.name, now, lower, upper, compact, rows.times), rows)
+            frontiers = rules.appended(c.name, now.frontiers, lower, upper, compact, rows.times)
+            if at and at.get(c.id, now.revision) != now.revision:
+                raise Moved
+            return Move(frontiers, rows)
 
         await self._moves(list(ready), move)
 
     async def _head(self, c: StashCollection[Any, Any]) -> Stored:
         with self._scope.call():
-            return await self._known(c)
+            return await self._load(c, rows=False)
 
-    async def _known(self, c: StashCollection[Any, Any]) -> Stored:
-        return _one(c, (await self._session.load(Select((_checked(c).id,), rows=False))).collections)
-
-    async def _load(self, c: StashCollection[Any, Any], key: str | None = None) -> Stored:
-        return _one(c, (await self._session.load(Select((_checked(c).id,), key=key))).collections)
+    async def _load(
+        self, c: StashCollection[Any, Any], key: str | None = None, *, rows: bool = True
+    ) -> Stored:
+        select = Select((checked(c).id,), rows=rows, key=key)
+        return one(c, (await self._session.load(select)).collections)
 
     async def _encoded(self, entries: Any, c: StashCollection[Any, Any]) -> Rows:
         size = len(entries) if isinstance(entries, list) else 0
@@ -370,30 +396,3 @@ class Transaction(Stash):
 
 Step = Callable[[Transaction], Awaitable[Any]]
 """Of a migration."""
-
-
-def _step(step: Any) -> tuple[StashCollection[Any, Any], Antichain]:
-    if not isinstance(step, tuple | list) or len(step) != 2:
-        raise TypeError(f"{step!r:.80} is not a pair of a collection and a frontier")
-    return _checked(step[0]), int_frontier(step[1])
-
-
-def _listed(entries: Any) -> Any:
-    """A copy, which its owner cannot change while a thread works on it."""
-    return (
-        list(entries) if isinstance(entries, Iterable) and not isinstance(entries, str | bytes) else entries
-    )
-
-
-def _one(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
-    if not found or found[0].name != c.name:
-        raise StashError(f"collection {c.name!r}: there is none of id {c.id} in this stash")
-    if found[0].codecs != c.codecs:
-        check_codecs(c.name, found[0].codecs, c.schema)
-    return found[0]
-
-
-def _checked(c: StashCollection[K, V]) -> StashCollection[K, V]:
-    if not isinstance(c, StashCollection):
-        raise TypeError(f"{c!r:.80} is not a StashCollection")
-    return c

@@ -48,7 +48,7 @@ class TypedCollection(Generic[K, V]):
 
     async def get(self, stash: Stash) -> StashCollection[K, V]:
         """The collection in that stash; created if it is not there."""
-        return await stash._collection(self.name, self._schema)
+        return await stash._collection(self.name, self._schema, is_table=True)
 
     async def upper(self, stash: Stash) -> Antichain:
         """Times before it are complete."""

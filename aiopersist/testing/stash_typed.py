@@ -11,7 +11,7 @@ from aiopersist.data.codec import Codec
 from aiopersist.data.lazy import pa
 from aiopersist.errors import CodecMismatch, InvalidUpdate, InvalidUsage
 from aiopersist.frontier import Antichain
-from aiopersist.stash import NothingSealed, Stash, TableTransaction, TypedCollection
+from aiopersist.stash import NothingSealed, StaleLower, Stash, TableTransaction, TypedCollection, transact
 from aiopersist.testing.stash_append import looks, refused, sealed
 
 Users = TypedCollection[str, int]
@@ -217,3 +217,34 @@ class StashTyped:
             optional.insert("a", None)
         with refused():
             TableTransaction({"a": None}, lambda a, b: False)
+
+    async def test_a_batch_that_came_too_late(self, stash: Stash, other: Stash) -> None:
+        """Made after somebody else's append, of what was read before it: a table stays one."""
+        await USERS.upsert(stash, [("a", 1), ("b", 2)])
+        c = await USERS.get(stash)
+        upper = await stash.upper(c)
+        await USERS.upsert_key(other, "a", 5)
+        now, then = await c.make_batch(stash), await c.make_batch(stash, upper)
+        for made in (now, then):
+            c.append_to_batch(made, "a", 1, -1)
+            c.append_to_batch(made, "a", 2, 1)
+        with refused("'users'", "'a'"):
+            await stash.append([now])
+        with refused("'users'", str(upper), kind=StaleLower):
+            await stash.append([then])
+        assert await USERS.peek_one(other) == {"a": 5, "b": 2}
+
+    async def test_transactions_at_once(self, stash: Stash, other: Stash) -> None:
+        """Each sees what those before it wrote, in all tables, or nothing of it."""
+        log = TypedCollection("log", int, int)
+
+        def add(users: TableTransaction[str, int], entries: TableTransaction[int, int]) -> int:
+            sum_ = (users.get("sum") or 0) + 1
+            users.set("sum", sum_)
+            entries.insert(len(entries.items()), sum_)
+            return sum_
+
+        done = await asyncio.gather(*(transact(handle, add, USERS, log) for handle in [stash, other] * 5))
+        assert sorted(done) == list(range(1, 11))
+        assert await USERS.peek_one(other) == {"sum": 10}
+        assert await log.peek_one(stash) == {number: number + 1 for number in range(10)}

@@ -1,0 +1,127 @@
+"""Read and change several tables at one moment: for changes that follow from what was read.
+
+1. Read all the tables, in one request: their contents, and the revision of each.
+2. Let the caller's function change them in memory (`TableTransaction`).
+3. Commit what it changed, if each table has that revision still, also those that were only read; else begin
+   again. So what is written follows from what was there when it was written.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, overload
+
+from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.stash import rules
+from aiopersist.stash.collection import StashCollection, one
+from aiopersist.stash.errors import StashError
+from aiopersist.stash.model import Change, Move, Select, Stored
+from aiopersist.stash.plain import decided
+from aiopersist.stash.rows import by_key, compute, encode, table_at
+from aiopersist.stash.stash import Stash
+from aiopersist.stash.table import TableTransaction
+from aiopersist.stash.typed import TypedCollection
+
+T = TypeVar("T")
+K1 = TypeVar("K1")
+V1 = TypeVar("V1")
+K2 = TypeVar("K2")
+V2 = TypeVar("V2")
+K3 = TypeVar("K3")
+V3 = TypeVar("V3")
+
+
+@overload
+async def transact(
+    stash: Stash, change: Callable[[TableTransaction[K1, V1]], T], table: TypedCollection[K1, V1], /
+) -> T: ...
+@overload
+async def transact(
+    stash: Stash,
+    change: Callable[[TableTransaction[K1, V1], TableTransaction[K2, V2]], T],
+    one: TypedCollection[K1, V1],
+    two: TypedCollection[K2, V2],
+    /,
+) -> T: ...
+@overload
+async def transact(
+    stash: Stash,
+    change: Callable[[TableTransaction[K1, V1], TableTransaction[K2, V2], TableTransaction[K3, V3]], T],
+    one: TypedCollection[K1, V1],
+    two: TypedCollection[K2, V2],
+    three: TypedCollection[K3, V3],
+    /,
+) -> T: ...
+@overload
+async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedCollection[Any, Any]) -> T: ...
+
+
+async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedCollection[Any, Any]) -> T:
+    """Call `change` with a `TableTransaction` of each table, all as they are at one moment, and make what it
+    did to them durable at one moment; returns what `change` returned.
+
+    If another append came between, `change` is called again with what is there then: it is a plain function
+    without other effects. What it raises ends the transaction, and nothing is written. Nothing is appended
+    to a table that it did not change. A table that nothing was sealed in is empty. The tables' rule of
+    uniqueness is `change`'s own to keep. Two requests; one if nothing is changed."""
+    stash._session.writing()
+    collections = [await table.get(stash) for table in tables]
+    if len({c.id for c in collections}) < len(collections):
+        raise StashError("a table is named twice in one transaction")
+    async with AsyncExitStack() as turns:
+        for c in sorted(collections, key=lambda c: c.id):  # one order: no deadlock
+            await turns.enter_async_context(stash._turns[c.id])
+        while True:
+            done, result = await _attempt(stash, change, collections)
+            if done:
+                return result
+
+
+async def _attempt(
+    stash: Stash, change: Callable[..., T], collections: Sequence[StashCollection[Any, Any]]
+) -> tuple[bool, T]:
+    """Whether it is done, and what `change` returned."""
+    with stash._scope.call():
+        seen = [await _seen(c, stored) for c, stored in await _load(stash, collections)]
+        result = decided(change, *(table.transaction for table in seen))
+        moves = {table.c.id: move for table in seen if (move := await _move(table)) is not None}
+        expected = {table.c.id: table.stored.revision for table in seen}
+        return not moves or await stash._session.attempt(Change(expected, moves)), result
+
+
+class _Seen(NamedTuple):
+    """A table as it was read, and what becomes of it."""
+
+    c: StashCollection[Any, Any]
+    stored: Stored
+    transaction: TableTransaction[Any, Any]
+
+
+async def _load(
+    stash: Stash, collections: Sequence[StashCollection[Any, Any]]
+) -> list[tuple[StashCollection[Any, Any], Stored]]:
+    loaded = await stash._session.load(Select(tuple(c.id for c in collections)))
+    return [(c, one(c, [found for found in loaded.collections if found.id == c.id])) for c in collections]
+
+
+async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _Seen:
+    """The contents at upper, which is when they change: with what else is there to be sealed then."""
+    upper = stored.frontiers.upper.time
+    assert not isinstance(upper, tuple)  # times of a stash are ints
+    time = TIME_MAX if upper is None else upper
+    table = await compute(len(stored.rows), partial(table_at, stored.rows, c.schema, time, c.name))
+    return _Seen(c, stored, TableTransaction(by_key(table, c.name), lambda a, b: False))
+
+
+async def _move(seen: _Seen) -> Move | None:
+    """What is appended; `None` for no change."""
+    c, now = seen.c, seen.stored.frontiers
+    changes = seen.transaction.pending()
+    if not changes:
+        return None
+    time = rules.next_time(c.name, now)
+    entries = [((key, val), time, diff) for key, val, diff in changes]
+    rows = await compute(len(entries), partial(encode, entries, c.schema, c.name))
+    at, beyond = Antichain(time), Antichain(time + 1)
+    frontiers = rules.appended(c.name, now, at, beyond, at, rows.times)
+    return Move(frontiers, rows)
