@@ -9,8 +9,11 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import checksum_of, encode_rollup
-from aiopersist.state.lifecycle import AddRollup
+from aiopersist.state.ids import Ids
+from aiopersist.state.lifecycle import AddRollup, ForgetTransactions
 from aiopersist.state.model import Rollup, State
+
+FORGOTTEN_AT_ONCE = 4096  # applications in one version: some hundred kB, and applied in milliseconds
 
 
 def due(state: State, every: int) -> bool:
@@ -21,14 +24,29 @@ def due(state: State, every: int) -> bool:
 
 async def write_rollup(shard: Shard, writer: str) -> bool:
     """Write the current state of `shard` under the registered `writer`, and name it; `False` if a newer
-    one is named already. One blob and one commit. `BatchExpired` if the writer is not registered."""
+    one is named already. One blob and one commit; more where transaction numbers are forgotten, which were
+    not used for `settings.txn_retention_s`. `BatchExpired` if the writer is not registered."""
     stack, state = shard.stack, shard.state
     data = await stack.compute(encode_rollup, state)
     key = f"{shard.id}/{writer}/{stack.runtime.uuid()}.rollup"
     await stack.blob.set(key, data)
     rollup = Rollup(key=key, checksum=checksum_of(data), size=len(data))
-    command = AddRollup(writer, state.seqno, rollup, stack.settings.txn_retention_s)
-    named: bool = await commit(shard.register, command, Slot())
+    named: bool = await commit(shard.register, AddRollup(writer, state.seqno, rollup), Slot())
     if not named:
         await stack.blob.delete([key])
+    else:
+        await _forget_transactions(shard, state)
     return named
+
+
+async def _forget_transactions(shard: Shard, state: State) -> None:
+    oldest = await shard.stack.consensus.now() - shard.stack.settings.txn_retention_s
+    stale = await shard.stack.compute(_last_used_before, state, oldest)
+    for begin in range(0, len(stale), FORGOTTEN_AT_ONCE):
+        apps = stale[begin : begin + FORGOTTEN_AT_ONCE]
+        await commit(shard.register, ForgetTransactions(apps, oldest), Slot())
+
+
+def _last_used_before(state: State, oldest: float) -> list[str]:
+    pages = Ids.of(state.transactions).pages()
+    return [app for page in pages for app, last in page.items() if last.at < oldest]

@@ -70,6 +70,8 @@ class Settings(BaseModel):
     """A writer not heard of for this long is gone, with all it staged: longer, since uploads are slow."""
     txn_retention_s: PositiveFloat = 90 * 24 * 3600.0
     """How long the last transaction number of an application is remembered."""
+    txn_ids_max: PositiveInt = 1_000_000
+    """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
 
     # State
     rollup_every: PositiveInt = 128

@@ -88,7 +88,7 @@ async def inspect(shard: Shard) -> ShardView:
     if state is None:
         raise UnknownShard(f"there is no {shard.label}", shard_id=shard.id)
     first = await shard.stack.consensus.scan(consensus_key(shard.id), 0, 1)
-    return _view(state, first[0].seqno if first else state.seqno)
+    return await shard.stack.compute(_view, state, first[0].seqno if first else state.seqno)
 
 
 def _view(state: State, earliest: int) -> ShardView:
@@ -108,7 +108,7 @@ def _view(state: State, earliest: int) -> ShardView:
         critical=state.critical,
         retention=state.retention.get(0),
         writers=state.writers,
-        transactions=state.transactions,
+        transactions=dict(state.transactions),
         rollups=state.rollups,
         blob_bytes=sum(batch.blob_bytes for batch in batches),
         inline_bytes=state.inline_bytes,

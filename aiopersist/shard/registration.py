@@ -13,10 +13,12 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
 from aiopersist.shard.shard import Shard
+from aiopersist.state.model import State
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWriter
 
 LOST_MAX = 5  # registrations that a call may lose on its way, since the process stood still each time
-BATCHES_MAX = 256  # batches built under one registration, whose record keeps the ids of those handed over
+BATCHES_MAX = 256  # batches built under one registration: the state keeps the ids of those handed over
+LENT_BATCHES_MAX = 65_536  # of one that others build under: some MB of ids in rollups
 
 
 class Registration:
@@ -105,11 +107,17 @@ class Registration:
 
     def retire(self) -> None:
         """The handle has a newer one. It is kept while batches of it are here, or were handed over and are
-        not spent yet: heartbeats look."""
-        if self.alive:
+        not spent yet: heartbeats look. One that is full is kept by those who still build under it, or have
+        batches of it."""
+        if self.alive and not self.is_full:
             self._retired = True
         else:
             self.release()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further batches are to be built under it elsewhere."""
+        return spent_under(self._shard.state, self.writer) >= LENT_BATCHES_MAX
 
     def stop(self) -> None:
         """No more heartbeats, whoever needs it: the lease ends it."""
@@ -126,18 +134,17 @@ class Registration:
             self._beating = None
 
     async def _heartbeat(self) -> None:
-        record = self._shard.state.writers.get(self.writer)
-        if (
-            self._retired
-            and not self.lent
-            and self._users == 1
-            and record
-            and len(record.spent) >= len(self.handed_over)
-        ):
+        is_needed = not self._retired or self.lent or self._users != 1 or not self.alive
+        if not is_needed and spent_under(self._shard.state, self.writer) >= len(self.handed_over):
             await self.expire()
             self.release()  # the handle's hold; last, since it cancels this very task
             return
         await commit(self._shard.register, HeartbeatWriter(self.writer), Slot())
+
+
+def spent_under(state: State, writer: str) -> int:
+    """How many batches of that writer are known to have been appended or deleted."""
+    return len(state.spent.get(writer, ()))
 
 
 async def _undo(shard: Shard, writer: str, slot: Slot) -> None:

@@ -10,15 +10,17 @@ comes from a store that was restored from a backup (`follows`).
 
 import gzip
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain
+from aiopersist.state.ids import PAGE, Ids
 from aiopersist.state.model import (
     FORMAT,
+    FORMAT_WITHOUT_IDS,
     Claim,
     CriticalReader,
     HollowBatch,
@@ -59,6 +61,8 @@ class Changes(Record):
     critical: dict[str, CriticalReader] = {}
     retention: dict[int, Retention] = {}
     writers: dict[str, Writer] = {}
+    spent: dict[str, list[str]] = {}
+    """By writer, the ids that are new; those of a writer that is dropped go with it."""
     transactions: dict[str, Transaction] = {}
     batches: dict[int, HollowBatch] = {}
     levels: dict[int, Level] = {}
@@ -94,9 +98,10 @@ class Diff(Record):
 def seal(changes: Changes, state: State | None, *, commit: str, at: float) -> Diff:
     """The version that makes `changes` of `state` (`None`: of nothing, the first version)."""
     if state is None:
-        return Diff.of(format=FORMAT, seqno=0, commit=commit, prev=None, at=at, rollup=None, changes=changes)
+        first = {"format": FORMAT_WITHOUT_IDS, "seqno": 0, "prev": None, "rollup": None}
+        return Diff.of(**first, commit=commit, at=at, changes=changes)
     return Diff.of(
-        format=FORMAT,
+        format=FORMAT if changes.spent else FORMAT_WITHOUT_IDS,
         seqno=state.seqno + 1,
         commit=commit,
         prev=state.commit,
@@ -133,21 +138,25 @@ def apply(diff: Diff, state: State | None) -> State:
     update: dict[str, Any] = {"seqno": diff.seqno, "commit": diff.commit, "at": diff.at}
     if state is None:
         maps = {name: getattr(changes, name) for name in MAPS}
+        maps["transactions"] = Ids(changes.transactions)
         first = {name: getattr(changes, name) for name in ("shard", "since", "upper", "finalized")}
         streams = None if changes.streams is None else changed_streams(changes.streams, None)
         return State.of(**first, **maps, **update, streams=streams)
     if changes.finalized:
         return tombstone(diff, state.shard)
-    for name in changes.model_fields_set:
-        if name in ("drop", "streams"):
-            continue
+    for name in changes.model_fields_set - _CHANGED_BY_OTHERS:
         value = getattr(changes, name)
         update[name] = {**getattr(state, name), **value} if name in MAPS else value
     for name, keys in changes.drop.items():
+        if name == "transactions":
+            continue
         kept = update.get(name) or dict(getattr(state, name))
         for key in keys:
             del kept[int(key) if name in _INT_KEYS else key]
         update[name] = kept
+    if changes.writers:
+        update["writers"] = {writer: without_spent(record) for writer, record in update["writers"].items()}
+    update |= _changed_ids(changes, state)
     if changes.streams is not None:
         update["streams"] = changed_streams(changes.streams, state.streams)
     if changes.batches or "batches" in changes.drop or changes.streams is not None:
@@ -156,6 +165,30 @@ def apply(diff: Diff, state: State | None) -> State:
         if _blobs(gone) - _blobs(new):
             update["dropped_at"] = diff.seqno
     return state.replace(**update)
+
+
+_CHANGED_BY_OTHERS = {"drop", "streams", "spent", "transactions"}
+
+
+def _changed_ids(changes: Changes, state: State) -> dict[str, Any]:
+    """What becomes of the maps of many ids; nothing of them is copied that stays."""
+    update: dict[str, Any] = {}
+    if changes.transactions or "transactions" in changes.drop:
+        gone = map(str, changes.drop.get("transactions", ()))
+        update["transactions"] = Ids.of(state.transactions).changed(changes.transactions, gone)
+    writers_gone = changes.drop.get("writers", ())
+    before = {writer: record.spent for writer, record in changes.writers.items() if record.spent}
+    if before or changes.spent or not state.spent.keys().isdisjoint(writers_gone):
+        spent = {writer: ids for writer, ids in state.spent.items() if writer not in writers_gone}
+        for writer, ids in (*before.items(), *changes.spent.items()):
+            spent[writer] = spent.get(writer, Ids[None]()).changed(dict.fromkeys(ids))
+        update["spent"] = spent
+    return update
+
+
+def without_spent(record: Writer) -> Writer:
+    """The record as it is kept in memory."""
+    return record.replace(spent=()) if record.spent else record
 
 
 def tombstone(diff: Diff, shard: str) -> State:
@@ -211,9 +244,46 @@ def decode_diff(data: bytes) -> Diff:
     return diff
 
 
+# --- rollups ---------------------------------------------------------------------------------------
+
+
+class RollupFile(Record):
+    """The first line of a rollup."""
+
+    format: int
+    state: State
+
+
+class _Page(Record):
+    """A further line: some of the ids. To build or read one takes a millisecond, in which a worker thread
+    holds the interpreter's lock; a state of a million ids in one piece would take it for a second."""
+
+    transactions: dict[str, Transaction] = {}
+    spent: dict[str, list[str]] = {}
+
+
 def encode_rollup(state: State) -> bytes:
-    """JSON, compressed; `{"format": 1, "state": {...}}`."""
-    return gzip.compress(RollupFile(format=FORMAT, state=state).model_dump_json().encode(), 1, mtime=0)
+    """JSON, compressed: a line `{"format": 1, "state": {...}}`. Many ids are left out there, and follow as
+    lines of their own."""
+    if not state.spent and len(state.transactions) <= PAGE:
+        file = RollupFile.of(format=FORMAT_WITHOUT_IDS, state=state)
+        lines = [file.model_dump_json(exclude={"state": {"spent"}}).encode()]
+    else:
+        rest = state.replace(transactions=Ids(), spent={})
+        lines = [_line(RollupFile.of(format=FORMAT, state=rest)), *map(_line, _pages(state))]
+    return gzip.compress(b"\n".join(lines), 1, mtime=0)
+
+
+def _pages(state: State) -> Iterator[_Page]:
+    for transactions in Ids.of(state.transactions).pages():
+        yield _Page.of(transactions=transactions)
+    for writer, ids in state.spent.items():
+        for page in ids.pages():
+            yield _Page.of(spent={writer: list(page)})
+
+
+def _line(record: Record) -> bytes:
+    return record.model_dump_json(exclude_unset=isinstance(record, _Page)).encode()
 
 
 def decode_rollup(data: bytes, checksum: str) -> State:
@@ -221,23 +291,31 @@ def decode_rollup(data: bytes, checksum: str) -> State:
     if checksum_of(data) != checksum:
         raise Corruption("a rollup's bytes do not have the checksum that the state names")
     try:
-        found = RollupFile.model_validate_json(gzip.decompress(data))
+        first, *rest = gzip.decompress(data).split(b"\n")
+        found = RollupFile.model_validate_json(first)
+        check_format("a rollup", found.format)
+        return _with_pages(found.state, map(_Page.model_validate_json, rest))
     except (ValidationError, OSError, EOFError) as e:
         raise not_understood("a rollup", data, e) from e
-    check_format("a rollup", found.format)
-    return found.state
+
+
+def _with_pages(state: State, pages: Iterator[_Page]) -> State:
+    """The whole state; what an earlier version wrote into the records of writers is where it is now."""
+    transactions, spent = state.transactions, dict(state.spent)
+    for writer, record in state.writers.items():
+        if record.spent:
+            spent[writer] = Ids(dict.fromkeys(record.spent))
+    for page in pages:
+        transactions = transactions.changed(page.transactions)
+        for writer, ids in page.spent.items():
+            spent[writer] = spent.get(writer, Ids[None]()).changed(dict.fromkeys(ids))
+    writers = {writer: without_spent(record) for writer, record in state.writers.items()}
+    return state.replace(transactions=transactions, spent=spent, writers=writers)
 
 
 def checksum_of(data: bytes) -> str:
     """128 bits of SHA-256: enough that no other rollup passes for this one."""
     return hashlib.sha256(data).hexdigest()[:32]
-
-
-class RollupFile(Record):
-    """What a rollup holds."""
-
-    format: int
-    state: State
 
 
 def check_format(what: str, found: int) -> None:
@@ -251,7 +329,8 @@ def not_understood(what: str, data: bytes, error: Exception) -> Corruption:
     import json
 
     try:
-        found = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)["format"]
+        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        found = json.loads(text.partition(b"\n")[0])["format"]
     except (ValueError, KeyError, TypeError, OSError, EOFError):
         return Corruption(f"{what} is not readable: {error}")
     if isinstance(found, int) and found > FORMAT:

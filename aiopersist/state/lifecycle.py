@@ -1,13 +1,13 @@
 """Commands for the life of a shard: creation, schemas, rollups, the end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiopersist.errors import SchemaMismatch
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
-from aiopersist.state.diff import MAPS, Changes
+from aiopersist.state.diff import Changes
 from aiopersist.state.model import COLLECTION, Rollup, State
 
 
@@ -27,6 +27,12 @@ class Create:
         )
 
 
+def tombstone_of(shard: str) -> Changes:
+    """The changes of every version of a finalized shard: nothing before it counts, so nothing is dropped."""
+    empty = Antichain()
+    return Changes(shard=shard, since=empty, upper=empty, finalized=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Finalize:
     """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced. Of a
@@ -36,21 +42,10 @@ class Finalize:
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None:
-            empty = Antichain()
-            return Commit(Changes(shard=self.shard, since=empty, upper=empty, finalized=True))
+            return Commit(tombstone_of(self.shard))
         if state.finalized:
             return Keep()
-        drop = {name: tuple(getattr(state, name)) for name in MAPS if name not in ("schemas", "rollups")}
-        empty = Antichain()
-        return Commit(
-            Changes(
-                shard=self.shard,
-                since=empty,
-                upper=empty,
-                finalized=True,
-                drop={name: keys for name, keys in drop.items() if keys},
-            )
-        )
+        return Commit(tombstone_of(self.shard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +71,11 @@ class EvolveSchema:
 
 @dataclass(frozen=True, slots=True)
 class AddRollup:
-    """Name a rollup of version `seqno`, unless a newer one is there; forget transaction numbers that
-    were not used for `txn_retention_s`."""
+    """Name a rollup of version `seqno`, unless a newer one is there."""
 
     writer: str
     seqno: int
     rollup: Rollup
-    txn_retention_s: float
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
@@ -90,13 +83,10 @@ class AddRollup:
             return refusal
         if _has_rollup_since(state, self.seqno):
             return Keep(result=False)
-        oldest = context.now - self.txn_retention_s
-        stale = tuple(app for app, txn in state.transactions.items() if txn.at < oldest)
         return commit(
             state,
             context,
             result=True,
-            drop={"transactions": stale},
             rollups={self.seqno: self.rollup},
             writers={self.writer: renewed(state, self.writer, context)},
         )
@@ -106,6 +96,22 @@ class AddRollup:
         if self.rollup in state.rollups.values():
             return True
         return None if _has_rollup_since(state, self.seqno) else False
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTransactions:
+    """Forget those of `apps` whose numbers were last used before `oldest`. Who finds them looks at all, on a
+    thread; this looks again at each."""
+
+    apps: Sequence[str]
+    oldest: float
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or state.finalized:
+            return Keep()
+        known = ((app, state.transactions.get(app)) for app in self.apps)
+        stale = tuple(app for app, last in known if last is not None and last.at < self.oldest)
+        return commit(state, context, drop={"transactions": stale}) if stale else Keep()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,18 @@ One state serves two kinds of contents. A shard has a trace: `since`, `upper`, `
 Times of the clock are Unix seconds of the consensus store's clock.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ConfigDict
+
 from aiopersist.frontier import Antichain, Description
+from aiopersist.state.ids import Ids
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.streams import Streams
 
-FORMAT = 1  # of diffs and rollups; a reader refuses a later one
+FORMAT = 2  # the latest of diffs and rollups; a reader refuses a later one
+FORMAT_WITHOUT_IDS = 1  # what holds no ids of batches is written so: earlier versions read it, too
 
 
 class HollowBatch(Record):
@@ -116,8 +121,7 @@ class Writer(Record):
     upper: Antichain | None = None
     """The upper that its last append left."""
     spent: tuple[str, ...] = ()
-    """Ids of batches that it built and handed over, and that were appended or deleted since: neither
-    can happen again."""
+    """What `State.spent` says, as earlier versions of the library wrote it; never in a state in memory."""
 
 
 COLLECTION = -1
@@ -132,8 +136,12 @@ class Claim(Record):
     last: int
 
 
-class Transaction(Record):
-    """The last transaction number of an application."""
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """The last transaction number of an application. No `Record`, of which a million would take ten times
+    the memory."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     number: int
     at: float
@@ -165,7 +173,10 @@ class State(Record):
     retention: dict[int, Retention] = {}
     """The policy under key 0, if there is one."""
     writers: dict[str, Writer] = {}
-    transactions: dict[str, Transaction] = {}
+    spent: dict[str, Ids[None]] = {}
+    """By writer, the ids of batches that were built under it and handed over, and that were appended or
+    deleted since: neither can happen again. They go with the writer."""
+    transactions: Ids[Transaction] = Ids()
     batches: dict[int, HollowBatch] = {}
     """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
     levels: dict[int, Level] = {}

@@ -2,9 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from aiopersist.errors import AlreadyAppended, BatchExpired, Error, LeaseExpired, UpperMismatch
+from aiopersist.errors import (
+    AlreadyAppended,
+    BatchExpired,
+    Error,
+    InvalidUsage,
+    LeaseExpired,
+    UpperMismatch,
+    UsageKind,
+)
 from aiopersist.frontier import Antichain, successor
 from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, renewed
 from aiopersist.state.diff import Changes
@@ -117,6 +126,9 @@ class Append:
     inline_bytes_max: int
     replica: bool = False
     staged: tuple[Staged, ...] = ()
+    transactions_max: float = inf
+    """How many applications the shard remembers; one more is refused, since to forget one could append its
+    last number twice."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
@@ -146,6 +158,7 @@ class Write:
     batch: HollowBatch
     transactions: Mapping[str, int]
     inline_bytes_max: int
+    transactions_max: float = inf
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
@@ -173,16 +186,18 @@ def _append(
     batch: HollowBatch,
     staged: tuple[Staged, ...] = (),
 ) -> Commit | Keep:
-    unregistered = {writer_of(part.key) for part in batch.parts if part.key} - state.writers.keys()
-    if unregistered:  # of no staged batch: those were looked at before
+    named = {writer_of(part.key) for part in batch.parts if part.key} | {one.writer for one in staged}
+    if unregistered := named - state.writers.keys():  # of no staged batch: those were looked at before
         return Keep(error=PartsExpired(f"writers {sorted(unregistered)} are no longer registered"))
     if command.writer not in state.writers:
         return Keep(error=LeaseExpired(f"writer {command.writer} is no longer registered"))
+    if refusal := _too_many(state, command):
+        return Keep(error=refusal)
     inline = batch.inline_bytes
     if inline and state.inline_bytes + inline >= command.inline_bytes_max:
         return Keep(error=NoRoom(f"{state.inline_bytes} inline bytes and {inline} more"))
-    writers = _spending(state, staged)
-    record = writers.get(command.writer, state.writers[command.writer])
+    writers = {writer: state.writers[writer] for writer in named}  # so that this commit expires none of them
+    record = state.writers[command.writer]
     writers[command.writer] = record.replace(heartbeat=context.now, token=command.token, upper=batch.upper)
     numbers = {a: Transaction(number=n, at=context.now) for a, n in command.transactions.items()}
     return commit(
@@ -191,16 +206,37 @@ def _append(
         result=Appended(batch.upper, wrote=True),
         upper=batch.upper,
         writers=writers,
+        spent=_spending(staged),
         transactions=numbers,
         **insert(state, batch),
     )
 
 
+def new_apps(state: State, transactions: Mapping[str, int]) -> list[str]:
+    """Those applications that the shard does not remember."""
+    return [app for app in transactions if app not in state.transactions]
+
+
+def _too_many(state: State, command: Append | Write) -> InvalidUsage | None:
+    new = new_apps(state, command.transactions)
+    if not new or len(state.transactions) + len(new) <= command.transactions_max:
+        return None
+    text = (
+        f"the shard remembers {len(state.transactions)} applications of txn=, and {new[0]!r:.80} is new: use "
+        "one id for each producer that counts, or raise txn_ids_max"
+    )
+    return InvalidUsage(UsageKind.INVALID_TXN, text, txn=(new[0], command.transactions[new[0]]))
+
+
+def is_spent(state: State, writer: str, batch: str) -> bool:
+    """Whether a batch that was built under `writer` is known to have been appended or deleted."""
+    return writer in state.spent and batch in state.spent[writer]
+
+
 def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchExpired | None:
     """Why these batches cannot be appended, if they cannot."""
     for batch in staged:
-        record = state.writers.get(batch.writer)
-        if record is not None and batch.id in record.spent:
+        if is_spent(state, batch.writer, batch.id):
             return AlreadyAppended(f"batch {batch.id} was appended, or deleted, before")
     for batch in staged:
         if batch.writer not in state.writers:
@@ -208,14 +244,13 @@ def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchEx
     return None
 
 
-def _spending(state: State, staged: tuple[Staged, ...]) -> dict[str, Writer]:
-    """The records of the writers that keep the ids of these batches from now on."""
-    writers: dict[str, Writer] = {}
+def _spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
+    """By writer, the ids of these batches that are kept from now on."""
+    ids: dict[str, list[str]] = {}
     for batch in staged:
         if batch.handed_over:
-            record = writers.get(batch.writer, state.writers[batch.writer])
-            writers[batch.writer] = record.replace(spent=(*record.spent, batch.id))
-    return writers
+            ids.setdefault(batch.writer, []).append(batch.id)
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +265,9 @@ class Spend:
         fresh = tuple(batch for batch in self.staged if spent(state, (batch,)) is None)
         if not fresh:  # ids stay spent, and writers that are gone never come back
             return Keep(result=frozenset())
-        return commit(state, context, result=frozenset(b.id for b in fresh), writers=_spending(state, fresh))
+        writers = {batch.writer: state.writers[batch.writer] for batch in fresh}
+        result = frozenset(batch.id for batch in fresh)
+        return commit(state, context, result=result, writers=writers, spent=_spending(fresh))
 
     def happened(self, state: State) -> bool | None:
         """An append leaves the same trace."""

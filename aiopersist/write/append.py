@@ -31,7 +31,7 @@ from aiopersist.shard.flush import inline_to_blob
 from aiopersist.shard.registration import LOST_MAX, Registration
 from aiopersist.shard.upload import Upload
 from aiopersist.state.model import State
-from aiopersist.state.writing import Append, Appended, NoRoom, PartsExpired, Write, repeated
+from aiopersist.state.writing import Append, Appended, NoRoom, PartsExpired, Write, is_spent, repeated
 from aiopersist.write.assemble import Rewritten, assembled, check_append
 from aiopersist.write.batch import Batch
 from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted, finished
@@ -109,6 +109,7 @@ class RowsAppend(AppendIntent):
             self.transactions,
             stack.settings.inline_writes_total_max_bytes,
             self.replica,
+            transactions_max=stack.settings.txn_ids_max,
         )
 
     async def _covered(self) -> bool:
@@ -154,6 +155,7 @@ class BatchesAppend(AppendIntent):
             stack.settings.inline_writes_total_max_bytes,
             self.replica,
             tuple(batch._staged for batch in batches),
+            stack.settings.txn_ids_max,
         )
 
 
@@ -320,8 +322,7 @@ def _not_told(append: StagedAppend) -> None:
 def _tell_apart(appends: Sequence[StagedAppend]) -> None:
     """Which of the batches were appended or deleted elsewhere."""
     for append in appends:
-        writers = append.session.shard.state.writers
+        state = append.session.shard.state
         for batch in append.doubt.batches:
-            record = writers.get(batch._staged.writer)
-            if record is not None and batch.id in record.spent:
+            if is_spent(state, batch._staged.writer, batch.id):
                 batch._is_elsewhere()

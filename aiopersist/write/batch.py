@@ -34,7 +34,7 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.upload import Upload
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
-from aiopersist.state.writing import Spend, Staged
+from aiopersist.state.writing import Spend, Staged, is_spent
 from aiopersist.write.checks import check_frontier
 from aiopersist.write.transmit import Transmittable, encode
 
@@ -381,7 +381,6 @@ async def _blobs_of(batches: Sequence[Batch], *, strict: bool) -> list[Batch]:
         return [batch for batch in batches if not batch._handed_over]
     state = batches[0]._origin.shard.state
     for batch in shared:
-        record = state.writers.get(batch.writer)
-        if strict and batch.id not in mine and record is not None and batch.id in record.spent:
+        if strict and batch.id not in mine and is_spent(state, batch.writer, batch.id):
             raise AlreadyAppended(f"batch {batch.id} was appended, or deleted, elsewhere")
     return [batch for batch in batches if not batch._handed_over or batch.id in mine]

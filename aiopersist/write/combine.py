@@ -8,6 +8,7 @@ withdrawn, else they share the fate of their group, which `settle` tells.
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.assemble import at_time, concat
@@ -17,7 +18,7 @@ from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageK
 from aiopersist.frontier import TIME_MAX, Antichain, successor
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.shard.upload import is_small, pieces_as_they_come
-from aiopersist.state.writing import Appended, PartsExpired, Write, repeated
+from aiopersist.state.writing import Appended, PartsExpired, Write, new_apps, repeated
 from aiopersist.write.append import StagedAppend, commit_staged
 from aiopersist.write.doubt import Case, Doubt
 from aiopersist.write.session import Session
@@ -135,6 +136,11 @@ class Combiner:
                 if lost == LOST_MAX:
                     raise
                 continue
+            except InvalidUsage as error:
+                if error.kind is not UsageKind.INVALID_TXN:
+                    raise
+                group = self._without_new_apps(group, error)
+                continue
             if done.wrote:
                 for call in group:
                     call.tell(last_complete(done.upper))
@@ -157,13 +163,27 @@ class Combiner:
             await self._session.make_room()
             batch = await upload.finish(successor(time))
             stack = self._shard.stack
-            room = stack.settings.inline_writes_total_max_bytes
-            command = Write(upload.writer, stack.runtime.token(), batch, transactions, room)
+            room, apps_max = stack.settings.inline_writes_total_max_bytes, stack.settings.txn_ids_max
+            command = Write(upload.writer, stack.runtime.token(), batch, transactions, room, apps_max)
             (done,) = await commit_staged([StagedAppend(self._session, command, doubt)])
             return done
         finally:
             registration.release()
             await doubt.tidy()
+
+    def _without_new_apps(self, group: list[_Call], error: InvalidUsage) -> list[_Call]:
+        """The calls that are still to be committed, once the shard has no room for all the ids that are new;
+        those that are one too many fail alone."""
+        state, rest = self._shard.state, list[_Call]()
+        room = self._shard.stack.settings.txn_ids_max - len(state.transactions)
+        for call in group:
+            new = len(new_apps(state, call.transactions))
+            if new and new > room:
+                call.tell(copy(error))
+            else:
+                room -= new
+                rest.append(call)
+        return rest
 
     def _without_repeats(self, group: list[_Call]) -> list[_Call]:
         """The calls that are still to be committed. One number of an application goes at a time: of

@@ -9,7 +9,7 @@ that ends.
 from typing import Any
 
 from aiopersist.data.codec import Schema
-from aiopersist.errors import InvalidUpdate, InvalidUsage
+from aiopersist.errors import BatchExpired, InvalidUpdate, InvalidUsage
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening
 from aiopersist.shard.attempt import Slot
@@ -55,7 +55,8 @@ class BuildsElsewhere(ClientPart):
     ) -> Opening[BatchBuilder]:
         """A builder under the writer that `WriteHandle.to_transmittable` named, whose registration it keeps
         alive. By the writer's schema, as it is stored, or one that is the same. `BatchExpired` if that
-        writer is gone, `InvalidUpdate` for what names none. One request, a commit if a heartbeat is due."""
+        writer is gone, or 65,536 batches of it were appended or deleted: then a new one is to be named.
+        `InvalidUpdate` for what names none. One request, a commit if a heartbeat is due."""
 
         async def open_builder() -> BatchBuilder:
             told = WRITER.open(data, TransmittedWriter)
@@ -69,6 +70,9 @@ class BuildsElsewhere(ClientPart):
             registration.hold()
             try:
                 await registration.renew()
+                if registration.is_full:
+                    text = f"as many batches as may be were built under writer {told.writer}: lend it anew"
+                    raise BatchExpired(text, shard_id=shard.id)
                 return BatchBuilder(Staging(origin, self._scope), registration, least)
             except BaseException:
                 registration.release()

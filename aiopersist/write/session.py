@@ -74,7 +74,8 @@ class Session(Staging):
 
     async def ensure_registered(self) -> Registration:
         """A writer whose lease ran out registers anew: what was staged under the old id stays under it."""
-        if (mine := self._registration) is None or not mine.alive or mine.built >= BATCHES_MAX:
+        mine = self._registration
+        if mine is None or not mine.alive or mine.built >= BATCHES_MAX or mine.is_full:
             async with self._registering:
                 if self._registration is mine:
                     await self._register()

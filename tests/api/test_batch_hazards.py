@@ -499,7 +499,7 @@ async def test_no_record_keeps_many_spent_ids() -> None:
             if len(waiting) == 100:
                 await other.compare_and_append_batch(waiting, time, time + 1)
                 time, waiting = time + 1, []
-        spent = [len(record.spent) for record in (await other._shard.open()).writers.values()]
+        spent = [len(ids) for ids in (await other._shard.open()).spent.values()]
         assert sum(spent) == count
         assert max(spent) <= 256
 

@@ -15,7 +15,7 @@ from aiopersist.state import diff as diffs
 from aiopersist.state.command import Command, Commit, Context, Keep
 from aiopersist.state.compaction import Replace, Total, largest_inline_run
 from aiopersist.state.invariants import check_state, check_version
-from aiopersist.state.lifecycle import AddRollup, Create, EvolveSchema, Finalize
+from aiopersist.state.lifecycle import AddRollup, Create, EvolveSchema, Finalize, ForgetTransactions
 from aiopersist.state.model import FORMAT, HollowBatch, Rollup, State
 from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
 from aiopersist.state.record import HollowPart
@@ -151,7 +151,7 @@ def command_of(kind: int, writer: str, reader: str, n: int, history: History) ->
             if n < 3:
                 return EvolveSchema(state.schema_id, {"key": f"str{n}"})
             key = f"{SHARD}/{writer}/{n}.rollup"
-            return AddRollup(writer, state.seqno, Rollup(key=key, checksum="c", size=1), 30.0)
+            return AddRollup(writer, state.seqno, Rollup(key=key, checksum="c", size=1))
         case _:
             if n < 5:
                 return ExpireReader(reader)
@@ -282,7 +282,7 @@ def test_a_blob_of_a_writer_that_is_gone_is_refused() -> None:
         Append("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         Write("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         replacing(history.live, "w1", ordinals, batch(0, 1, writer="w1")),
-        AddRollup("w1", 1, rollup, 1.0),
+        AddRollup("w1", 1, rollup),
     ):
         outcome = history.run(command)
         assert isinstance(outcome, Keep)
@@ -303,7 +303,7 @@ def test_a_commit_renews_its_own_handle_before_it_expires_others(kind: str) -> N
     command: Command = {
         "append": Append("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         "write": Write("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
-        "rollup": AddRollup("w1", 1, rollup, 1.0),
+        "rollup": AddRollup("w1", 1, rollup),
         "flush": replacing(history.live, "w1", largest_inline_run(history.live), batch(0, 1, writer="w1")),
         "heartbeat": HeartbeatWriter("w1"),
     }[kind]
@@ -318,11 +318,11 @@ def test_a_rollup_is_proved_by_its_name() -> None:
     """Goal: of a rollup that may have been named and replaced nothing can be told: it is never deleted."""
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
-    add = AddRollup("w1", 1, Rollup(key=f"{SHARD}/w1/a.rollup", checksum="c", size=1), 1.0)
+    add = AddRollup("w1", 1, Rollup(key=f"{SHARD}/w1/a.rollup", checksum="c", size=1))
     assert add.happened(history.live) is False
     history.run(add)
     assert add.happened(history.live) is True
-    history.run(AddRollup("w1", 2, Rollup(key=f"{SHARD}/w1/b.rollup", checksum="c", size=1), 1.0))
+    history.run(AddRollup("w1", 2, Rollup(key=f"{SHARD}/w1/b.rollup", checksum="c", size=1)))
     collected = history.live.replace(rollups={2: history.live.rollups[2]})
     assert add.happened(collected) is None
 
@@ -331,7 +331,7 @@ def test_the_version_that_adds_a_rollup_names_it() -> None:
     """Goal: what is older may be truncated at once: the head alone must lead to the state."""
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
-    history.run(AddRollup("w1", 1, Rollup(key=f"{SHARD}/w1/a.rollup", checksum="c1", size=1), 1.0))
+    history.run(AddRollup("w1", 1, Rollup(key=f"{SHARD}/w1/a.rollup", checksum="c1", size=1)))
     named = diffs.decode_diff(history.versions[-1]).rollup
     assert named is not None
     assert (named.seqno, named.key, named.checksum) == (1, f"{SHARD}/w1/a.rollup", "c1")
@@ -424,9 +424,9 @@ def test_transaction_numbers_are_forgotten_after_their_time() -> None:
     history.run(Append("w1", "t", batch(0, 1), {"old": 1}, ROOM))
     history.now += 100
     history.run(Append("w1", "t", batch(1, 2), {"new": 1}, ROOM))
-    rollup = Rollup(key=f"{SHARD}/w1/r.rollup", checksum="c", size=1)
-    history.run(AddRollup("w1", history.live.seqno, rollup, 50.0))
+    history.run(ForgetTransactions(["old", "new", "none"], history.now - 50.0))
     assert list(history.live.transactions) == ["new"]
+    assert history.run(ForgetTransactions(["old", "new"], history.now - 50.0)) == Keep()
 
 
 # --- bytes that are not ours ---------------------------------------------------------------------

@@ -1,0 +1,103 @@
+"""Maps of so many ids that no commit may copy them: a change shares with the map before it what it leaves.
+
+Ids lie in buckets by their hash, a few in one and many in `_WIDE`; a change copies the buckets that it
+touches and the row of buckets. So one id among a million costs what a thousand cost. Values are frozen, and
+so is the map.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, final, get_args
+
+V = TypeVar("V")
+
+_WIDE = 1024  # buckets: at a million ids, what is copied is a thousand of each
+PAGE = 1024  # ids in one bucket, before there are many
+
+
+@final
+class Ids(Mapping[str, V], Generic[V]):
+    """A frozen map. In JSON it is an object."""
+
+    __slots__ = ("_buckets", "_len")
+
+    def __init__(self, ids: Mapping[str, V] | None = None) -> None:
+        buckets: list[dict[str, V]] = [dict(ids or {})]
+        self._len = len(buckets[0])
+        self._buckets = _widened(buckets) if self._len > PAGE else buckets
+
+    @classmethod
+    def of(cls, ids: Mapping[str, V]) -> "Ids[V]":
+        """`ids` itself if it is one."""
+        return ids if isinstance(ids, Ids) else cls(ids)
+
+    def changed(self, added: Mapping[str, V], dropped: Iterable[str] = ()) -> "Ids[V]":
+        """The map after that; what is dropped may be absent."""
+        buckets, mine = list(self._buckets), dict[int, dict[str, V]]()
+        length = self._len
+
+        def bucket_of(key: str) -> dict[str, V]:
+            at = hash(key) % len(buckets)
+            if at not in mine:
+                buckets[at] = mine[at] = dict(buckets[at])
+            return mine[at]
+
+        for key, value in added.items():
+            bucket = bucket_of(key)
+            length += key not in bucket
+            bucket[key] = value
+        for key in dropped:
+            bucket = bucket_of(key)
+            length -= key in bucket
+            bucket.pop(key, None)
+        return _made(_widened(buckets) if len(buckets) == 1 and length > PAGE else buckets, length)
+
+    def pages(self) -> Iterator[dict[str, V]]:
+        """All, in pieces that take no time each."""
+        return filter(None, self._buckets)
+
+    def __getitem__(self, key: str) -> V:
+        return self._buckets[hash(key) % len(self._buckets)][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for bucket in self._buckets for key in bucket)
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ids) or self._len != other._len:
+            return False
+        if len(self._buckets) == len(other._buckets):  # buckets that both share are not looked into
+            return self._buckets == other._buckets
+        return dict(self) == dict(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of other maps
+
+    def __repr__(self) -> str:
+        return f"<{self._len} ids>"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        value = handler.generate_schema(get_args(source)[0])
+        inner = core_schema.dict_schema(core_schema.str_schema(), value)
+        return core_schema.no_info_wrap_validator_function(
+            lambda value, check: value if isinstance(value, Ids) else cls(check(value)),
+            inner,
+            serialization=core_schema.plain_serializer_function_ser_schema(dict, return_schema=inner),
+        )
+
+
+def _made(buckets: list[dict[str, V]], length: int) -> Ids[V]:
+    ids = Ids.__new__(Ids)
+    ids._buckets, ids._len = buckets, length
+    return ids
+
+
+def _widened(buckets: list[dict[str, V]]) -> list[dict[str, V]]:
+    wide: list[dict[str, V]] = [{} for _ in range(_WIDE)]
+    for bucket in buckets:
+        for key, value in bucket.items():
+            wide[hash(key) % _WIDE][key] = value
+    return wide
