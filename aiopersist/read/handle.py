@@ -11,7 +11,8 @@ from aiopersist.data.updates import Updates
 from aiopersist.errors import Corruption, InvalidUsage, NotReadable, SinceViolation, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, Time, frontier, minimum, shaped, successor
 from aiopersist.read import cursor as cursors
-from aiopersist.read.listen import Listen, Start, hold_for
+from aiopersist.read.interval import hold_for
+from aiopersist.read.listen import Listen, Start
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId

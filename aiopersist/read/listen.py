@@ -7,7 +7,7 @@ A listen stands at a frontier `f`: everything before it was delivered. Whenever 
 
 *Product times* are advanced to `as_of` before they are compared with `f` and `u`: so it does not
 matter whether compaction, which may advance times up to the listen's hold, came before. An update
-can so move past the upper of its batch, which is why every batch is looked at for them.
+can so move past the upper of its batch; `interval` says in which batches one may be.
 
 The iterators are objects, not async generators: a wait that is cancelled loses nothing, since the
 next item is computed in a task of the client and kept for the next call (`Puller`), and the
@@ -19,14 +19,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from aiopersist.data.assemble import concat
 from aiopersist.data.updates import Updates
 from aiopersist.errors import LeaseExpired, SinceViolation
-from aiopersist.frontier import Antichain, Time, join, successor
+from aiopersist.frontier import Antichain, Time, successor
 from aiopersist.read.cursor import Cursor, encode
+from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.resource import Puller, Resource, Scope, in_order
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.hold import Need, SharedHold
@@ -62,15 +62,6 @@ class Start:
     until: Antichain | None = None
     snapshot: bool = False
     """Whether the snapshot at `as_of` comes first."""
-
-
-def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
-    """What must be held to deliver everything from `frontier` on: its component-wise predecessor, joined
-    with `as_of`. Since reading changes from `f` needs `since < f`, or both at the minimum."""
-    before = (
-        max(e - 1, 0) if isinstance(e, int) else tuple(max(c - 1, 0) for c in e) for e in frontier.elements
-    )
-    return Antichain(*(e if as_of is None or isinstance(e, int) else join(e, as_of) for e in before))
 
 
 class Listen(Resource):
@@ -203,17 +194,15 @@ class Listen(Resource):
         self, state: State, lower: Antichain, upper: Antichain
     ) -> AsyncGenerator[Updates[Any, Any, Any], None]:
         as_of, until = self.as_of, self._start.until
-        product = isinstance(as_of, tuple)
+        upper = upper if until is None else upper.meet(until)
         selection = Selection(
             lower=lower,
-            upper=upper if until is None else upper.meet(until),
+            upper=upper,
             not_as_of=as_of,
             advance_to=Antichain(as_of) if isinstance(as_of, tuple) else None,
         )
-        batches = list(state.batches.values()) if product else _since(state, lower)
-        jobs = [
-            partial(self._fetch.updates, group, selection, self._need.reader) for group in _groups(batches)
-        ]
+        groups = _groups(batches_of(state, lower, upper, as_of))
+        jobs = [partial(self._fetch.updates, group, selection, self._need.reader) for group in groups]
         stack = self._fetch.stack
         fetched = in_order(jobs, stack.settings.fetch_max_outstanding_parts, stack.supervisor)
         async with aclosing(fetched) as pieces:
@@ -241,12 +230,6 @@ class Steps:
         progress = self._listen._hand_over(item)
         assert isinstance(progress, Progress)
         return Step(updates, progress.upper, progress.cursor)
-
-
-def _since(state: State, lower: Antichain) -> list[HollowBatch]:
-    """The batches that reach past `lower`, oldest first: the newest ones, as a rule."""
-    newest_first = takewhile(lambda batch: not batch.upper <= lower, reversed(state.batches.values()))
-    return list(newest_first)[::-1]
 
 
 def _given(as_of: Time | None) -> Time:

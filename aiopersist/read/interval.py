@@ -1,0 +1,57 @@
+"""Which batches may hold updates of an interval that a listen asks for. Pure.
+
+With product times an update is delivered at `t' = join(t, as_of)`, in the interval `[lower, upper)` that
+holds `t'`: so it may come later than its batch ends. But not from every batch: `lower` has an element `e <= t'`
+only where `t` reaches `e` in each component in which `e` is beyond `as_of`. The least time `m` that does,
+joined with the lower of the batch, is the least time that the batch can have for it. If the batch's upper has
+passed even that time, or `upper` has passed what becomes of it, no update of the batch is asked for.
+
+*Compaction* may have advanced `t` to a since `s`, as far as the listen's hold lets it: in each component in
+which `e` is beyond `as_of` the hold is before `e`, so there `t` reached `e` by itself, before it was advanced
+as after it. And what is advanced only comes to a later `t'`. So the bounds of the batch tell the same.
+"""
+
+from collections.abc import Iterable
+from itertools import takewhile
+
+from aiopersist.frontier import Antichain, Time, join
+from aiopersist.state.model import HollowBatch, State
+
+
+def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
+    """What must be held to deliver everything from `frontier` on: its component-wise predecessor, joined
+    with `as_of`. Since reading changes from `f` needs `since < f`, or both at the minimum."""
+    before = (
+        max(e - 1, 0) if isinstance(e, int) else tuple(max(c - 1, 0) for c in e) for e in frontier.elements
+    )
+    return Antichain(*(e if as_of is None or isinstance(e, int) else join(e, as_of) for e in before))
+
+
+def batches_of(state: State, lower: Antichain, upper: Antichain, as_of: Time | None) -> list[HollowBatch]:
+    """The batches that may hold updates of `[lower, upper)`, oldest first."""
+    if isinstance(as_of, tuple):
+        return _of_product_times(state.batches.values(), lower, upper, as_of)
+    newest_first = takewhile(lambda batch: not batch.upper <= lower, reversed(state.batches.values()))
+    return list(newest_first)[::-1]
+
+
+def _of_product_times(
+    batches: Iterable[HollowBatch], lower: Antichain, upper: Antichain, as_of: tuple[int, ...]
+) -> list[HollowBatch]:
+    hold = hold_for(lower, as_of)
+    least = [
+        tuple(c if c > a else 0 for c, a in zip(element, as_of, strict=True))
+        for element in lower.elements
+        if isinstance(element, tuple)
+    ]
+
+    def may_hold(batch: HollowBatch) -> bool:
+        if not batch.since <= hold:
+            return True
+        starts = (m for m in least if not batch.upper.less_equal(m))
+        times = (join(m, first) for m in starts for first in batch.lower.elements)
+        return any(
+            not batch.upper.less_equal(time) and not upper.less_equal(join(time, as_of)) for time in times
+        )
+
+    return [batch for batch in batches if batch.parts and may_hold(batch)]
