@@ -1,10 +1,10 @@
 """Which batches may hold updates of an interval that a listen asks for. Pure.
 
 With product times an update is delivered at `t' = join(t, as_of)`, in the interval `[lower, upper)` that
-holds `t'`: so it may come later than its batch ends. But not from every batch: `lower` has an element `e <= t'`
-only where `t` reaches `e` in each component in which `e` is beyond `as_of`. The least time `m` that does,
-joined with the lower of the batch, is the least time that the batch can have for it. If the batch's upper has
-passed even that time, or `upper` has passed what becomes of it, no update of the batch is asked for.
+holds `t'`: so it may come later than its batch ends. But not from every batch: `lower` has an element
+`e <= t'` only where `t` reaches `e` in each component in which `e` is beyond `as_of`. The least time `m` that
+does, joined with the lower of the batch, is the least time that the batch can have for it. If the batch's
+upper has passed even that time, or `upper` has passed what becomes of it, no update of it is asked for.
 
 *Compaction* may have advanced `t` to a since `s`, as far as the listen's hold lets it: in each component in
 which `e` is beyond `as_of` the hold is before `e`, so there `t` reached `e` by itself, before it was advanced
