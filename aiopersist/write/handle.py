@@ -98,7 +98,11 @@ class WriteHandle(Resource, Generic[K, V]):
     ) -> None:
         """Append `updates`, whose times lie in `[expected_upper, new_upper)`, iff the shard's upper is
         `expected_upper`; else `UpperMismatch`, and nothing is written. Atomic, durable when it
-        returns. Repeating a `txn` number, or an older one, succeeds and writes nothing.
+        returns.
+
+        `txn=(app_id, number)` is for one producer that counts: a number that was recorded before succeeds and
+        writes nothing, and so does any *older* one, written or not. So it is not for requests that overtake
+        each other; a request that may come twice in any order is an `app_id` of its own.
 
         Costs one compare-and-set; and one request per part, if the data is not small."""
         with self._scope.call():
@@ -117,7 +121,8 @@ class WriteHandle(Resource, Generic[K, V]):
 
     async def write(self, rows: Any, diff: int = 1, txn: Txn | None = None) -> int:
         """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return it.
-        Calls that wait at the same moment share one commit. Int times only."""
+        Calls that wait at the same moment share one commit. Int times only. `txn` as of
+        `compare_and_append`: an older number is a success that writes nothing."""
         with self._scope.call():
             self._session.case = None
             return await self._combiner.write(rows, diff, check_txn(txn))
