@@ -11,6 +11,7 @@ they have pinned stays until garbage collection finds that nobody needs it.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -87,13 +88,13 @@ def _window(batches: dict[int, HollowBatch], runs_max: int) -> dict[int, HollowB
     updates per batch that it saves: so what was merged before is not merged again soon."""
     ordinals = list(batches)
     runs = [_runs_in_blobs(batch) for batch in batches.values()]
-    updates = [batch.len for batch in batches.values()]
+    before = list(accumulate((batch.len for batch in batches.values()), initial=0))  # updates
     best, end, held = (inf, 0, 0), 0, 0  # cost, start, end
     for start in range(len(ordinals)):
         while end < len(ordinals) and held + runs[end] <= runs_max:
             held, end = held + runs[end], end + 1
         if end - start >= 2 or end == len(ordinals) == 1:
-            best = min(best, (sum(updates[start:end]) / max(end - start - 1, 1), start, end))
+            best = min(best, ((before[end] - before[start]) / max(end - start - 1, 1), start, end))
         if end == len(ordinals):
             break
         if end > start:

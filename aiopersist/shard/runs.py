@@ -25,10 +25,12 @@ def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
     """The parts, all of each batch, by run: `batch.runs` names the first part of every run but the first."""
     runs: list[list[Named]] = []
     for _, group in groupby(parts, key=lambda named: id(named[0])):
-        for number, (batch, part) in enumerate(group):
-            if number == 0 or number in batch.runs:
+        named = list(group)
+        starts = {0, *named[0][0].runs}
+        for number, one in enumerate(named):
+            if number in starts:
                 runs.append([])
-            runs[-1].append((batch, part))
+            runs[-1].append(one)
     return runs
 
 

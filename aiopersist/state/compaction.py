@@ -6,7 +6,7 @@ from doing one spec twice; it is void once its writer is gone, not after a time.
 for, so an attempt that is bounded in memory, or in runs, helps as far as it got.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -282,11 +282,11 @@ def largest_inline_run(state: State) -> tuple[int, ...]:
     """The neighbouring batches without blobs that hold the most inline bytes, ends without updates left
     out; and those that somebody has claimed, if there are others."""
     claimed = [(c.first, c.last) for c in state.claims.values()]
-    free = [ordinal for ordinal in state.batches if not _overlaps(claimed, ordinal, ordinal)]
-    return _largest_inline_run(state, free) or _largest_inline_run(state, state.batches)
+    free = {ordinal for ordinal in state.batches if not _overlaps(claimed, ordinal, ordinal)}
+    return _largest_inline_run(state, free) or _largest_inline_run(state, state.batches.keys())
 
 
-def _largest_inline_run(state: State, among: Collection[int]) -> tuple[int, ...]:
+def _largest_inline_run(state: State, among: Set[int]) -> tuple[int, ...]:
     best: tuple[int, tuple[int, ...]] = (0, ())
     run: list[int] = []
     for ordinal, batch in [*state.batches.items(), (-1, None)]:

@@ -4,14 +4,18 @@ Rows are checked in their own call, so a bad call fails alone. Then the call que
 the client, one per handle, takes all that wait and commits them as one batch at one time. So a
 caller that is cancelled takes nothing from the others: if its rows were not taken yet they are
 withdrawn, else they share the fate of their group, which `settle` tells.
+
+Thousands may wait at one moment: whatever is done for each of them is done for some at a time (`_slices`),
+and others have their turn of the loop in between.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from aiopersist.data.assemble import at_time, concat
+from aiopersist.data.assemble import at_time, concat, joined
 from aiopersist.data.convert import ROW, pieces_of, to_table
 from aiopersist.data.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 
+CALLS_AT_ONCE = 256  # that are worked on in one turn of the loop: under a millisecond
+NUMBERS_MAX = 512  # transactions in a commit, each a record of its version, which is made in one turn
+
+
 class _Call(Case):
     """One `write` that waits. `doubt` is that of the group it was last taken into."""
 
@@ -35,7 +43,7 @@ class _Call(Case):
         self.time.add_done_callback(lambda time: time.cancelled() or time.exception())  # seen
         super().__init__(transactions, decided=self.time)
         self.table: pa.Table | None = None
-        self.taken = False
+        self.queued = False
         self.abandoned = False
         """Its caller is gone: it goes with no further group."""
 
@@ -55,7 +63,8 @@ class Combiner:
         self._session = session
         self._shard = session.shard
         self._schema = session.schema
-        self._waiting: list[_Call] = []
+        self._waiting: dict[_Call, None] = {}
+        """In the order in which they came."""
         self._leader: asyncio.Task[None] | None = None
 
     async def write(self, rows: Any, diff: int, transactions: Mapping[str, int]) -> int:
@@ -71,15 +80,14 @@ class Combiner:
             return await self._queued(call)
         except (asyncio.CancelledError, Indeterminate):
             call.abandoned = True
-            if call in self._waiting:
-                self._waiting.remove(call)
-            if not call.taken:
+            if call in self._waiting or not call.queued:
+                self._waiting.pop(call, None)
                 call.time.cancel()
             self._session.case = call
             raise
 
     async def _queued(self, call: _Call) -> int:
-        self._waiting.append(call)
+        self._waiting[call], call.queued = None, True
         if self._leader is None or self._leader.done():
             self._leader = self._shard.stack.supervisor.spawn(self._lead(), "commit the writes of a handle")
         return await asyncio.shield(call.time)
@@ -95,36 +103,73 @@ class Combiner:
         return await self._shard.stack.compute(self._table, pieces, diff)
 
     def _table(self, pieces: Iterable[Any], diff: int) -> "pa.Table":
-        tables, rows = [to_table([], self._schema, columns=ROW, diff=diff)], 0
+        tables, rows = [], 0
         for piece in pieces:
             table = to_table(piece, self._schema, columns=ROW, diff=diff, row_base=rows)
             check_update_size(table, self._shard.stack.settings.update_size_max, row_base=rows)
             tables.append(table)
             rows += table.num_rows
-        return concat(tables[1:] or tables, self._schema)
+        return concat(tables or [to_table([], self._schema, columns=ROW, diff=diff)], self._schema)
 
     async def _lead(self) -> None:
         while self._waiting:
             group: list[_Call] = []
             try:
                 async with self._session.turn():
-                    group, self._waiting = self._waiting, []
-                    for call in group:
-                        call.taken = True
+                    group = self._take()
                     await self._commit(group)
             except BaseException as error:
-                if not group:  # not even the turn came: that is told to all who wait for it
-                    group, self._waiting = self._waiting, []
-                for call in group:
-                    if call not in self._waiting:  # those that were put back have their turn yet
-                        call.tell(error)
+                # Without a group not even the turn came: that is told to all who wait for it.
+                await self._tell(group or self._take_all(), error)
                 if not isinstance(error, Exception):
                     raise
+
+    def _take(self) -> list[_Call]:
+        """All that wait, or as many as may be in one commit."""
+        taken = numbers = 0
+        for call in self._waiting:
+            if call.transactions:
+                numbers += 1
+                if numbers > NUMBERS_MAX:
+                    break
+            taken += 1
+        if taken == len(self._waiting):
+            return self._take_all()
+        group = list(islice(self._waiting, taken))
+        for call in group:
+            del self._waiting[call]
+        return group
+
+    def _take_all(self) -> list[_Call]:
+        taken, self._waiting = list(self._waiting), {}
+        return taken
+
+    async def _slices(self, calls: Sequence[_Call]) -> AsyncIterator[Sequence[_Call]]:
+        """Some of `calls` at a time. Others have a turn before the next."""
+        for start in range(0, len(calls), CALLS_AT_ONCE):
+            if start:
+                await self._shard.stack.runtime.sleep(0)
+            yield calls[start : start + CALLS_AT_ONCE]
+
+    async def _tell(self, calls: Sequence[_Call], outcome: "int | BaseException") -> None:
+        """Tell all of them, some at a time; those that were put back have their turn yet."""
+        rest = iter(calls)
+        try:
+            while some := list(islice(rest, CALLS_AT_ONCE)):
+                self._tell_at_once(some, outcome)
+                await self._shard.stack.runtime.sleep(0)
+        finally:  # cut off, too
+            self._tell_at_once(rest, outcome)
+
+    def _tell_at_once(self, calls: Iterable[_Call], outcome: "int | BaseException") -> None:
+        for call in calls:
+            if call not in self._waiting:
+                call.tell(outcome)
 
     async def _commit(self, group: list[_Call]) -> None:
         """Commit all calls of `group` at one time; those whose transaction is a repeat write nothing."""
         lost = 0
-        while group := self._without_repeats(group):
+        while group := await self._without_repeats(group):
             upper = self._shard.state.upper
             if not upper.elements:
                 current = (await self._shard.open()).upper
@@ -139,17 +184,18 @@ class Combiner:
             except InvalidUsage as error:
                 if error.kind is not UsageKind.INVALID_TXN:
                     raise
-                group = self._without_new_apps(group, error)
+                group = await self._without_new_apps(group, error)
                 continue
             if done.wrote:
-                for call in group:
-                    call.tell(last_complete(done.upper))
+                await self._tell(group, last_complete(done.upper))
                 return
 
     async def _append(self, group: list[_Call], upper: Antichain) -> Appended:
         time = upper.time
         assert isinstance(time, int)
-        transactions = {app: number for call in group for app, number in call.transactions.items()}
+        transactions = {
+            app: number for call in group if call.transactions for app, number in call.transactions.items()
+        }
         registration = await self._session.ensure_registered()
         registration.hold()  # an upload may take longer than the handle keeps it
         upload = self._session.upload_under(upper, registration)
@@ -157,9 +203,9 @@ class Combiner:
         for call in group:
             call.doubt = doubt
         try:
-            for call in group:
-                if call.table is not None and call.table.num_rows:
-                    await upload.add(at_time(call.table, time, self._schema))
+            async for calls in self._slices(group):
+                if tables := [call.table for call in calls if call.table is not None and call.table.num_rows]:
+                    await upload.add(at_time(joined(tables, self._schema), time, self._schema))
             await self._session.make_room()
             batch = await upload.finish(successor(time))
             stack = self._shard.stack
@@ -171,37 +217,38 @@ class Combiner:
             registration.release()
             await doubt.tidy()
 
-    def _without_new_apps(self, group: list[_Call], error: InvalidUsage) -> list[_Call]:
+    async def _without_new_apps(self, group: list[_Call], error: InvalidUsage) -> list[_Call]:
         """The calls that are still to be committed, once the shard has no room for all the ids that are new;
         those that are one too many fail alone."""
         state, rest = self._shard.state, list[_Call]()
         room = self._shard.stack.settings.txn_ids_max - len(state.transactions)
-        for call in group:
-            new = len(new_apps(state, call.transactions))
-            if new and new > room:
-                call.tell(copy(error))
-            else:
-                room -= new
-                rest.append(call)
+        async for calls in self._slices(group):
+            for call in calls:
+                new = len(new_apps(state, call.transactions))
+                if new and new > room:
+                    call.tell(copy(error))
+                else:
+                    room -= new
+                    rest.append(call)
         return rest
 
-    def _without_repeats(self, group: list[_Call]) -> list[_Call]:
+    async def _without_repeats(self, group: list[_Call]) -> list[_Call]:
         """The calls that are still to be committed. One number of an application goes at a time: of
         calls with the same one the later wait for the next group, which finds out what they are."""
-        state = self._shard.state
         rest: list[_Call] = []
         apps: set[str] = set()
-        for call in group:
-            if call.abandoned:
-                call.time.cancel()
-            elif repeated(state, call.transactions):
-                call.tell(last_complete(state.upper))
-            elif apps.isdisjoint(call.transactions):
-                apps.update(call.transactions)
-                rest.append(call)
-            else:
-                call.taken = False
-                self._waiting.append(call)
+        async for calls in self._slices(group):
+            state = self._shard.state
+            for call in calls:
+                if call.abandoned:
+                    call.time.cancel()
+                elif repeated(state, call.transactions):
+                    call.tell(last_complete(state.upper))
+                elif apps.isdisjoint(call.transactions):
+                    apps.update(call.transactions)
+                    rest.append(call)
+                else:
+                    self._waiting[call] = None
         return rest
 
 

@@ -1,0 +1,130 @@
+"""Goal: thousands of writes that wait at one moment share a commit, and no single callback of the loop works
+for all of them."""
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.errors import StorageUnavailable
+from aiopersist.storage.memory import MemoryConsensus
+
+SCHEMA = ap.Schema(key=str, val=int)
+FEW, MANY = 1_000, 4_000
+
+
+class Gate(MemoryConsensus):
+    """Versions wait until it is open; some are refused for good."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.open = asyncio.Event()
+        self.open.set()
+        self.sent = 0
+        self.refuses = False
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        self.sent += 1
+        await self.open.wait()
+        if self.refuses:
+            raise StorageUnavailable("the disk is full", retry=False)
+        return await super().compare_and_set(key, expected, data)
+
+
+@asynccontextmanager
+async def writes(n: int, *, txn: bool = False) -> AsyncIterator[tuple[Gate, list[asyncio.Task[int]]]]:
+    """So many writes that wait for the answer to one before."""
+    gate = Gate(uuid.uuid4().hex)
+    url = f"mem://{uuid.uuid4().hex}"
+    async with (
+        ap.open(blob=url, consensus=gate, maintenance=False) as client,
+        client.writer("t", SCHEMA) as w,
+    ):
+        gate.open.clear()
+        sent, first = gate.sent, asyncio.ensure_future(w.write([("first", 0)]))
+        while gate.sent == sent:
+            await asyncio.sleep(0)
+        tasks = []
+        for number in range(n):
+            once = (f"app{number}", 1) if txn else None
+            tasks.append(asyncio.ensure_future(w.write([(f"k{number}", number)], txn=once)))
+        for _ in range(3):  # until all of them wait
+            await asyncio.sleep(0)
+        yield gate, tasks
+        gate.open.set()
+        await asyncio.wait([first, *tasks])
+        first.exception()  # seen
+    await gate.aclose()
+
+
+class Steps:
+    """Calls of functions in the callback of the loop that made most of them."""
+
+    most = 0
+    now = 0
+
+    def count(self, frame: Any, event: str, arg: Any) -> None:
+        self.now += event in ("call", "c_call")
+
+
+@contextmanager
+def steps() -> Iterator[Steps]:
+    found, run = Steps(), asyncio.events.Handle._run
+
+    def counted(handle: asyncio.Handle) -> None:
+        found.now = 0
+        run(handle)
+        found.most = max(found.most, found.now)
+
+    asyncio.events.Handle._run = counted  # type: ignore[method-assign]
+    sys.setprofile(found.count)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        asyncio.events.Handle._run = run  # type: ignore[method-assign]
+
+
+async def most_steps(n: int, *, txn: bool = False, refused: bool = False) -> int:
+    async with writes(n, txn=txn) as (gate, tasks):
+        gate.refuses = refused
+        with steps() as found:
+            gate.open.set()
+            for task in tasks:
+                try:
+                    await task
+                except StorageUnavailable:
+                    assert refused
+    return found.most
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["committed", "refused"])
+@pytest.mark.parametrize("txn", [False, True], ids=["", "txn"])
+async def test_no_callback_grows_with_the_writes_that_wait(txn: bool, refused: bool) -> None:
+    """Goal: four times as many writes make more callbacks, hardly longer ones."""
+    few = await most_steps(FEW, txn=txn, refused=refused)
+    many = await most_steps(MANY, txn=txn, refused=refused)
+    assert many < 2 * few, (few, many)
+
+
+async def test_they_share_one_commit() -> None:
+    """Goal: whatever is done for some at a time, they are in at one time, by one version."""
+    async with writes(FEW) as (gate, tasks):
+        sent = gate.sent
+        gate.open.set()
+        assert len(set(await asyncio.gather(*tasks))) == 1
+        assert gate.sent == sent + 1
+
+
+async def test_transactions_share_a_few_commits() -> None:
+    """Goal: the records that a version can have bound what is in it; each transaction is in once."""
+    async with writes(FEW, txn=True) as (gate, tasks):
+        gate.open.set()
+        times = await asyncio.gather(*tasks)
+        assert times == sorted(times)
+        assert 2 <= len(set(times)) <= 4
