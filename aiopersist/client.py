@@ -9,7 +9,6 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from math import inf
 from typing import Any, TypeVar, overload
 from weakref import WeakValueDictionary
 
@@ -43,6 +42,7 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.client_part import SHARDS_KEPT
 from aiopersist.shard.commit import commit
+from aiopersist.shard.lease import check_lease_s
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.lifecycle import EvolveSchema, Finalize
@@ -208,8 +208,8 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         async def open_reader() -> ReadHandle[Any, Any]:
             if schema is not None:
                 _checked(schema)
-            if lease_s is not None and not (isinstance(lease_s, int | float) and 0 < lease_s < inf):
-                raise ValueError(f"lease_s={lease_s!r} is not a positive number of seconds")
+            if lease_s is not None:
+                check_lease_s(lease_s)
             if create and schema is not None:
                 found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId), shard)
                 await found.open_or_create(schema)

@@ -149,6 +149,14 @@ def successor(time: Time) -> Antichain:
     return Antichain(time + 1) if time < TIME_MAX else Antichain()
 
 
+def predecessor(frontier: Antichain) -> Antichain:
+    """The component-wise predecessors of its elements, at least the minimum. If all times before `frontier`
+    are complete, then one of them is at or beyond it: for ints the last."""
+    return Antichain(
+        *(max(e - 1, 0) if isinstance(e, int) else tuple(max(c - 1, 0) for c in e) for e in frontier.elements)
+    )
+
+
 def frontier(value: "Antichain | Time") -> Antichain:
     """Wherever a frontier is asked for, a time is taken as the one-element frontier."""
     return value if isinstance(value, Antichain) else Antichain(value)

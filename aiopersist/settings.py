@@ -13,9 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     model_validator,
 )
@@ -26,6 +24,9 @@ LOCATION_NAMES = ("LOCATION", "BLOB", "CONSENSUS")
 TEST_PREFIX = "TEST_"
 
 MIB = 1024 * 1024
+
+SECONDS_MAX = 100 * 365.25 * 24 * 3600  # a century: a longer one is meant as for ever, which no clock can add
+Seconds = Annotated[float, Field(gt=0, le=SECONDS_MAX, allow_inf_nan=False)]
 
 
 class UntrimmableColumns(BaseModel):
@@ -49,26 +50,27 @@ def _untrimmable(value: Any) -> Any:
 
 
 class Settings(BaseModel):
-    """The limits of a client. `_s` are seconds, `_bytes` are bytes; zero means none or never."""
+    """The limits of a client. `_s` are seconds, a century at most; `_bytes` are bytes; zero means none or
+    never."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # Stores
-    open_timeout_s: PositiveFloat = 30.0
+    open_timeout_s: Seconds = 30.0
     """How long opening waits for a store that cannot be reached."""
-    retry_timeout_s: NonNegativeFloat | None = None
+    retry_timeout_s: Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)] | None = None
     """How long transient failures are retried; `None`: for ever, since a caller has timeouts of its own."""
     blob_cache_bytes: NonNegativeInt = 64 * MIB
     """Blobs kept in memory by a client: a snapshot after a snapshot fetches nothing twice."""
-    watch_timeout_s: PositiveFloat = 5.0
+    watch_timeout_s: Seconds = 5.0
     """A waiter looks for itself after this long: bounds the latency when a hint was lost."""
 
     # Leases
-    reader_lease_s: PositiveFloat = 900.0
+    reader_lease_s: Seconds = 900.0
     """A reader not heard of for this long no longer holds anything back."""
-    writer_lease_s: PositiveFloat = 3600.0
+    writer_lease_s: Seconds = 3600.0
     """A writer not heard of for this long is gone, with all it staged: longer, since uploads are slow."""
-    txn_retention_s: PositiveFloat = 90 * 24 * 3600.0
+    txn_retention_s: Seconds = 90 * 24 * 3600.0
     """How long the last transaction number of an application is remembered."""
     txn_ids_max: PositiveInt = 1_000_000
     """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
@@ -102,13 +104,13 @@ class Settings(BaseModel):
     # Indexed
     indexed_inline_total_max_bytes: NonNegativeInt = 8 * MIB
     """Bytes of inline parts per `Indexed`: bounds its state, which serves many streams."""
-    indexed_step_s: PositiveFloat = 1.0
+    indexed_step_s: Seconds = 1.0
     """At most so often the background task of an `Indexed` does a step, while anything changes."""
     listen_queue_max: PositiveInt = 1024
     """Commits that a listener of a stream may be behind: bounds what is kept for it."""
 
     # Stash
-    stash_idle_in_transaction_s: PositiveFloat = 10.0
+    stash_idle_in_transaction_s: Seconds = 10.0
     """After this long the server ends a transaction whose client is gone: bounds a take-over's wait."""
 
     # Reading
@@ -124,7 +126,7 @@ class Settings(BaseModel):
     compaction_inputs_min: PositiveInt = 8
     """Batches, or runs, that are worth a compaction while appends come; an idle shard is compacted to what
     its spine says."""
-    compaction_idle_s: PositiveFloat = 10.0
+    compaction_idle_s: Seconds = 10.0
     """How often shards that nobody appends to are looked at."""
     compactions_max: PositiveInt = 2
     """Compactions of a client at once; the rest waits."""

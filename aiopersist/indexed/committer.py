@@ -16,7 +16,7 @@ from collections import deque
 from functools import partial
 from typing import Any, Protocol
 
-from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.errors import Error, Indeterminate, LeaseExpired, StorageUnavailable
 from aiopersist.indexed.commands import Change
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.draft import AllowCompaction, Barrier, Command, Draft, Rows, Seal, Write
@@ -217,7 +217,7 @@ class Committer:
             self._fail(group, uploads, error)
             raise
         if seqno is not None:
-            core.feed.publish(seqno, changes)
+            self._publish(seqno, changes)
         for pending, outcome in zip(group, outcomes, strict=True):
             self._answer(pending, outcome)
 
@@ -256,7 +256,16 @@ class Committer:
             for upload in uploads:
                 upload.discard()
         elif isinstance(attempt.command, Change):
-            self._core.feed.publish(attempt.seqno, attempt.command.changes)
+            self._publish(attempt.seqno, attempt.command.changes)
+
+    def _publish(self, seqno: int, changes: StreamsChanges | None) -> None:
+        """Tell the listeners of what is durable. A failure of theirs ends them; it is not the callers'."""
+        feed = self._core.feed
+        try:
+            feed.publish(seqno, changes)
+        except Exception as error:
+            self._core.stack.supervisor.failures.tell("telling the listeners of an Indexed", error)
+            feed.fail(LeaseExpired(f"version {seqno} could not be told: {error!r}"))
 
     def _fail(self, group: list[Pending], uploads: list[Discardable], error: Exception) -> None:
         """Tell them; and delete `uploads`, which surely nothing names."""

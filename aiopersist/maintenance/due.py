@@ -70,4 +70,4 @@ def _is_overdue(policy: Retention, state: State) -> bool:
     upper, hold = state.upper.elements, policy.hold.elements
     if policy.times is None or not upper or not hold:
         return False
-    return isinstance(upper[0], int) and upper[0] - hold[0] > 2 * policy.times  # type: ignore[operator]
+    return isinstance(upper[0], int) and upper[0] - hold[0] > max(2 * policy.times, 1)  # type: ignore[operator]

@@ -40,8 +40,8 @@ class Upkeep(ABC):
     async def retain(self, shard: str, keep: int | timedelta | None) -> None:
         """How much history maintenance keeps, from now on and for every client: it moves since to
         `upper - keep`, never nearer, at rest within `2 * keep`, and no further than holds allow. A
-        `timedelta`: to the upper that the shard had that long ago. `None`: maintenance does not move since.
-        One commit."""
+        `timedelta`: to the upper that the shard had that long ago. It never passes the last complete time, so
+        the current contents stay readable. `None`: maintenance does not move since. One commit."""
         with self._calls.call():
             command = SetRetention(*_kept(keep))
             found = await self._existing(shard)

@@ -14,16 +14,14 @@ as after it. And what is advanced only comes to a later `t'`. So the bounds of t
 from collections.abc import Iterable
 from itertools import takewhile
 
-from aiopersist.frontier import Antichain, Time, join
+from aiopersist.frontier import Antichain, Time, join, predecessor
 from aiopersist.state.model import HollowBatch, State
 
 
 def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
     """What must be held to deliver everything from `frontier` on: its component-wise predecessor, joined
     with `as_of`. Since reading changes from `f` needs `since < f`, or both at the minimum."""
-    before = (
-        max(e - 1, 0) if isinstance(e, int) else tuple(max(c - 1, 0) for c in e) for e in frontier.elements
-    )
+    before = predecessor(frontier).elements
     return Antichain(*(e if as_of is None or isinstance(e, int) else join(e, as_of) for e in before))
 
 

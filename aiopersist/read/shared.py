@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
-from math import inf
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ from aiopersist.shard.divide import (
 )
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, MissingPart, Selection
-from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
+from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.names import live_parts
@@ -181,8 +180,7 @@ class SharesReads(ClientPart):
         `lease_s` (that of readers); it is renewed until it is closed; with `keep=True` it is neither, and
         ends by itself. One commit, one more to end it."""
         lease = self._stack.settings.reader_lease_s if lease_s is None else lease_s
-        if type(lease) not in (int, float) or not 0 < lease < inf:
-            raise ValueError(f"lease_s={lease_s!r} is not a positive number of seconds")
+        check_lease_s(lease)
 
         async def open_read() -> SharedRead:
             found = await self._existing(shard)

@@ -7,6 +7,7 @@ from typing import Any
 from aiopersist.errors import Indeterminate
 from aiopersist.shard.register import Register
 from aiopersist.state.command import Command
+from aiopersist.state.diff import Diff
 from aiopersist.state.model import State
 
 
@@ -47,7 +48,7 @@ class Attempt:
     before: State | None
     after: State
     expected: int | None
-    commit: str
+    diff: Diff
     data: bytes
     result: Any
     """What the command says happened, if this is what happened."""

@@ -10,12 +10,19 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from aiopersist.errors import LeaseExpired, OpaqueMismatch, ShardFinalized
+from aiopersist.settings import SECONDS_MAX
 from aiopersist.shard.stack import Stack
 
 log = logging.getLogger("aiopersist")
 
 HEARTBEATS_PER_LEASE = 4
 TICKS_PER_HEARTBEAT = 4  # how often the clock is looked at, since sleep does not count suspended time
+
+
+def check_lease_s(lease_s: float) -> None:
+    """`ValueError` unless a lease may last so long: positive, finite, a century at most."""
+    if type(lease_s) not in (int, float) or not 0 < lease_s <= SECONDS_MAX:
+        raise ValueError(f"lease_s={lease_s!r} is not a positive number of seconds, a century at most")
 
 
 class Heartbeat:

@@ -10,7 +10,8 @@ a fresh state; without, it is a success that follows from a frontier (or a trans
 that never goes back, so a cached state suffices.
 
 A commit renews the handle it is made for, then drops the readers and writers that are overdue:
-their leases need no process that tends them.
+their leases need no process that tends them. A heartbeat that lies ahead of the store's clock, which was
+wrong once, becomes one of now: so a lease ends, at the latest, its length after the clock is right again.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from aiopersist.errors import BatchExpired, Error, ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, LeasedReader, Retention, State, Writer
+
+AHEAD_S = 1.0  # what processes may differ in, as they tell the store's clock between two of its answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,10 @@ def commit(
     drop: Mapping[str, tuple[int | str, ...]] | None = None,
     **changes: Any,
 ) -> Commit:
-    """The commit of `changes`, which drops what is overdue, and moves since if a *moving* hold is
-    renewed by it."""
+    """The commit of `changes`, which drops what is overdue, moves what is ahead of the clock back to it, and
+    moves since if a *moving* hold is renewed by it."""
+    for name, records in ahead(state, context, changes).items():
+        changes[name] = {**changes.get(name, {}), **records}
     dropped = {name: keys for name, keys in (drop or {}).items() if keys} | overdue(state, context, changes)
     if void := claims_of(state, dropped.get("writers", ())):
         kept = (at for at in void if at not in changes.get("claims", ()))
@@ -123,6 +128,25 @@ def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping
     for hold in (*(reader.since for reader in critical.values()), *(p.hold for p in policies.values())):
         since = since.meet(hold)
     return since
+
+
+def is_ahead(at: float, now: float) -> bool:
+    """Whether only a clock that was wrong can have told `at`."""
+    return at > now + AHEAD_S
+
+
+def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The readers and writers whose heartbeats lie in the future, as of now; but those of `changes`."""
+    latest = context.now + AHEAD_S
+    found = {
+        name: {
+            key: record.replace(heartbeat=context.now)
+            for key, record in getattr(state, name).items()
+            if record.heartbeat > latest and key not in changes.get(name, ())
+        }
+        for name in ("readers", "writers")
+    }
+    return {name: records for name, records in found.items() if records}
 
 
 def overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:

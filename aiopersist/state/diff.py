@@ -244,6 +244,22 @@ def decode_diff(data: bytes) -> Diff:
     return diff
 
 
+def reads_as(data: bytes, diff: Diff) -> None:
+    """Return if `data` says `diff` to whoever reads it; `Corruption` before it is written if not: what JSON
+    cannot say (an infinity is null in it) would be known here alone, and nobody else could go on.
+
+    Then `apply` makes the same state of both: it is a function of the state before, of the values of
+    the diff, which are equal, and of which of its changes are set. JSON keeps the order of maps.
+    A rollup needs no such look: it is made of records that passed it, or were read.
+    """
+    read = decode_diff(data)
+    if read != diff or read.changes.model_fields_set != diff.changes.model_fields_set:
+        sides = ({"changes": None, **dict(side), **dict(side.changes)} for side in (diff, read))
+        ours, theirs = map(dict, sides)
+        names = [name for name in ours if ours[name] != theirs.get(name)]
+        raise Corruption(f"a diff of the state does not read back as it is: {names}")
+
+
 # --- rollups ---------------------------------------------------------------------------------------
 
 

@@ -73,20 +73,35 @@ def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> 
     return all(writer_of(key) in writers for key in keys - {part.key for part in gone})
 
 
+def new_batches_are_last(diff: Diff, before: State | None, after: State) -> bool:
+    """A version replaces batches that are there, or adds one at the end."""
+    known = () if before is None else before.batches
+    return all(at in known or at == next(reversed(after.batches)) for at in diff.changes.batches)
+
+
+def changed_streams_hold(diff: Diff, before: State | None, after: State) -> bool:
+    """`streams_hold` of what changes: all of them are too many for every commit."""
+    if diff.changes.streams is None or after.streams is None:
+        return True
+    now = after.streams.arrangements
+    changed = (now[name] for name in diff.changes.streams.arrangements.keys() & now.keys())
+    return streams_are_arranged(after.streams) and not any(map(broken, changed))
+
+
 def check_version(diff: Diff, before: State | None, after: State) -> None:
-    """Raise `AssertionError`, our bug, if `diff` must not be written."""
+    """Raise `AssertionError`, our bug, if `diff` must not be written. Not by `assert`, which `python -O`
+    leaves out."""
     if before is not None:
-        assert versions_are_contiguous(before, after), (before, after)
-        assert frontiers_never_go_back(before, after), (before, after)
-    for ordinal in diff.changes.batches:
-        known = before is not None and ordinal in before.batches
-        assert known or ordinal == next(reversed(after.batches)), diff
-    assert trace_ends_at_upper(after), after
-    assert new_blobs_are_registered(diff, before, after), diff
-    if diff.changes.streams is not None and after.streams is not None:
-        assert streams_are_arranged(after.streams), diff
-        for name in diff.changes.streams.arrangements.keys() & after.streams.arrangements.keys():
-            assert not (names := broken(after.streams.arrangements[name])), (name, names, diff)
+        for goes_on in (versions_are_contiguous, frontiers_never_go_back):
+            _must(goes_on(before, after), goes_on.__name__, before, after)
+    _must(trace_ends_at_upper(after), trace_ends_at_upper.__name__, after)
+    for holds in (new_batches_are_last, new_blobs_are_registered, changed_streams_hold):
+        _must(holds(diff, before, after), holds.__name__, diff)
+
+
+def _must(holds: bool, name: str, *about: object) -> None:
+    if not holds:
+        raise AssertionError(f"a version that must not be written: {name} does not hold", *about)
 
 
 ALL = (

@@ -12,9 +12,9 @@ Times of the clock are Unix seconds of the consensus store's clock.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 
 from aiopersist.frontier import Antichain, Description
 from aiopersist.state.ids import Ids
@@ -69,6 +69,12 @@ class Level(Record):
     """The merge is finished when the fuel of the spine has reached this."""
 
 
+NULL_LEASE_S = 30 * 24 * 3600.0  # long enough that whoever holds it takes it over; then it ends
+
+LeaseSeconds = Annotated[float, BeforeValidator(lambda value: NULL_LEASE_S if value is None else value)]
+"""Seconds. Null is what earlier versions wrote for an infinite lease; it is read, and never written."""
+
+
 class LeasedReader(Record):
     """A reader that is gone when it was not heard of for `lease_s`."""
 
@@ -80,7 +86,7 @@ class LeasedReader(Record):
     """The oldest version it may still read the blobs of; `None`: it holds history alone, and nothing is read
     under it."""
     heartbeat: float
-    lease_s: float
+    lease_s: LeaseSeconds
     name: str | None = None
     owner: str | None = None
     """Of a named hold: whose calls count. A takeover replaces it."""
@@ -115,7 +121,7 @@ class Writer(Record):
     """A registered writer: blob keys with its id may be added to the state while it is here."""
 
     heartbeat: float
-    lease_s: float
+    lease_s: LeaseSeconds
     token: str | None = None
     """Of its last append: proves, after a lost answer, that it happened."""
     upper: Antichain | None = None

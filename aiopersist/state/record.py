@@ -18,7 +18,13 @@ class Record(BaseModel):
     before, on the path of every commit, where they cost a fifth.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,  # JSON has neither: they would be written as null
+        ser_json_bytes="base64",
+        val_json_bytes="base64",
+    )
 
     @classmethod
     def of(cls, **values: Any) -> Self:

@@ -1,10 +1,24 @@
-"""Commands that move since for good: critical readers, which never expire, and the policy of a shard."""
+"""Commands that move since for good: critical readers, which never expire, and the policy of a shard.
+
+A policy keeps the current contents readable, however long the shard rests: what it holds never passes the
+last complete time, on any path, since all go through `_target`. So there is always a time `t` with
+`since <= t < upper`, until somebody's own hold has passed it, or nothing was appended yet.
+"""
 
 from dataclasses import dataclass
 
 from aiopersist.errors import InvalidUsage, OpaqueMismatch, UsageKind
-from aiopersist.frontier import Antichain
-from aiopersist.state.command import Commit, Context, Keep, commit, live, meet_of_holds, overdue
+from aiopersist.frontier import Antichain, predecessor
+from aiopersist.state.command import (
+    Commit,
+    Context,
+    Keep,
+    commit,
+    is_ahead,
+    live,
+    meet_of_holds,
+    overdue,
+)
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 
@@ -110,15 +124,21 @@ def _target(
         upper = state.upper.time
         if not isinstance(upper, int):
             return None, record.marks
-        at, hold = upper - record.times, record.hold.time
+        at, hold = min(upper - record.times, upper - 1), record.hold.time
         assert isinstance(hold, int)
         due = at > hold and (exact or at - hold > record.times // 2)
         return (Antichain(at) if due else None), record.marks
     assert record.seconds is not None
-    marks = record.marks
+    marks = tuple(_not_ahead(mark, now) for mark in record.marks)
     if state.upper != marks[-1].upper and now - marks[-1].at >= record.seconds / MARKS_PER_KEEP:
         marks = (*marks, Mark(at=now, upper=state.upper))
     old = [mark for mark in marks if mark.at <= now - record.seconds]
     if not old or not old[-1].upper.elements:
         return None, marks
-    return old[-1].upper, marks[len(old) - 1 :]
+    target = old[-1].upper
+    return (predecessor(target) if target == state.upper else target), marks[len(old) - 1 :]
+
+
+def _not_ahead(mark: Mark, now: float) -> Mark:
+    """A mark that a clock which was wrong set in the future is one of now: it grows old from now on."""
+    return mark.replace(at=now) if is_ahead(mark.at, now) else mark

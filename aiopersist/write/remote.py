@@ -16,6 +16,7 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId, resolve_or_create
 from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.commit import commit
+from aiopersist.shard.lease import check_lease_s
 from aiopersist.shard.registration import Registration
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.write.batch import Origin
@@ -33,6 +34,7 @@ class BuildsElsewhere(ClientPart):
         lease lasts `lease_s` from the last heartbeat of those who build under it. The shard is made if it is
         not there. One commit, two for a new shard."""
         with self._calls.call():
+            check_lease_s(lease_s)
             found = self._shard(await resolve_or_create(self._stack, shard, ShardId), shard)
             await found.open_or_create(schema)
             told = TransmittedWriter.of(
