@@ -15,11 +15,13 @@ from aiopersist.storage import sqlite_sql as sql
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.hints import HintListener, HintSender
 from aiopersist.storage.keys import check_consensus_key, check_entries
-from aiopersist.storage.sqlite_file import SqliteFile, Transaction
+from aiopersist.storage.sqlite_file import BUSY_DELAY_MAX_S, SqliteFile, Transaction
 from aiopersist.storage.sqlite_reads import SqliteReads
 from aiopersist.storage.watchers import Watchers
 
 T = TypeVar("T")
+
+_BETWEEN_SLICES_S = 2 * BUSY_DELAY_MAX_S  # a process that waits for the lock tries more often
 
 
 class SqliteConsensus(SqliteReads):
@@ -56,8 +58,18 @@ class SqliteConsensus(SqliteReads):
         return await self._file.write(work)
 
     async def truncate(self, key: str, seqno: int) -> int:
+        """One commit for each 500 versions, between which others have their turn. Once the first is done, all
+        of it has happened; where it ends early, the next truncation of the key deletes the rest."""
         check_consensus_key(key)
-        return await self._file.write(lambda transaction: sql.truncate(transaction.connection, key, seqno))
+
+        def work(transaction: _Moves) -> sql.Truncation:
+            return sql.truncate(transaction.connection, key, seqno)
+
+        dropped, unfinished = await self._file.write(work)
+        while unfinished:
+            await self._runtime.sleep(_BETWEEN_SLICES_S)
+            unfinished = (await self._file.write(work)).unfinished
+        return dropped
 
     async def watch(self, key: str) -> None:
         check_consensus_key(key)

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _BUSY_TIMEOUT_S = 5.0  # a writer holds the lock for milliseconds; after this the retry layer waits
 _BUSY_DELAY_MIN_S = 0.0002  # about a commit
-_BUSY_DELAY_MAX_S = 0.01
+BUSY_DELAY_MAX_S = 0.01
 
 
 class Transaction:
@@ -236,7 +236,7 @@ class SqliteFile(Generic[X]):
                 if primary(error) != sqlite3.SQLITE_BUSY or self._runtime.monotonic() > deadline:
                     raise
             self._never.wait(self._runtime.uniform(0, bound))
-            bound = min(bound * 2, _BUSY_DELAY_MAX_S)
+            bound = min(bound * 2, BUSY_DELAY_MAX_S)
 
 
 def _check_open(connection: sqlite3.Connection) -> None:

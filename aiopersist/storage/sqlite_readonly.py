@@ -83,6 +83,8 @@ class SqliteReader:
                 job.succeed(job.work(None))
             except Exception as error:  # told to whoever asked
                 job.fail(mapped(error, self.path))
+                if self._live is not None and self._live.in_transaction:
+                    self._close()  # a moment that is left open would be that of every read to come
 
     def _version(self) -> object:
         if self._live is None:
@@ -131,8 +133,9 @@ class SqliteReader:
         return connection
 
     def _close(self) -> None:
-        if self._live is not None:
-            self._live.close()
+        connection, self._live = self._live, None
+        if connection is not None:
+            connection.close()
 
 
 class ReadonlySqliteConsensus(SqliteReads):

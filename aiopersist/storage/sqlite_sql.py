@@ -4,16 +4,25 @@
 |-----------|----------------------------------------------------------------------------|
 | versions  | one version of a key                                                       |
 | listeners | the port at which a process listens for hints                              |
+
+*Truncation* happens at one moment, and its rows are deleted in slices, each in a transaction of its own, so
+that nobody waits for more than one of them. A row of the negative number `-n` is the *floor* of its key: what
+is there below `n` is gone, and is to be deleted yet. The last slice deletes it, too. Where the slices break
+off, the next truncation of the key goes on.
 """
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from aiopersist.errors import InvalidLocation
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.sqlite_file import prepare_file
 
 SEQNO_MAX = 2**63 - 1
+SLICE_ROWS = 500  # deleted in some 10 ms
+SLICE_BYTES = 4 * 1024 * 1024  # likewise: each page of a large version is looked at
 _FORMAT = 1  # the file's user_version
 # A plain table with an index took 0.16 ms per commit where one WITHOUT ROWID took 0.19, and 64 keys
 # in a commit 1.0 ms instead of 2.5: rows of some KiB append to the table and keep the index small.
@@ -76,17 +85,46 @@ def compare_and_set(connection: sqlite3.Connection, entries: Sequence[Entry]) ->
 
 def scan(connection: sqlite3.Connection, key: str, from_seqno: int, limit: int) -> list[Versioned]:
     rows = connection.execute(
-        "SELECT seqno, data FROM versions WHERE key = ? AND seqno >= ? ORDER BY seqno LIMIT ?",
+        "SELECT seqno, data FROM versions WHERE key = ?1 "
+        "AND seqno >= max(?2, coalesce((SELECT -min(seqno) FROM versions WHERE key = ?1), 0)) "
+        "ORDER BY seqno LIMIT ?3",
         (key, from_seqno, limit),
     )
     return [Versioned(*row) for row in rows.fetchall()]
 
 
-def truncate(connection: sqlite3.Connection, key: str, seqno: int) -> int:
+class Truncation(NamedTuple):
+    """What one slice did: how many versions are gone now, and whether there are rows to be deleted yet."""
+
+    dropped: int
+    unfinished: bool
+
+
+def truncate(connection: sqlite3.Connection, key: str, seqno: int) -> Truncation:
+    """Move the floor to `seqno`, if it is lower, and delete a slice of what lies below."""
     head = _head_seqno(connection, key)
     if head is None or seqno > head:
         raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {head}")
-    return connection.execute("DELETE FROM versions WHERE key = ? AND seqno < ?", (key, seqno)).rowcount
+    before = max(0, *connection.execute("SELECT -min(seqno) FROM versions WHERE key = ?", (key,)).fetchone())
+    floor = max(before, seqno)
+    earliest, end = _slice(connection, key, floor)
+    connection.execute("DELETE FROM versions WHERE key = ? AND seqno < ?", (key, end))
+    if end < floor:
+        connection.execute("INSERT INTO versions (key, seqno, data) VALUES (?, ?, x'')", (key, -floor))
+    return Truncation(floor - max(before, earliest), end < floor)
+
+
+def _slice(connection: sqlite3.Connection, key: str, floor: int) -> tuple[int, int]:
+    """The earliest row, and the end of the rows below `floor` that go together."""
+    found = connection.execute(
+        "SELECT seqno, length(data) FROM versions WHERE key = ? AND seqno BETWEEN 0 AND ? - 1 "
+        "ORDER BY seqno LIMIT ?",
+        (key, floor, SLICE_ROWS),
+    ).fetchall()
+    if not found:
+        return floor, floor
+    fitting = sum(size <= SLICE_BYTES for size in accumulate(size for _, size in found))
+    return found[0][0], found[max(fitting, 1) - 1][0] + 1
 
 
 def list_keys(connection: sqlite3.Connection, prefix: str) -> list[str]:

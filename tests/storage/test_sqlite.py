@@ -155,22 +155,20 @@ async def test_busy_for_long_is_determinate(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_an_error_at_commit_is_of_unknown_outcome(tmp_path: Path) -> None:
-    """The only way to make COMMIT itself fail: a connection whose COMMIT does."""
+    """Of each that was in the transaction; here by a connection whose COMMIT fails."""
     consensus = SqliteConsensus(tmp_path / "state.db")
     await consensus.compare_and_set("k", None, b"0")
     real = consensus._file._write_connection
     assert real is not None
 
     class Failing:
-        def __init__(self) -> None:
-            self.failed = False
+        broken = True
 
         def __getattr__(self, name: str) -> object:
             return getattr(real, name)
 
         def execute(self, statement: str, *arguments: object) -> object:
-            if statement == "COMMIT" and not self.failed:
-                self.failed = True
+            if statement == "COMMIT" and self.broken:
                 error = sqlite3.OperationalError("disk I/O error")
                 error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
                 raise error
@@ -182,6 +180,7 @@ async def test_an_error_at_commit_is_of_unknown_outcome(tmp_path: Path) -> None:
         return_exceptions=True,
     )
     assert all(isinstance(result, Indeterminate) for result in results)
+    Failing.broken = False
     assert await consensus.head("k") == Versioned(0, b"0")
     assert await consensus.compare_and_set("k", 0, b"1") is True
     await consensus.aclose()

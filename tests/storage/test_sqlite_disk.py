@@ -22,6 +22,8 @@ from aiopersist.storage.consensus import Entry
 from aiopersist.storage.sqlite import SqliteConsensus
 from tests.failing_disk import FailingDisk, Fault, after_a_crash
 
+pytestmark = pytest.mark.blocks_loop  # files are looked at behind the library's back at every step
+
 KEYS = ("a", "b", "c", "d")
 SIZE = 9_000  # bytes of a version: more pages than the cache has
 CACHE_PAGES = 5
@@ -137,7 +139,7 @@ class Place(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    "pages", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["commit", "commit and checkpoint"]
+    "pages", [0, pytest.param(1, marks=pytest.mark.long)], ids=["commit", "commit and checkpoint"]
 )
 async def test_each_step_of_a_commit_fails(
     template: Path, tmp_path: Path, disk: FailingDisk, pages: int
