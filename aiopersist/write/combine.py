@@ -39,15 +39,29 @@ class _Call(Case):
     """One `write` that waits. `doubt` is that of the group it was last taken into."""
 
     def __init__(self, transactions: Mapping[str, int]) -> None:
+        super().__init__(transactions)
         self.time: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.time.add_done_callback(lambda time: time.cancelled() or time.exception())  # seen
-        super().__init__(transactions, decided=self.time)
+        """Awaited by its caller alone: cancelled if he is."""
         self.table: pa.Table | None = None
         self.queued = False
+        self.is_decided = False
         self.abandoned = False
         """Its caller is gone: it goes with no further group."""
 
+    def abandon(self, *, withdrawn: bool) -> None:
+        """Its caller goes away. Unless it was `withdrawn` in time, others may yet decide it."""
+        self.abandoned = True
+        if not withdrawn and not self.is_decided:
+            self.decided = asyncio.get_running_loop().create_future()
+
+    def decide(self) -> None:
+        """Nothing more becomes of it."""
+        self.is_decided = True
+        if self.decided is not None and not self.decided.done():
+            self.decided.set_result(None)
+
     def tell(self, outcome: "int | BaseException") -> None:
+        self.decide()
         if self.time.done():
             return
         if isinstance(outcome, int):
@@ -79,10 +93,9 @@ class Combiner:
                 return last_complete((await self._shard.open()).upper)
             return await self._queued(call)
         except (asyncio.CancelledError, Indeterminate):
-            call.abandoned = True
-            if call in self._waiting or not call.queued:
-                self._waiting.pop(call, None)
-                call.time.cancel()
+            withdrawn = call in self._waiting or not call.queued
+            self._waiting.pop(call, None)
+            call.abandon(withdrawn=withdrawn)
             self._session.case = call
             raise
 
@@ -90,7 +103,7 @@ class Combiner:
         self._waiting[call], call.queued = None, True
         if self._leader is None or self._leader.done():
             self._leader = self._shard.stack.supervisor.spawn(self._lead(), "commit the writes of a handle")
-        return await asyncio.shield(call.time)
+        return await call.time
 
     async def _converted(self, rows: Any, diff: int) -> "pa.Table":
         """The rows as columns, checked: a sequence, Arrow data, an iterator or async iterator of either."""
@@ -241,7 +254,7 @@ class Combiner:
             state = self._shard.state
             for call in calls:
                 if call.abandoned:
-                    call.time.cancel()
+                    call.decide()
                 elif repeated(state, call.transactions):
                     call.tell(last_complete(state.upper))
                 elif apps.isdisjoint(call.transactions):

@@ -97,4 +97,4 @@ class Case:
 
     transactions: Mapping[str, int]
     doubt: Doubt = field(default_factory=Doubt)
-    decided: asyncio.Future[int] | None = None
+    decided: asyncio.Future[None] | None = None
