@@ -31,12 +31,14 @@ _WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unl
 
 
 def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
-    """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and val."""
+    """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and val. It is tried on a
+    row of nulls: some of what means nothing, as a naive time beside one with a zone, no empty table tells."""
     if not isinstance(where, pc.Expression):
         raise _invalid(f"where= is a pyarrow.compute expression, not {type(where).__name__}")
-    empty = schema.arrow_schema.empty_table().select(["key", "val"])
+    halves = [schema.arrow_schema.field(name).with_nullable(True) for name in ("key", "val")]
+    row = pa.table([pa.nulls(1, half.type) for half in halves], pa.schema(halves))
     try:
-        _with_flat(empty, schema).filter(where)
+        _with_flat(row, schema).filter(where)
     except (pa.ArrowException, ValueError) as e:
         raise _invalid(f"where={where}: {e}") from e
 

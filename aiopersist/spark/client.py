@@ -18,7 +18,9 @@ import anyio.to_thread
 
 from aiopersist.client import Client
 from aiopersist.compact.shared import Goal
+from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
+from aiopersist.data.select import check_where
 from aiopersist.errors import BatchExpired, InvalidUsage, UsageKind
 from aiopersist.frontier import Time
 from aiopersist.read.shared import SharedRead
@@ -35,12 +37,13 @@ from aiopersist.spark.sessions import (
     in_thread,
     struct_type,
 )
-from aiopersist.spark.write import APPEND, Job, WriteSpec, begin_open
+from aiopersist.spark.write import APPEND, Begun, Job, WriteSpec, begin_open, give_up
 from aiopersist.storage.urls import Location
 from aiopersist.write.checks import Txn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 CLAIMS_LOST_MAX = 5  # of one compaction
@@ -104,9 +107,9 @@ class SparkClient:
         action). Rows are repeated as often as they are there; with `expand=False` there is a column `_diff`.
 
         `columns` of key and val, by their names in the DataFrame; `where` is a `pyarrow.compute` expression
-        as a snapshot takes it, and passes over what cannot match. About `parallelism` tasks (those that
-        Spark runs at once), each of a range of keys; none shuffles. Errors and `wait` as of
-        `shared_read`."""
+        as a snapshot takes it, and passes over what cannot match. Both are checked here, before anything is
+        waited for: `InvalidUsage` of kind `INVALID_COLUMN`. About `parallelism` tasks (those that Spark runs
+        at once), each of a range of keys; none shuffles. Errors and `wait` as of `shared_read`."""
         columns = None if columns is None else tuple(columns)
         return self._read(
             partial(Columns, expand=expand, only=columns), where, parallelism, shard, as_of=as_of, wait=wait
@@ -133,9 +136,10 @@ class SparkClient:
         self, make: Callable[..., Columns], where: Any, tasks_: int | None, shard: str, **range_: Any
     ) -> "DataFrame":
         client = self._client()
+        _checked(make, where, bridge().run(client.schema, shard)[1])
         read = bridge().run(partial(client.shared_read, shard, **range_))
         try:
-            columns = make(read.schema)
+            columns = _checked(make, where, read.schema)
             pieces = bridge().run(read.pieces, tasks_ or cores(self._spark))
             df = self._planned(pieces, columns, where)
             with self._lock:
@@ -170,21 +174,33 @@ class SparkClient:
         diff: str | None = None,
         txn: Txn | None = None,
         mode: str = APPEND,
+        schema: "Schema[Any, Any, Any] | StructType | None" = None,
         parallelism: int | None = None,
     ) -> int:
         """Write the rows in one commit, and return the time at which they are there: one that the library
         picks (the shard's upper), or the last before the new upper. A shard that is not there is made, if
-        `keys` name the columns of its key.
+        `keys` name the columns of its key, and is not left behind by a write that failed. Its columns are
+        those of `df`, as nullable as Spark takes them to be; or `schema` says them, for good: a
+        `StructType`, or a `Schema` of this library, which needs no `keys`. `CodecMismatch` if the shard is
+        there with another.
 
         `time`: a column of times, or one time, at or beyond the upper: other writers then make it fail
         (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes nothing. `mode`:
         `append`; `upsert` replaces the rows that have the same keys, `overwrite` all. Costs a few commits,
         and what tasks upload."""
         client, found = self._client(), bridge()
-        spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn)
+        spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn, _asked(schema))
         begun = found.run(begin_open, client, arrow_schema(df.schema), spec)
+        try:
+            return self._written(client, df, begun, parallelism)
+        except BaseException:
+            with suppress(CancelledError):  # then an empty shard may stay
+                found.finish(give_up, client, begun)
+            raise
+
+    def _written(self, client: Client, df: "DataFrame", begun: Begun, parallelism: int | None) -> int:
+        found, place = bridge(), self._place
         writer = found.run(client.writer, begun.shard, begun.schema)
-        place = self._place
         try:
             grant = found.call(writer.to_transmittable)
             staged = for_each_partition(df, lambda batches: tasks.stage(place, grant, begun.layout, batches))
@@ -236,10 +252,13 @@ class SparkClient:
         """`compact`, on a thread."""
         return await in_thread(self._spark, partial(self.compact, *args, **kwargs))
 
+    async def arelease(self, *dfs: "DataFrame") -> None:
+        """`release`, on a thread. Goes on in the background if the caller is cancelled."""
+        await _to_its_end(partial(self.release, *dfs))
+
     async def aclose(self) -> None:
         """`close`, on a thread. Goes on in the background if the caller is cancelled."""
-        closing = anyio.to_thread.run_sync(self.close, limiter=anyio.CapacityLimiter(1))
-        await asyncio.shield(closing)
+        await _to_its_end(self.close)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -293,3 +312,27 @@ class SparkClient:
 
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
+
+
+def _checked(make: Callable[..., Columns], where: Any, schema: Schema[Any, Any, Any]) -> Columns:
+    """The columns that are asked for of a shard with this schema, and the condition: both can be had."""
+    if where is not None:
+        check_where(where, schema)
+    return make(schema)
+
+
+def _asked(schema: Any) -> Schema[Any, Any, Any] | pa.Schema | None:
+    """What `schema=` says."""
+    from pyspark.sql.types import StructType
+
+    if isinstance(schema, StructType):
+        return arrow_schema(schema)
+    if schema is not None and not isinstance(schema, Schema):
+        text = f"schema= is a StructType or a Schema, not {type(schema).__name__}"
+        raise InvalidUsage(UsageKind.INVALID_MODE, text)
+    return schema
+
+
+async def _to_its_end(call: Callable[[], None]) -> None:
+    """On a thread of its own, where it goes on if the caller is cancelled."""
+    await asyncio.shield(anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1)))

@@ -9,8 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from aiopersist.data.lazy import pa
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.spark.place import Place
+from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.write import APPEND, OVERWRITE, UPSERT, WriteSpec
 
 WHERE = {"path", "location", "blob", "consensus"}
@@ -24,7 +26,7 @@ READ = WHERE | {
     "parallelism",
     "leases",
 }
-WRITE = WHERE | {"time", "diff", "keys", "apply", "txnappid", "txnversion", "parallelism", "leases"}
+WRITE = WHERE | {"time", "diff", "keys", "schema", "apply", "txnappid", "txnversion", "parallelism", "leases"}
 STREAM_READ = WHERE | {
     "startingtime",
     "columns",
@@ -35,13 +37,15 @@ STREAM_READ = WHERE | {
     "maxrowspertrigger",
     "maxbytespertrigger",
 }
-STREAM_WRITE = WHERE | {"time", "diff", "keys", "apply", "txnappid", "parallelism", "leases"}
+STREAM_WRITE = WHERE | {"time", "diff", "keys", "schema", "apply", "txnappid", "parallelism", "leases"}
 SPARKS_OWN = {"checkpointlocation", "queryname"}  # told to sinks though they are not for them
 
 LOST = (
-    "saveAsTable, writeTo and CREATE TABLE lose their options: use CREATE TEMPORARY VIEW ... USING "
-    "aiopersist OPTIONS (...)"
+    "a shard is no table of Spark's catalog: saveAsTable, writeTo and CREATE TABLE lose their options. Write "
+    "by save(...) or write_df, read by load(...), or use CREATE TEMPORARY VIEW ... USING aiopersist "
+    "OPTIONS (...)"
 )
+OF_A_TABLE = {"provider", "owner"}  # Spark tells a source the properties of a table that it is to make
 LEASE_S = 24 * 3600.0
 TASKS = 8  # hooks cannot see how much Spark runs at once
 SHOWN = {"asof": "as_of", "keyrange": "key_range", "leases": "lease_s", "holdname": "hold_name"}
@@ -52,6 +56,8 @@ class Options:
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
+        if OF_A_TABLE.issubset(map(str.lower, given)):
+            raise invalid(LOST)
         for name, value in given.items():
             plain = name.replace("_", "").lower()
             if self._given.setdefault(plain, value) != value:
@@ -147,6 +153,19 @@ class Options:
             raise invalid(f'option key_range={value!r} is no JSON list of two, as ["a", "m"]') from e
         return lower, upper
 
+    def schema(self) -> "pa.Schema | None":
+        """The columns of a new shard: a `StructType`, as its `json()` tells it."""
+        from pyspark.sql.types import StructType
+
+        value = self._given.get("schema")
+        if value is None:
+            return None
+        try:
+            found = StructType.fromJson(json.loads(value))
+        except Exception as e:  # PySpark raises whatever it comes to
+            raise invalid(f"option schema={value!r} is not what StructType.json() gives: {e}") from e
+        return arrow_schema(found)
+
     def write_spec(self, *, overwrite: bool, streaming: bool = False) -> WriteSpec:
         """What is to be written how. A time that is a number is the time of all updates; else it names a
         column."""
@@ -166,6 +185,7 @@ class Options:
             time=int(time) if time is not None and time.isdecimal() else time,
             diff=self._given.get("diff"),
             txn=None if app is None or version is None else (app, version),
+            schema=self.schema(),
         )
 
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
-from aiopersist.client import Client
 from aiopersist.data.codec import Schema
 from aiopersist.data.key_range import Leaf, leaves
 from aiopersist.data.lazy import pa, pc
-from aiopersist.errors import Error
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
@@ -106,14 +104,6 @@ class StagedMessage(WriterCommitMessage):
     """The id of the streaming query."""
     plan: Plan | None = None
     """Of the streaming batch; `None` if it was refused."""
-
-
-async def release(client: Client, grant: bytes) -> None:
-    """End that writer: what is staged under it and not appended is the sweep's."""
-    try:
-        await client.release_writer(grant)
-    except Error:  # then its lease ends it
-        pass
 
 
 def run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[Staged | Refused]:

@@ -19,6 +19,11 @@ from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.spark.columns import Source, invalid, sources
 from aiopersist.spark.maps import as_lists, stored_type
 
+FIXED = (
+    "what a column holds, and whether it may be null, is fixed when its shard is made (schema= says it); "
+    "later optional columns can be added (compare_and_evolve_schema), and nothing else"
+)
+
 
 class Special(NamedTuple):
     """The columns that are no part of key or val."""
@@ -53,11 +58,12 @@ class Layout:
         for field in frame:
             if field.name not in known:
                 shown = ", ".join(wanted)
-                raise invalid(f"the shard has no column {field.name!r}; it has {shown}", field.name)
+                text = f"the shard has no column {field.name!r}; it has {shown}: {FIXED}"
+                raise invalid(text, field.name)
         for name, source in wanted.items():
             found = self._columns[name]
             if found is None and not source.stored.nullable:
-                raise invalid(f"column {name!r} is missing, and cannot be null", name)
+                raise invalid(f"column {name!r} is missing, and cannot be null: {FIXED}", name)
             if found is not None:
                 _check_type(name, frame.field(found).type, source)
 
@@ -109,7 +115,8 @@ def _cast(name: str, column: Any, wanted: pa.Field) -> Any:
     try:
         cast = cast_column(as_lists(column), wanted)
     except Refusal as e:
-        raise InvalidUpdate(f"column {name!r}: {e.reason}", row=e.row if e.row >= 0 else None) from e
+        text = f"column {name!r}: {e.reason}: {FIXED}"
+        raise InvalidUpdate(text, row=e.row if e.row >= 0 else None) from e
     return cast.combine_chunks() if cast.num_chunks != 1 else cast.chunk(0)
 
 
@@ -141,7 +148,8 @@ def _check_type(name: str, given: pa.DataType, source: Source) -> None:
     try:
         cast_column(pa.array([], t), source.stored)
     except (Refusal, pa.ArrowException) as e:
-        raise invalid(f"column {name!r} is {given}, the shard has {source.stored.type}: {e}", name) from e
+        text = f"column {name!r} is {given}, the shard has {source.stored.type}: {e}: {FIXED}"
+        raise invalid(text, name) from e
 
 
 def schema_of(frame: pa.Schema, keys: Sequence[str], special: Special = NONE) -> Schema[Any, Any, int]:

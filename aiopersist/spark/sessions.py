@@ -26,6 +26,8 @@ T = TypeVar("T")
 log = logging.getLogger("aiopersist")
 
 RESULT = "result binary"
+BINARY = "UTF8_BINARY"
+"""The collation of text that shards order and compare by."""
 NO_COUNTERPART = {"variant", "geometry", "geography", "udt", "interval"}
 TASKS_UNKNOWN = 8  # a Connect session does not tell how much it runs at once
 
@@ -50,6 +52,8 @@ def _without_counterpart(t: Any) -> str | None:
     name = str(t.typeName())
     if name in NO_COUNTERPART:
         return name
+    if getattr(t, "collation", BINARY) != BINARY:  # told of text alone
+        return f"{name} collate {t.collation}"
     inner = [f.dataType for f in t.fields] if hasattr(t, "fields") else []
     inner += [getattr(t, part) for part in ("elementType", "keyType", "valueType") if hasattr(t, part)]
     return next((found for found in map(_without_counterpart, inner) if found is not None), None)

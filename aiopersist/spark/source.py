@@ -12,7 +12,7 @@ down: what is asked for is asked for by options (`options.py`).
 | `writer`             | the driver's machine          | checks the columns, registers the one writer     |
 | `write`              | workers                       | stages a batch under it                          |
 | `commit`             | the driver's machine          | one append, then ends the writer                 |
-| `abort`              | the same, also after `commit` | ends the writer; deletes nothing                 |
+| `abort`              | the same, also after `commit` | ends the writer; deletes nothing of what it staged |
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from aiopersist.data.lazy import pa
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
-from aiopersist.spark.options import LEASE_S, READ, STREAM_READ, STREAM_WRITE, WRITE, Options, invalid
+from aiopersist.spark.options import LEASE_S, LOST, READ, STREAM_READ, STREAM_WRITE, WRITE, Options, invalid
 from aiopersist.spark.partitions import (
     PiecePartition,
     StagedMessage,
     check_schema,
     columns_of,
     read_partition,
-    release,
     run_here,
     stored_schema,
     within,
@@ -48,8 +47,8 @@ from aiopersist.spark.partitions import (
 from aiopersist.spark.place import Place
 from aiopersist.spark.sessions import arrow_schema, struct_type
 from aiopersist.spark.streams import StreamReader, StreamWriter
-from aiopersist.spark.tasks import refusing
-from aiopersist.spark.write import Job, Plan, begin_open, plan
+from aiopersist.spark.tasks import Refused, makes_a_table, refusing
+from aiopersist.spark.write import Job, Plan, begin_open, plan, release, withdraw
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -151,6 +150,8 @@ class Writer(DataSourceArrowWriter):
         return cls(place, bridge().run(plan, client, begun, lease_s), options.tasks)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if makes_a_table():
+            return StagedMessage(Refused(invalid(LOST)))
         layout = self._plan.begun.layout
         return StagedMessage(refusing(tasks.stage, self._place, self._plan.grant, layout, iterator))
 
@@ -166,4 +167,4 @@ class Writer(DataSourceArrowWriter):
         """Also called after `commit` raised or died, when its append may have happened, or happen yet: so
         nothing is deleted. Without its writer what was staged and not appended is the sweep's."""
         found = bridge()
-        found.run(release, found.client(self._place), self._plan.grant)
+        found.run(withdraw, found.client(self._place), self._plan)

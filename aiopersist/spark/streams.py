@@ -50,12 +50,11 @@ from aiopersist.spark.partitions import (
     check_schema,
     columns_of,
     read_partition,
-    release,
     run_here,
 )
 from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.tasks import Refused
-from aiopersist.spark.write import Job, Plan, begin, plan
+from aiopersist.spark.write import Job, Plan, begin, plan, release, withdraw
 from aiopersist.state.model import HollowBatch, State
 
 if TYPE_CHECKING:
@@ -332,13 +331,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "longer than the lease of what it stages: give the stream a longer one by option lease_s."
             )
             raise
-        self._release(told)
+        for grant in {planned.grant for planned in plans}:
+            found.run(release, found.client(self._place), grant)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Also called after `commit` raised or died, when its append may have happened, or happen yet: so
         nothing is deleted. Without its writer what was staged and not appended is the sweep's."""
-        self._release([message for message in messages if isinstance(message, StagedMessage)])
-
-    def _release(self, messages: Sequence[StagedMessage]) -> None:
-        for grant in {message.plan.grant for message in messages if message.plan is not None}:
-            bridge().run(release, bridge().client(self._place), grant)
+        told = [message.plan for message in messages if isinstance(message, StagedMessage)]
+        for planned in {planned.grant: planned for planned in told if planned is not None}.values():
+            bridge().run(withdraw, bridge().client(self._place), planned)

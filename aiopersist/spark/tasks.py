@@ -79,6 +79,19 @@ def worker_client(place: Place) -> Client:
     return found.client(place)
 
 
+def makes_a_table() -> bool:
+    """Whether the write that this task is of is a part of making a table. No option tells it apart from
+    `save(path)`; but Spark runs it as an execution within that of the table. So is all that a `foreachBatch`
+    runs, of which nothing can be told."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None or context.getLocalProperty("sql.streaming.queryId") is not None:
+        return False
+    mine, root = (context.getLocalProperty(f"spark.sql.execution.{name}") for name in ("id", "root.id"))
+    return mine is not None and root is not None and mine != root
+
+
 def read(
     place: Place, piece: bytes, columns: Columns, where: Any = None, at: int | None = None
 ) -> "Iterator[pa.RecordBatch]":

@@ -1,6 +1,7 @@
 """How a DataFrame becomes one append: the same for the engine, for `format("aiopersist")`, and for streams.
 
-1. *Begin*, on the driver: find the shard, or make it; check the columns against it.
+1. *Begin*, on the driver: find the shard, or make it; check the columns against it. A job that fails removes
+   the shard that it made, if nothing was ever appended (`give_up`).
 2. Tasks *stage* batches (`tasks.stage`), all under one writer.
 3. What is replaced is looked up at the shard's upper and *retracted* by tasks, too (`tasks.retract`).
 4. *Commit*: one compare-and-append of everything. Without a column of times all batches are moved to the
@@ -9,6 +10,7 @@
 With a column of times the shard's upper must be what it was at the beginning: a mismatch fails the write.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeAlias
@@ -16,21 +18,27 @@ from typing import Any, NamedTuple, TypeAlias
 from aiopersist.client import Client
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
-from aiopersist.errors import InvalidUsage, SinceViolation, UnknownShard, UpperMismatch, UsageKind
+from aiopersist.errors import Error, InvalidUsage, SinceViolation, UnknownShard, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain
+from aiopersist.gc.collect import bury
 from aiopersist.read.shared import SharedRead
-from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.catalog import ShardId, free
+from aiopersist.shard.commit import commit
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import Bridge
 from aiopersist.spark.columns import invalid, sources
 from aiopersist.spark.place import Place
 from aiopersist.spark.rows import Layout, Special, schema_of
 from aiopersist.spark.tasks import Refused, Staged, granted
+from aiopersist.state.lifecycle import FinalizeUnused
 from aiopersist.write.batch import Batch, discard_all
 from aiopersist.write.checks import Txn, check_txn
 from aiopersist.write.combine import last_complete
 from aiopersist.write.handle import WriteHandle
 from aiopersist.write.transmit import decode
+
+log = logging.getLogger("aiopersist")
 
 APPEND, OVERWRITE, UPSERT = "append", "overwrite", "upsert"
 
@@ -50,6 +58,8 @@ class WriteSpec(NamedTuple):
     """A column, or the one time of all updates."""
     diff: str | None = None
     txn: Txn | None = None
+    schema: Schema[Any, Any, Any] | pa.Schema | None = None
+    """Of a new shard: its own, or its columns; one that is there must be the same."""
 
     def check(self) -> None:
         """`InvalidUsage` for what cannot be together."""
@@ -75,28 +85,70 @@ class Begun(NamedTuple):
     layout: Layout
     upper: Antichain
     """The shard's, at the beginning."""
+    made: bool = False
+    """For this job."""
 
 
 async def begin(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
     """Check what can be checked before anything runs. `INVALID_COLUMN` for columns that do not fit the shard;
-    a new one is made, if `keys` say which of them are its key."""
+    a new one is made, if `keys` say which of them are its key, or `schema` says all. `CodecMismatch` for one
+    that is there with another schema."""
     spec.check()
     special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
+    asked = asked_schema(spec, special)
     try:
-        shard = await client.shard_id(spec.shard)
-        _, schema = await client.schema(shard)
+        found = await client._existing(spec.shard)
     except UnknownShard:
-        if not spec.keys:
-            text = f"there is no shard {spec.shard!r} yet: say by keys= which columns are its key"
-            raise invalid(text, "keys") from None
-        made = schema_of(frame, spec.keys, special)
-        async with client.writer(spec.shard, made) as writer:  # or finds that another made it otherwise
-            shard = writer.shard_id
-            _, schema = await client.schema(shard)
+        schema, layout = _fitting(frame, spec, special, asked or _schema_of_frame(frame, spec, special))
+        async with client.writer(spec.shard, schema) as writer:  # or finds that another made it otherwise
+            return Begun(spec, writer.shard_id, schema, layout, writer.upper, made=True)
+    if asked is not None:
+        found.schema_id(asked)
+    schema, layout = _fitting(frame, spec, special, asked or found.schema(found.state.schema_id))
+    return Begun(spec, found.id, schema, layout, found.state.upper)
+
+
+def _fitting(
+    frame: pa.Schema, spec: WriteSpec, special: Special, schema: Schema[Any, Any, Any]
+) -> tuple[Schema[Any, Any, Any], Layout]:
+    """The schema, and how a frame with these columns is written by it."""
     _check_keys(spec.keys, schema)
-    at = spec.time if isinstance(spec.time, int) else 0
-    layout = Layout(frame, schema, special, at)
-    return Begun(spec, shard, schema, layout, await client.upper(shard))
+    return schema, Layout(frame, schema, special, spec.time if isinstance(spec.time, int) else 0)
+
+
+def asked_schema(spec: WriteSpec, special: Special) -> Schema[Any, Any, Any] | None:
+    """The schema that is asked for, if one is."""
+    if spec.schema is None or isinstance(spec.schema, Schema):
+        return spec.schema
+    if not spec.keys:
+        raise invalid("schema= is one of columns: say by keys= which of them are the key", "keys")
+    names = {name.lower() for name in spec.schema.names}
+    own = Special(*(None if name is None or name.lower() not in names else name for name in special))
+    return schema_of(spec.schema, spec.keys, own)
+
+
+def _schema_of_frame(frame: pa.Schema, spec: WriteSpec, special: Special) -> Schema[Any, Any, Any]:
+    if not spec.keys:
+        text = f"there is no shard {spec.shard!r} yet: say by keys= which columns are its key"
+        raise invalid(text, "keys")
+    return schema_of(frame, spec.keys, special)
+
+
+async def give_up(client: Client, begun: Begun) -> None:
+    """After a failure: remove the shard that was made for this job, so that none stays which nobody has
+    written. Only if nothing was ever appended, by an append whose answer was lost neither, and nobody else is
+    registered; the commit itself decides that. Raises no `Error`: the job's own says more."""
+    if not begun.made:
+        return
+    shard = client._shard(begun.shard, begun.spec.shard)
+    try:
+        with client._calls.call():
+            await shard.register.refresh()
+            if await commit(shard.register, FinalizeUnused(shard.id), Slot()):
+                await bury(shard)
+                await free(shard.stack, begun.spec.shard, shard.id)
+    except Error as error:
+        log.warning("shard %r, which a failed job made, may be left empty: %s", begun.spec.shard, error)
 
 
 async def begin_open(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
@@ -116,8 +168,26 @@ class Plan(NamedTuple):
 
 
 async def plan(client: Client, begun: Begun, lease_s: float) -> Plan:
-    """Register that writer."""
-    return Plan(begun, await client.register_writer(begun.shard, begun.schema, lease_s))
+    """Register that writer. What fails leaves no shard that was made for it."""
+    try:
+        return Plan(begun, await client.register_writer(begun.shard, begun.schema, lease_s))
+    except BaseException:
+        await give_up(client, begun)
+        raise
+
+
+async def release(client: Client, grant: bytes) -> None:
+    """End that writer: what is staged under it and not appended is the sweep's."""
+    try:
+        await client.release_writer(grant)
+    except Error:  # then its lease ends it
+        pass
+
+
+async def withdraw(client: Client, planned: Plan) -> None:
+    """End that writer after a failure: what is staged under it and not appended is the sweep's."""
+    await release(client, planned.grant)
+    await give_up(client, planned.begun)
 
 
 async def _is_done(client: Client, begun: Begun) -> bool:

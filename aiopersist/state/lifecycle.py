@@ -49,6 +49,22 @@ class Finalize:
 
 
 @dataclass(frozen=True, slots=True)
+class FinalizeUnused:
+    """As `Finalize`, if nothing was ever appended and nobody is registered: for a shard that was made for an
+    append which then failed. The result is whether it is finalized."""
+
+    shard: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or state.finalized:
+            return Keep(result=state is not None)
+        users = (state.readers, state.writers, state.critical, state.retention)
+        if state.batches or state.transactions or any(users) or state.schema_id > 0:
+            return Keep(result=False)
+        return Commit(tombstone_of(self.shard), True)
+
+
+@dataclass(frozen=True, slots=True)
 class EvolveSchema:
     """Make `schema` the current one under the next id, if the current id is still `expected`.
     The caller has checked that it is compatible with the schema of that id."""

@@ -1,6 +1,7 @@
 """Goal: a condition gives exactly the rows that match, a choice of columns their sums; both prune what is
 fetched, and neither ever changes what is true."""
 
+import datetime
 import random
 import uuid
 from collections import Counter
@@ -362,3 +363,23 @@ async def test_a_damaged_part_is_not_told_as_a_lost_lease() -> None:
             with pytest.raises(ap.Corruption):
                 await client.fetch_part(part.to_transmittable())
     await blob.aclose()
+
+
+MEANINGLESS: dict[str, Any] = {
+    "a naive time beside one with a zone": pc.field("val") > pa.scalar(0, pa.timestamp("us")),
+    "a sum": pc.cumulative_sum(pc.field("key")) > 1,
+    "no regular expression": pc.match_substring_regex(pc.field("key").cast(pa.string()), "("),
+}
+
+
+@pytest.mark.parametrize("where", MEANINGLESS.values(), ids=MEANINGLESS.keys())
+async def test_a_condition_is_checked_where_there_are_no_rows(where: Any) -> None:
+    """Goal: it means nothing for the shard, whatever is in it."""
+    async with client_of("inline") as client:
+        schema = ap.Schema(key=int, val=datetime.datetime)
+        async with client.writer("times", schema) as writer:
+            await writer.compare_and_append([], 0, 1)
+        async with client.reader("times", schema) as reader, reader.snapshot() as s:
+            with pytest.raises(ap.InvalidUsage) as caught:
+                await s.rows(where=where)
+            assert caught.value.kind is ap.UsageKind.INVALID_COLUMN

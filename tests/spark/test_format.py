@@ -358,31 +358,77 @@ def test_tables_of_the_catalog_are_refused(spark: Any, filled: tuple[str, str], 
     assert upper(filled[0], "s") == ap.Antichain(4)
 
 
-LOSING: dict[str, Callable[[Any, Any, str], Any]] = {
+WITH_PATH: dict[str, Callable[[Any, Any, str], Any]] = {
     "saveAsTable": lambda spark, df, place: writing(df, place, path="s").saveAsTable("t_aiop"),
+    "saveAsTable overwrite": lambda spark, df, place: (
+        writing(df, place, path="s").mode("overwrite").saveAsTable("t_aiop")
+    ),
+    "writeTo": lambda spark, df, place: (
+        df.writeTo("t_aiop").using("aiopersist").options(path="s", location=place).createOrReplace()
+    ),
+    "saveAsTable, a new shard": lambda spark, df, place: writing(
+        df, place, path="new", keys="key"
+    ).saveAsTable("t_aiop"),
     "create table": lambda spark, df, place: spark.sql(
-        "create table t_aiop (key string, val long) using aiopersist "
+        "create table t_aiop using aiopersist "
         f"options (path 's', blob 'file://{place}/blob', consensus 'sqlite://{place}/state.db')"
+    ),
+    "create table, no store": lambda spark, df, place: spark.sql(
+        "create table t_aiop using aiopersist options (path 's_aiop')"
     ),
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("act", LOSING.values(), ids=LOSING)
+@pytest.mark.slow
+@pytest.mark.parametrize("act", WITH_PATH.values(), ids=WITH_PATH)
 def test_tables_with_a_path_are_refused(spark: Any, filled: tuple[str, str], act: Any) -> None:
-    """Goal: at the latest when such a table is used, the error says what works instead."""
+    """Goal: the error says what works instead. Nothing is appended, made, or left in the catalog."""
     from pyspark.errors import PySparkException
 
     place, df = filled[0], spark.createDataFrame([("q", 1)], "key string, val long")
+    there = set(Path.cwd().iterdir())
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        act(spark, df, place)
+    assert not spark.catalog.tableExists("t_aiop")
+    assert set(Path.cwd().iterdir()) == there
+    assert upper(place, "s") == ap.Antichain(4)
+    assert "new" not in at(place, lambda client: client.list_shards())
+
+
+@pytest.mark.long
+def test_a_table_with_columns_cannot_be_used(spark: Any, filled: tuple[str, str]) -> None:
+    """Goal: Spark asks no source about `CREATE TABLE` with columns; each use of it is refused."""
+    from pyspark.errors import PySparkException
+
+    place = filled[0]
+    spark.sql(
+        "create table t_aiop (key string, val long) using aiopersist "
+        f"options (path 's', blob 'file://{place}/blob', consensus 'sqlite://{place}/state.db')"
+    )
     try:
-        with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
-            act(spark, df, place)
-            spark.table("t_aiop").collect()
+        for use in ("select * from t_aiop", "insert into t_aiop values ('q', 1)"):
+            with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+                spark.sql(use).collect()
     finally:
         spark.sql("drop table if exists t_aiop")
-        if upper(place, "s") != ap.Antichain(4):
-            at(place, lambda client: client.drop("s"))
-            fill(place, "s")
+    assert upper(place, "s") == ap.Antichain(4)
+
+
+@pytest.mark.long
+def test_a_save_within_a_batch_of_a_stream_is_none_of_a_table(
+    spark: Any, filled: tuple[str, str], name: str, tmp_path: Path
+) -> None:
+    """Goal: it is an execution within another, as that of a table is, and is no such."""
+    place = filled[0]
+
+    def save(batch: Any, number: int) -> None:
+        rows = batch.selectExpr("'a' key", "1L val")
+        writing(rows, place, keys="key").mode("append").save(name)
+
+    rates = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
+    query = rates.writeStream.foreachBatch(save).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert upper(place, name).elements[0] >= 1
 
 
 # --- secrets, and discovery ------------------------------------------------------------------------

@@ -91,8 +91,9 @@ def test_a_batch_has_one_writer(place: str, name: str) -> None:
     """Goal: it is registered when the batch is planned, with the lease that was asked for, and ends with the
     commit, or the abort; then nothing that was staged under it is written, and it is said what to do."""
     given = {"keys": "key", "lease_s": "7200", "txn_app_id": "app"}
+    append(place, name, [("x", 0)], 0, 1)
     planned = source(place, name, **given).streamWriter(columns(), False)
-    assert not names(place)
+    assert not writers(place, name)
     tasks = [sent(planned) for _ in range(2)]
     (writer,) = writers(place, name)
     assert writer.lease_s == 7200
@@ -105,13 +106,30 @@ def test_a_batch_has_one_writer(place: str, name: str) -> None:
         with pytest.raises(ap.BatchExpired) as found:
             committer.commit(told, 0)
         assert "lease_s" in found.value.__notes__[-1]
-    with pytest.raises(ap.NotReadable):
-        at(place, lambda client: client.shared_read(name, wait=False))
+    assert contents(place, name) == Counter([("x", 0)])
     again = sent(source(place, name, **given).streamWriter(columns(), False))
     committer.commit([again.write(some(("a", 1)))], 0)
-    assert contents(place, name) == Counter([("a", 1)])
+    assert contents(place, name) == Counter([("x", 0), ("a", 1)])
     committer.abort([None], 0)
     assert not writers(place, name)
+
+
+def test_a_batch_that_is_aborted_leaves_no_shard_that_it_made(place: str, name: str) -> None:
+    """Goal: nothing is made until a batch is planned; after the abort the next attempt makes it anew."""
+    given = {"keys": "key", "txn_app_id": "app"}
+    planned = source(place, name, **given).streamWriter(columns(), False)
+    assert not names(place)
+    message = sent(planned).write(some(("a", 1)))
+    assert names(place) == {name}
+    committer = source(place, name, **given).streamWriter(columns(), False)
+    committer.abort([None, message], 0)
+    assert not names(place)
+    with pytest.raises(ap.ShardFinalized):  # a committer that was thought dead
+        committer.commit([message], 0)
+    again = sent(source(place, name, **given).streamWriter(columns(), False))
+    committer.commit([again.write(some(("a", 1)))], 0)
+    committer.abort([None, message], 0)  # whatever is aborted later
+    assert contents(place, name) == Counter([("a", 1)])
 
 
 def test_what_cannot_be_planned_is_told_by_tasks(place: str, name: str) -> None:
