@@ -108,7 +108,7 @@ class InvalidLocation(Error, ValueError):
 
 
 class Unsupported(Error):
-    """This backend cannot do it; nothing was written."""
+    """This backend cannot do it, nothing was written; or Python has no such value: read it as Arrow data."""
 
 
 class UnknownShard(Error, LookupError):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.types import Refusal, canonical
+from aiopersist.data.types import Refusal, canonical, short
+from aiopersist.data.valid import list_of
 
 Array = Any
 
@@ -73,7 +74,14 @@ def _cast_leaf(array: Array, wanted: pa.DataType) -> Array:
         return _cast_safely(array, wanted)
     except pa.ArrowException as e:
         row = _first_lossy(array, wanted)
-        raise Refusal(row, f"{array[row]} is no {wanted}: {e}") from e
+        raise Refusal(row, f"{_text(array[row])} is no {wanted}: {e}") from e
+
+
+def _text(value: pa.Scalar) -> str:
+    try:
+        return short(value.as_py())
+    except (OverflowError, ValueError):  # none that Python has
+        return f"{value.type} {value.value}"
 
 
 def _cast_safely(array: Array, wanted: pa.DataType) -> Array:
@@ -157,10 +165,7 @@ def _null_in_struct(array: Array, field: pa.Field) -> int | None:
 
 def _list_of(array: Array, element: int) -> int:
     """The row of the list that holds the element with this number among all elements."""
-    if element < 0:
-        return element
-    row: int = pc.list_parent_indices(array)[element].as_py()
-    return row
+    return element if element < 0 else list_of(array, element)
 
 
 def _has_fields(t: pa.DataType) -> bool:

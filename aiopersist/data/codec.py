@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from aiopersist.data.lazy import ipc, pa
-from aiopersist.data.types import BuiltIn, Codec, Field
+from aiopersist.data.types import BuiltIn, Codec, Field, check_storable
 from aiopersist.errors import Corruption
 
 __all__ = ["Codec", "Schema"]
@@ -54,6 +54,8 @@ class Schema(Generic[K, V, T]):
         if type(time) is not int or time < 1:
             raise TypeError(f"time={time!r}: 1 for int times, n for product times of length n")
         self._take(field_of(key, frozen=True), field_of(val, frozen=False), time, {})
+        for field in self.arrow_schema:
+            check_storable(field.type)
 
     def _take(self, key: Field, val: Field, time: int, own: dict[str, str]) -> None:
         self.key = key

@@ -25,7 +25,8 @@ from aiopersist.data.codec import Schema
 from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.data.order import flatten, row_keys
-from aiopersist.errors import DiffOverflow
+from aiopersist.data.types import Field
+from aiopersist.errors import DiffOverflow, Unsupported
 
 DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
 SMALL_ROWS = 24  # up to this, tuples are faster than the entry into kernels
@@ -210,9 +211,16 @@ def _rebuilt(frame: pl.DataFrame, like: pa.Table, rebuilds: list[Any]) -> pa.Tab
 def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:
     """Names the key and val of a row; of a projection, what it has of them."""
     names = row.column_names
-    key = schema.key.decode(row.column("key"))[0] if "key" in names else None
-    val = schema.val.decode(row.column("val"))[0] if "val" in names else None
+    key = _shown(schema.key, row.column("key")) if "key" in names else None
+    val = _shown(schema.val, row.column("val")) if "val" in names else None
     return DiffOverflow(key, val)
+
+
+def _shown(field: Field, column: Any) -> Any:
+    try:
+        return field.decode(column)[0]
+    except Unsupported:
+        return column[0]
 
 
 def _summed(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

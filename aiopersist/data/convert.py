@@ -1,9 +1,10 @@
 """Updates as they are given, as one table in the columns of the schema; or `InvalidUpdate`.
 
 Two ways in: rows (an iterable of tuples) are turned into columns in bulk and encoded by the schema's
-codecs; Arrow data (tables, batches, readers, whatever exports a C stream or array) is cast. Both end
-in a table with exactly the schema's columns, checked: types, nulls, times in range and of the right
-length, diffs within 64 bits. Nothing later has to look at values again.
+codecs; Arrow data (tables, batches, readers, whatever exports a C stream or array) is checked to be
+sound (`valid.py`) and cast. Both end in a table with exactly the schema's columns, checked: types,
+nulls, times in range and of the right length, diffs within 64 bits. Nothing later has to look at
+values again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from aiopersist.data.cast import cast_column
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types import Refusal, short
+from aiopersist.data.valid import check_table
 from aiopersist.errors import InvalidUpdate
 from aiopersist.frontier import TIME_MAX
 
@@ -208,6 +210,7 @@ def _encode_times(values: Sequence[Any], schema: Schema[Any, Any, Any]) -> pa.Ar
 def _from_arrow(
     table: pa.Table, fields: list[pa.Field], schema: Schema[Any, Any, Any], diff: int | None
 ) -> pa.Table:
+    check_table(table)
     if diff is not None and "diff" not in table.column_names:
         table = table.append_column("diff", _encode_ints([diff] * table.num_rows, -(2**63), "diff"))
     nested = _nested(table, fields)

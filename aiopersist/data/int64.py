@@ -21,6 +21,12 @@ def integer_of(t: pa.DataType) -> pa.DataType:
     return pa.int32() if t.bit_width == 32 else pa.int64()
 
 
+def compared(t: pa.DataType) -> pa.DataType:
+    """The type as whose values those of a leaf are compared and kept as bounds: integers for points in time
+    and durations. Python's own reach less far, and its clocks show some times twice."""
+    return integer_of(t) if pa.types.is_temporal(t) else t
+
+
 @lru_cache(maxsize=1024)
 def int64_scalar(value: int) -> pa.Int64Scalar:
     """The value as kernels take it."""

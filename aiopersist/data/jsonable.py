@@ -17,7 +17,7 @@ from typing import Any
 
 import pydantic_core
 
-from aiopersist.data.int64 import integer_of
+from aiopersist.data.int64 import compared, integer_of
 from aiopersist.data.lazy import pa, pc
 
 
@@ -42,7 +42,8 @@ def to_json(scalar: pa.Scalar) -> Any:
 
 def from_json(value: Any, t: pa.DataType) -> Any:
     """The Python value again, as `pa.scalar(..., t)` takes it. `ValueError`, `TypeError` or `KeyError`
-    for what `to_json` does not give."""
+    for what `to_json` does not give; `OverflowError` or `ValueError` for a point in time or a duration that
+    Python cannot say."""
     if value is None:
         return None
     if pa.types.is_struct(t):
@@ -58,6 +59,13 @@ def from_json(value: Any, t: pa.DataType) -> Any:
     if pa.types.is_string(t) or pa.types.is_large_string(t) or not _is_bytes(t):
         return value
     return b64decode(value, validate=True)
+
+
+def scalar_from_json(value: Any, t: pa.DataType) -> pa.Scalar:
+    """The value of a leaf again, whether Python can say it or not."""
+    kept = compared(t)
+    scalar = pa.scalar(from_json(value, kept), kept)
+    return scalar if kept == t else scalar.cast(t)
 
 
 def _is_bytes(t: pa.DataType) -> bool:

@@ -19,14 +19,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from operator import and_
 from typing import Any, NamedTuple
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.int64 import compared
 from aiopersist.data.jsonable import from_json, to_json
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.stats import BOUND_BYTES
+from aiopersist.data.stats import BOUND_BYTES, leaf_types
 
 
 class Bound(NamedTuple):
@@ -62,11 +63,18 @@ class Leaf(NamedTuple):
     nullable: bool
 
     @property
+    def name(self) -> str:
+        """By which statistics know it."""
+        return ".".join(self.path)
+
+    @property
     def compared(self) -> pa.DataType:
-        """As whose values bounds are compared: Python orders points in time of one zone by what its clocks
-        show, of which some come twice."""
-        is_zoned = pa.types.is_timestamp(self.type) and self.type.tz is not None
-        return pa.timestamp(self.type.unit, "UTC") if is_zoned else self.type
+        """As whose values bounds are compared."""
+        return compared(self.type)
+
+    def scalar(self, value: Any) -> pa.Scalar:
+        """A bound as a value of the column."""
+        return pa.scalar(value, self.compared).cast(self.type)
 
 
 # --- the plan --------------------------------------------------------------------------------------
@@ -164,13 +172,14 @@ def overlaps(keys: KeyRange, bounds: Sequence[Bound]) -> bool:
 
 def leaves(schema: Schema[Any, Any, Any]) -> list[Leaf]:
     """The leaf columns that decide the order, up to the first by which nothing can be divided: a list, what
-    may be absent as a whole, or long values of one size."""
+    may be absent as a whole, long values of one size, or one of two with the same dotted name."""
     found: list[Leaf] = []
     for name in ("key", "val"):
         field = schema.arrow_schema.field(name)
         if not _walk((name,), field.type, field.nullable, found):
             break
-    return found
+    known = leaf_types(schema)  # by names that are theirs alone
+    return list(takewhile(lambda leaf: leaf.name in known, found))
 
 
 def _walk(path: tuple[str, ...], t: pa.DataType, nullable: bool, found: list[Leaf]) -> bool:
@@ -194,12 +203,12 @@ def bounds_of(record: Mapping[str, Any] | None, order: Sequence[Leaf]) -> tuple[
     """What stored statistics tell of the leaves, up to the first of which they tell nothing of use."""
     bounds = []
     for leaf in order:
-        entry = (record or {}).get(".".join(leaf.path))
+        entry = (record or {}).get(leaf.name)
         if entry is None:
             break
         try:
             low, high = from_json(entry["min"], leaf.compared), from_json(entry["max"], leaf.compared)
-        except (ValueError, OverflowError):  # a point in time that Python cannot say
+        except (ValueError, TypeError, ArithmeticError):  # none that this version writes
             break
         if low is None or high is None or low != low:
             break
@@ -209,15 +218,13 @@ def bounds_of(record: Mapping[str, Any] | None, order: Sequence[Leaf]) -> tuple[
 
 def condition(keys: KeyRange, order: Sequence[Leaf]) -> Any:
     """The expression that is true for just the rows of the range; `None` for all rows."""
-    facts = [
-        pc.field(*leaf.path) == pa.scalar(v, leaf.type) for leaf, v in zip(order, keys.prefix, strict=False)
-    ]
+    facts = [pc.field(*leaf.path) == leaf.scalar(v) for leaf, v in zip(order, keys.prefix, strict=False)]
     if keys.lower is None and keys.upper is None:
         return reduce(and_, facts) if facts else None
     leaf = order[len(keys.prefix)]
     field = pc.field(*leaf.path)
     if keys.upper is not None:
-        below = field < pa.scalar(keys.upper, leaf.type)
+        below = field < leaf.scalar(keys.upper)
         facts.append(below | field.is_null() if leaf.nullable and keys.lower is None else below)
     if keys.lower is not None:
         facts.append(_above(field, keys, leaf))
@@ -225,7 +232,7 @@ def condition(keys: KeyRange, order: Sequence[Leaf]) -> Any:
 
 
 def _above(field: Any, keys: KeyRange, leaf: Leaf) -> Any:
-    lower = pa.scalar(keys.lower, leaf.type)
+    lower = leaf.scalar(keys.lower)
     if pa.types.is_floating(leaf.type):  # so that it is true of NaN
         return ~(field <= lower) if keys.after else ~(field < lower)
     return field > lower if keys.after else field >= lower

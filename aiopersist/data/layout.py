@@ -8,6 +8,7 @@ times and ids that grow. All of it is plain Parquet, for any reader.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,12 +22,15 @@ def layout(table: pa.Table) -> dict[str, Any]:
     """The options of the writer for such a table."""
     repeated, integers = [], []
     sample = table.slice(0, SAMPLE_ROWS)
-    for name in table.column_names:
-        for path, leaf in _leaves(name, sample.column(name)):
-            if pc.count_distinct(leaf).as_py() <= REPEATED * len(leaf):
-                repeated.append(path)
-            elif leaf.type in (pa.int64(), pa.int32()) or pa.types.is_timestamp(leaf.type):
-                integers.append(path)
+    leaves = [found for name in table.column_names for found in _leaves(name, sample.column(name))]
+    times = Counter(path for path, _ in leaves)
+    for path, leaf in leaves:
+        if times[path] > 1:  # names may have dots, and two columns one path: what suits one fails the other
+            continue
+        if pc.count_distinct(leaf).as_py() <= REPEATED * len(leaf):
+            repeated.append(path)
+        elif leaf.type in (pa.int64(), pa.int32()) or pa.types.is_timestamp(leaf.type):
+            integers.append(path)
     return {
         "compression": "zstd",
         "compression_level": 1,

@@ -12,6 +12,7 @@ whether a part continues a run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from aiopersist.data.cast import retyped
@@ -34,6 +35,9 @@ def flatten(column: Column, leaves: list[Column]) -> Rebuild:
         return lambda found, _: from_components([next(found) for _ in range(t.list_size)], t)
     if pa.types.is_struct(t):
         return _flatten_struct(column, leaves)
+    if pa.types.is_temporal(t):  # as integers: polars knows neither every unit nor every zone
+        leaves.append(column.cast(integer_of(t)))
+        return lambda found, _: next(found).cast(t)
     leaves.append(column)
     return lambda found, _: retyped(next(found), t)
 
@@ -73,12 +77,29 @@ def _one(column: Column) -> pa.Array:
 
 def _column_keys(column: Column, nullable: bool) -> list[Any]:
     """Whether there *may* be nulls decides, not whether there are: keys of other rows must compare."""
-    if _has_temporal(column.type):
-        column = column.cast(_physical(column.type))
+    if pa.types.is_nested(column.type) and _has_temporal(column.type):
+        return _nested_keys(column)
+    if pa.types.is_temporal(column.type):
+        column = column.cast(integer_of(column.type))
     values: list[Any] = column.to_pylist()
     if not nullable and _natural(column.type):
         return values
     return list(map(_comparable(column.type), values))
+
+
+def _nested_keys(column: Column) -> list[Any]:
+    """By numbers for points in time: Python's own do not reach as far. Leaf by leaf, since Arrow ends the
+    process when it casts some structs."""
+    t = column.type
+    valid = column.is_valid().to_pylist()
+    if pa.types.is_struct(t):
+        parts = [_column_keys(pc.struct_field(column, [i]), True) for i in range(t.num_fields)]
+        rows = zip(*parts, strict=True)
+        return [(row,) if there else () for there, row in zip(valid, rows, strict=True)]
+    elements = iter(_column_keys(pc.list_flatten(column), True))
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
+    lists = [tuple(islice(elements, n)) for n in lengths]
+    return [(row,) if there else () for there, row in zip(valid, lists, strict=True)]
 
 
 def _comparable(t: pa.DataType) -> Callable[[Any], Any]:
@@ -105,14 +126,3 @@ def _has_temporal(t: pa.DataType) -> bool:
     if pa.types.is_nested(t):
         return any(_has_temporal(t.field(i).type) for i in range(t.num_fields))
     return bool(pa.types.is_temporal(t))
-
-
-def _physical(t: pa.DataType) -> pa.DataType:
-    """The type with numbers for points in time: Python's own do not reach as far."""
-    if pa.types.is_struct(t):
-        return pa.struct([pa.field(f.name, _physical(f.type)) for f in t])
-    if pa.types.is_list(t):
-        return pa.list_(_physical(t.value_type))
-    if pa.types.is_temporal(t):
-        return integer_of(t)
-    return t

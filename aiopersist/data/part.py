@@ -29,7 +29,7 @@ from aiopersist.data.layout import layout, writable
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.ranges import Ranges
 from aiopersist.data.sizes import goodbytes, split
-from aiopersist.data.stats import Record, collect, key_lower, merge, trim
+from aiopersist.data.stats import Record, collect, if_computable, key_lower, merge, trim
 from aiopersist.errors import Corruption, Unsupported
 from aiopersist.frontier import Antichain, Description
 from aiopersist.settings import UntrimmableColumns
@@ -143,8 +143,8 @@ class PartWriter:
         """The next row group: sorted, consolidated updates, at least one, above all before."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._sink, self._schema.arrow_schema, **layout(piece))
-            self._key_lower = key_lower(piece)
-        found = _collected(piece) if self._stats.enabled else None
+            self._key_lower = if_computable(lambda: key_lower(piece))
+        found = if_computable(lambda: collect(piece)) if self._stats.enabled else None
         self._writer.write_table(writable(piece), row_group_size=piece.num_rows)
         offset = self._groups[-1].offset + self._groups[-1].length if self._groups else 0
         length = self._sink.tell() - offset
@@ -158,7 +158,8 @@ class PartWriter:
         self._writer.add_key_value_metadata({INDEX: _index(groups, self._description, stats)})
         self._writer.close()
         data = self._sink.data()
-        whole = merge([g.stats for g in groups], self._schema) if all(g.stats for g in groups) else None
+        known = all(g.stats for g in groups)
+        whole = if_computable(lambda: merge([g.stats for g in groups], self._schema)) if known else None
         return EncodedPart(
             data=data,
             size=len(data),
@@ -305,13 +306,6 @@ class _Sink:
 
     def seekable(self) -> bool:
         return False
-
-
-def _collected(piece: pa.Table) -> Record | None:
-    try:
-        return collect(piece)
-    except (pa.ArrowException, ValueError, OverflowError):  # such a part is never pruned
-        return None
 
 
 def _index(groups: list[RowGroup], description: Description, stats: StatsSpec) -> str:

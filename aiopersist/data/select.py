@@ -19,10 +19,10 @@ from typing import Any
 
 from aiopersist.data.annotations import of_arrow
 from aiopersist.data.codec import Schema
-from aiopersist.data.jsonable import from_json
+from aiopersist.data.jsonable import scalar_from_json
 from aiopersist.data.lazy import ds, fs, pa, pc
 from aiopersist.data.nested import Structs
-from aiopersist.data.stats import leaf_types
+from aiopersist.data.stats import leaf_paths, leaf_types
 from aiopersist.data.types import Codec, Field
 from aiopersist.errors import InvalidUsage, UsageKind
 
@@ -57,14 +57,32 @@ def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> di
     wrong = isinstance(columns, str) or not all(isinstance(name, str) for name in columns)
     if wrong or len(set(columns)) < len(columns):
         raise _invalid(f"columns={columns!r} is no list of different names")
-    flat = flat_names(schema)
+    known = _names(schema)
     resolved = {}
     for name in columns:
-        path = flat.get(name, tuple(name.split(".")) if isinstance(name, str) else ())
-        if not _exists(path, schema):
-            raise _invalid(f"no column {name!r}; there are key, val, {', '.join(sorted(flat))}")
-        resolved[name] = path
+        paths = known.get(name, set())
+        if len(paths) > 1:
+            raise _invalid(f"column {name!r} may be each of {sorted(paths)}")
+        if not paths:
+            flat = ", ".join(sorted(flat_names(schema)))
+            raise _invalid(f"no column {name!r}; there are key, val, {flat}")
+        (resolved[name],) = paths
     return resolved
+
+
+def _names(schema: Schema[Any, Any, Any]) -> dict[str, set[tuple[str, ...]]]:
+    """What each name may mean: dotted ones, and those that fields go by alone. Names may have dots of their
+    own, so one may mean several."""
+    found: dict[str, set[tuple[str, ...]]] = {name: {path} for name, path in flat_names(schema).items()}
+
+    def walk(path: tuple[str, ...], t: pa.DataType) -> None:
+        found.setdefault(".".join(path), set()).add(path)
+        for field in t if pa.types.is_struct(t) else ():
+            walk((*path, field.name), field.type)
+
+    for half in ("key", "val"):
+        walk((half,), schema.arrow_schema.field(half).type)
+    return found
 
 
 def project(table: pa.Table, paths: Mapping[str, tuple[str, ...]]) -> pa.Table:
@@ -122,9 +140,10 @@ def prune(
     types = leaf_types(schema)
     if set(re.findall(r"\bnan\b|(?<=\b)\w+(?=\()", str(where))) - _WITHOUT_NAN:
         types = {name: t for name, t in types.items() if not pa.types.is_floating(t)}
+    leaves = [(name, leaf_paths(schema)[name], types[name]) for name in types]
     flat = {path: name for name, path in flat_names(schema).items()}
     layout = ds.ParquetFileFormat()  # never opened: only the expressions matter
-    guarantees = [_guarantee(record or {}, types, flat) for record in records]
+    guarantees = [_guarantee(record or {}, leaves, flat) for record in records]
     pieces = [
         layout.make_fragment(str(i), fs.LocalFileSystem(), partition_expression=holds)
         for i, holds in enumerate(guarantees)
@@ -138,30 +157,28 @@ def prune(
     return [i in kept for i in range(len(records))]
 
 
-def _guarantee(record: Mapping[str, Any], types: Mapping[str, pa.DataType], flat: Mapping[Any, str]) -> Any:
+def _guarantee(
+    record: Mapping[str, Any], leaves: Sequence[tuple[str, tuple[str, ...], Any]], flat: Mapping[Any, str]
+) -> Any:
     """What holds for every row, as an expression."""
     facts = []
-    for name, entry in record.items():
-        path = tuple(name.split("."))
-        if name not in types or pa.types.is_nested(types[name]) or path[0] == "time":
+    for name, path, t in leaves:
+        if name not in record or pa.types.is_nested(t) or path[0] == "time":
             continue
-        facts += _facts(pc.field(*path), entry, types[name])
+        facts += _facts(pc.field(*path), record[name], t)
         if path in flat:
-            facts += _facts(pc.field(flat[path]), entry, types[name])
+            facts += _facts(pc.field(flat[path]), record[name], t)
     return reduce(lambda a, b: a & b, facts, pc.scalar(True))
 
 
 def _facts(field: Any, entry: Mapping[str, Any], t: pa.DataType) -> list[Any]:
-    low, high = (from_json(entry[end], t) for end in ("min", "max"))
-    if low is None and high is None:
+    low, high = (None if entry[end] is None else scalar_from_json(entry[end], t) for end in ("min", "max"))
+    if any(end is not None and pa.types.is_floating(t) and isnan(end.as_py()) for end in (low, high)):
         return []
-    if any(isinstance(end, float) and isnan(end) for end in (low, high)):
+    bounds = [] if low is None else [field >= low]
+    bounds += [] if high is None else [field <= high]
+    if not bounds:
         return []
-    bounds = []
-    if low is not None:
-        bounds.append(field >= pa.scalar(low, t))
-    if high is not None:
-        bounds.append(field <= pa.scalar(high, t))
     within = reduce(lambda a, b: a & b, bounds)
     return [within | field.is_null()] if entry["nulls"] else [within]
 
@@ -189,17 +206,6 @@ def _at(table: pa.Table, path: tuple[str, ...]) -> tuple[Any, bool]:
         column, field = pc.struct_field(column, [index]), field.type.field(index)
         nullable = nullable or field.nullable
     return column, nullable
-
-
-def _exists(path: tuple[str, ...], schema: Schema[Any, Any, Any]) -> bool:
-    if not path or path[0] not in ("key", "val"):
-        return False
-    t = schema.arrow_schema.field(path[0]).type
-    for name in path[1:]:
-        if not pa.types.is_struct(t) or t.get_field_index(name) < 0:
-            return False
-        t = t.field(name).type
-    return True
 
 
 def _invalid(message: str) -> InvalidUsage:

@@ -5,23 +5,29 @@ Bounds bound: every value that is not null lies within them, in the order of `or
 the greatest value there is, and a long text is cut to a lower bound, or cut and rounded up to an
 upper one; where nothing can be rounded up, there is no upper bound (`None`). Lists have only a count.
 
+Points in time are integers here, all the way: Arrow's reach further than those of Python. Where fields
+have dots in their names, two leaves may have one dotted name: neither has statistics then.
+
 The stored form is JSON. It is kept within a budget by dropping whole columns: those that readers
 prune by most, times and keys, go last, then the larger ones first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from json import dumps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.int64 import compared
 from aiopersist.data.jsonable import from_json, to_json
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.order import row_key
 from aiopersist.data.times import components
 from aiopersist.data.types import Field
 from aiopersist.settings import UntrimmableColumns
+
+T = TypeVar("T")
 
 BOUND_BYTES = 256  # texts and bytes in bounds are cut to this
 KEY_ELEMENTS = 32  # lists in `key_lower` are cut to this: a prefix sorts first
@@ -40,20 +46,22 @@ class ColumnStats(NamedTuple):
 
 def collect(table: pa.Table | pa.RecordBatch) -> Record:
     """Exact statistics of key, val and time, with bounds cut."""
-    stats = {}
-    for name in ("key", "val", "time"):
-        for path, leaf in _leaves(name, table.column(name)):
-            stats[path] = _of_leaf(leaf)
-    return stats
+    return {name: _of_leaf(leaf) for name, (_, leaf) in _named_leaves(table).items()}
 
 
 def of_part(
     table: pa.Table | pa.RecordBatch, budget_bytes: int, untrimmable: UntrimmableColumns
 ) -> Record | None:
     """What is kept of a small part; `None` where it cannot be computed: such a part is never pruned."""
+    return if_computable(lambda: trim(collect(table), budget_bytes, untrimmable))
+
+
+def if_computable(work: Callable[[], T]) -> T | None:
+    """What `work` computes of statistics, which only save work: if they cannot be computed, all goes on
+    without them."""
     try:
-        return trim(collect(table), budget_bytes, untrimmable)
-    except (pa.ArrowException, ValueError, OverflowError):
+        return work()
+    except (pa.ArrowException, ValueError, TypeError, ArithmeticError):
         return None
 
 
@@ -61,7 +69,8 @@ def merge(records: Iterable[Record], schema: Schema[Any, Any, Any]) -> Record:
     """Statistics of the whole from those of its pieces. A bound that a piece lacks, the whole lacks."""
     records = list(records)
     types = leaf_types(schema)
-    return {name: _merged([r[name] for r in records], types[name]) for name in records[0]} if records else {}
+    names = [name for name in records[0] if name in types] if records else []
+    return {name: _merged([r[name] for r in records], types[name]) for name in names}
 
 
 def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> Record:
@@ -78,7 +87,8 @@ def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> 
 
 
 def decode_stats(record: Mapping[str, Any], schema: Schema[Any, Any, Any]) -> dict[str, ColumnStats]:
-    """The stored form as values: of the types of the schema where a bound is one of them."""
+    """The stored form as values: of the types of the schema where a bound is one of them. A bound that is no
+    value of Python's is left out: `None`."""
     fields, types = _leaf_fields(schema), leaf_types(schema)
     found = {}
     for name, entry in record.items():
@@ -94,17 +104,28 @@ def key_lower(table: pa.Table | pa.RecordBatch) -> Any:
 
 
 def decode_key_lower(stored: Any, schema: Schema[Any, Any, Any]) -> Any:
-    """The bound as a value of the key's type."""
+    """The bound as a value of the key's type; `None` if Python has no such value."""
     return _value(stored, schema.arrow_schema.field("key").type, schema.key)
 
 
 def leaf_types(schema: Schema[Any, Any, Any]) -> dict[str, pa.DataType]:
     """The Arrow type of every leaf column, by dotted name."""
-    empty = schema.arrow_schema.empty_table()
-    names = ("key", "val", "time")
-    return {
-        path: _bound_type(leaf.type) for name in names for path, leaf in _leaves(name, empty.column(name))
-    }
+    leaves = _named_leaves(schema.arrow_schema.empty_table())
+    return {name: _bound_type(leaf.type) for name, (_, leaf) in leaves.items()}
+
+
+def leaf_paths(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
+    """The path of every leaf column, by dotted name."""
+    return {name: path for name, (path, _) in _named_leaves(schema.arrow_schema.empty_table()).items()}
+
+
+def _named_leaves(table: pa.Table | pa.RecordBatch) -> dict[str, tuple[tuple[str, ...], Any]]:
+    """The leaf columns with their paths, by dotted name, but those that share one."""
+    found: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
+    for half in ("key", "val", "time"):
+        for path, leaf in _leaves((half,), table.column(half)):
+            found.setdefault(".".join(path), []).append((path, leaf))
+    return {name: leaves[0] for name, leaves in found.items() if len(leaves) == 1}
 
 
 def _bound_type(t: pa.DataType) -> pa.DataType:
@@ -113,22 +134,23 @@ def _bound_type(t: pa.DataType) -> pa.DataType:
     return pa.binary() if is_wide else t
 
 
-def _leaves(name: str, column: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(path: tuple[str, ...], column: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     if pa.types.is_struct(column.type):
         for i, field in enumerate(column.type):
-            yield from _leaves(f"{name}.{field.name}", pc.struct_field(column, [i]))
+            yield from _leaves((*path, field.name), pc.struct_field(column, [i]))
     elif pa.types.is_fixed_size_list(column.type):
         for i, part in enumerate(components(column)):
-            yield f"{name}.{i}", part
+            yield (*path, str(i)), part
     else:
-        yield name, column
+        yield path, column
 
 
 def _of_leaf(leaf: Any) -> dict[str, Any]:
     entry = {"min": None, "max": None, "nulls": leaf.null_count}
     if pa.types.is_nested(leaf.type) or pa.types.is_null(leaf.type) or leaf.null_count == len(leaf):
         return entry
-    found = pc.min_max(leaf)
+    kept = compared(leaf.type)
+    found = pc.min_max(leaf if kept == leaf.type else leaf.cast(kept))
     low, high = found["min"], found["max"]
     if pa.types.is_floating(leaf.type):
         nans, nan = pc.is_nan(leaf), pa.scalar(float("nan"), leaf.type)
@@ -205,7 +227,8 @@ def _merged(entries: list[dict[str, Any]], t: pa.DataType) -> dict[str, Any]:
 
 
 def _order(value: Any, t: pa.DataType) -> Any:
-    table = pa.table([pa.array([from_json(value, t)], t)], ["key"])
+    kept = compared(t)
+    table = pa.table([pa.array([from_json(value, kept)], kept)], ["key"])
     return row_key(table, 0, ("key",))
 
 
@@ -232,8 +255,11 @@ def _leaf_fields(schema: Schema[Any, Any, Any]) -> dict[str, Field]:
 
 def _value(stored: Any, t: pa.DataType, field: Field | None) -> Any:
     """The value that was stored, decoded by the codec of its field; as that of its Arrow type where
-    the codec cannot (a name cut short is no member)."""
-    value = from_json(stored, t)
+    the codec cannot (a name cut short is no member); `None` where Python has none."""
+    try:
+        value = from_json(stored, t)
+    except (ValueError, OverflowError):
+        return None
     if field is None or value is None:
         return value
     try:

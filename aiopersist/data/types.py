@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from aiopersist.data.lazy import pa, pc
+from aiopersist.errors import Unsupported
 
 NONE = type(None)
 
@@ -176,7 +177,13 @@ class Plain(BuiltIn):
         return array
 
     def decode(self, array: pa.Array) -> list[Any]:
-        values: list[Any] = array.to_pylist()
+        try:
+            values: list[Any] = array.to_pylist()
+        except (OverflowError, ValueError) as e:  # Arrow's points in time reach further than Python's
+            raise Unsupported(
+                f"{self.name} holds values that Python's {self.accepted[0].__name__} cannot ({e}): "
+                "read them as Arrow data"
+            ) from e
         return values
 
     def _array(self, values: Sequence[Any], types: set[type]) -> pa.Array:
@@ -280,6 +287,17 @@ def plain(arrow_type: pa.DataType) -> BuiltIn:
     raise TypeError(f"cannot store {t}")
 
 
+def check_storable(t: pa.DataType) -> None:
+    """`TypeError` for a type that Arrow has and Parquet has not: it could be kept inline, and never leave."""
+    if pa.types.is_nested(t):
+        for number in range(t.num_fields):
+            check_storable(t.field(number).type)
+    if pa.types.is_decimal(t) and not 0 <= t.scale <= t.precision:
+        raise TypeError(f"cannot store {t}: its scale is not in [0, {t.precision}]")
+    if pa.types.is_fixed_size_binary(t) and not t.byte_width:
+        raise TypeError(f"cannot store {t}: it has no bytes")
+
+
 def _accepted(t: pa.DataType) -> Iterable[tuple[tuple[type, ...], bool]]:
     is_ = pa.types
     yield (bool,), is_.is_boolean(t)
@@ -325,6 +343,7 @@ def _checked(codec: Codec, values: Sequence[Any]) -> pa.Array:
         array = array.combine_chunks()
     if array.type != codec.arrow_type or len(array) != len(values):
         raise TypeError(f"gave {len(array)} of {array.type} for {len(values)} of {codec.arrow_type}")
+    array.validate(full=True)
     if array.null_count:
         raise ValueError("gave null for a value")
     return canonical(array)

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from aiopersist.data.assemble import at_time, concat
 from aiopersist.data.stats import ColumnStats
 from aiopersist.data.updates import Updates
-from aiopersist.errors import DiffOverflow, LeaseExpired, SinceViolation
+from aiopersist.errors import DiffOverflow, LeaseExpired, SinceViolation, Unsupported
 from aiopersist.frontier import Time
 from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.query import Columns, Query
@@ -106,9 +106,12 @@ class Snapshot(Resource, Generic[K, V]):
         return frame
 
     async def to_pandas(self, where: Any = None, columns: Columns | None = None) -> "pd.DataFrame":
-        """As `to_arrow`, as a pandas frame."""
+        """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python has not."""
         table = await self.to_arrow(where, columns)
-        frame: pd.DataFrame = await self._fetch.stack.compute(table.to_pandas)
+        try:
+            frame: pd.DataFrame = await self._fetch.stack.compute(table.to_pandas)
+        except (OverflowError, ValueError) as e:
+            raise Unsupported(f"pandas cannot hold the contents: {e}", shard_id=self._fetch.shard.id) from e
         return frame
 
     @overload

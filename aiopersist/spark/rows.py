@@ -15,6 +15,7 @@ from aiopersist.data.cast import cast_column
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
 from aiopersist.data.types import Refusal
+from aiopersist.data.valid import check_column
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.spark.columns import Source, invalid, sources
 from aiopersist.spark.maps import as_lists, stored_type
@@ -106,7 +107,11 @@ class Layout:
 
 
 def _cast(name: str, column: Any, wanted: pa.Field) -> Any:
-    """The column as it is stored."""
+    """The column as it is stored. Spark does not look at values either: bytes cast to text are not UTF-8."""
+    try:
+        check_column(column)
+    except Refusal as e:
+        raise _refused(name, e) from e
     if pa.types.is_decimal(column.type) and pa.types.is_integer(wanted.type):
         try:
             column = column.cast(wanted.type)
@@ -115,9 +120,12 @@ def _cast(name: str, column: Any, wanted: pa.Field) -> Any:
     try:
         cast = cast_column(as_lists(column), wanted)
     except Refusal as e:
-        text = f"column {name!r}: {e.reason}: {FIXED}"
-        raise InvalidUpdate(text, row=e.row if e.row >= 0 else None) from e
+        raise _refused(name, Refusal(e.row, f"{e.reason}: {FIXED}")) from e
     return cast.combine_chunks() if cast.num_chunks != 1 else cast.chunk(0)
+
+
+def _refused(name: str, refusal: Refusal) -> InvalidUpdate:
+    return InvalidUpdate(f"column {name!r}: {refusal.reason}", row=refusal.row if refusal.row >= 0 else None)
 
 
 def _by_lower(frame: pa.Schema) -> dict[str, str]:

@@ -73,7 +73,8 @@ class Part:
 
     @cached_property
     def key_lower(self) -> Any:
-        """A value of the key's type that is at or before the least key, cut where that is long."""
+        """A value of the key's type that is at or before the least key, cut where that is long; `None` where
+        Python has no such value."""
         stored = self._hollow.key_lower
         if self._hollow.inline is not None:
             stored = key_lower(self._table())

@@ -1,0 +1,237 @@
+"""Whether Arrow data of others is what its types say. Arrow trusts whoever made an array: bytes that are
+no UTF-8, decimals beyond their precision, a time of 24:00:00 and offsets that go back are carried along
+unseen, until something reads them for the first time. So nothing is taken that was not looked at here.
+
+Arrow's own `validate(full=True)` does the looking, on leaf columns alone. Of a nested array it would look
+at all elements of its children, also where the array is a slice: a table cut into many batches would be
+looked at as a whole for each. So of a nested array its own level is checked, with children of nulls in
+the place of its own, and then that part of the children which its rows have.
+
+A row without a value must be sound, too: what lies beneath it is stored as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.types import Refusal
+
+Array = Any
+
+
+def check_table(table: pa.Table) -> None:
+    """`Refusal` of the first row that is not sound, with its column."""
+    try:
+        table.validate()  # lengths, and sizes of buffers: what all the rest relies on
+    except pa.ArrowException as e:
+        raise Refusal(-1, f"invalid Arrow data: {e}") from e
+    found = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            check_column(column)
+        except Refusal as e:
+            found.append(Refusal(e.row, f"{name}: {e.reason}"))
+    _raise_first(found)
+
+
+def check_column(column: Array) -> None:
+    """`Refusal` of the first row of an array, chunked or not, that is not sound."""
+    start = 0
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        try:
+            check_array(chunk)
+        except Refusal as e:
+            raise Refusal(e.row if e.row < 0 else start + e.row, e.reason) from e
+        start += len(chunk)
+
+
+def check_array(array: Array) -> None:
+    """`Refusal` of the first row that is not sound, or of the array as a whole (-1)."""
+    try:
+        array.validate()
+    except pa.ArrowException as e:
+        raise Refusal(-1, f"invalid Arrow data: {e}") from e
+    _check(array)
+
+
+def _check(array: Array) -> None:
+    is_, t = pa.types, array.type
+    if isinstance(array, pa.ExtensionArray):
+        _check(array.storage)
+    elif is_.is_struct(t):
+        _check_level(array)
+        _check_fields(array)
+    elif is_.is_list(t) or is_.is_large_list(t) or is_.is_map(t):
+        _check_level(array)
+        _check_elements(array)
+    elif is_.is_fixed_size_list(t):
+        _check_level(array)
+        _check_fixed(array)
+    elif is_.is_list_view(t) or is_.is_large_list_view(t):
+        _check_level(array)
+        _within(array.flatten(), "in a list", lambda at: list_of(array, at))
+    elif is_.is_dictionary(t):
+        _check_dictionary(array)
+    elif is_.is_run_end_encoded(t):
+        _check_runs(array)
+    else:
+        _check_whole(array)
+
+
+def _check_level(array: Array) -> None:
+    """Its nulls and offsets, without its children."""
+    try:
+        hollow = _hollow(array)
+    except pa.ArrowException as e:  # it is looked at as it is made
+        raise Refusal(-1, f"invalid Arrow data: {e}") from e
+    _check_whole(hollow)
+
+
+def _hollow(array: Array) -> Array:
+    """The array with nulls in the place of its children."""
+    is_, t = pa.types, array.type
+    buffers = array.buffers()
+    if is_.is_struct(t):
+        return pa.Array.from_buffers(pa.struct([]), len(array), buffers[:1], array.null_count, array.offset)
+    size = len(array.keys if is_.is_map(t) else array.values)
+    kind = _hollow_type(t)
+    given = len(array), buffers[: kind.num_buffers], array.null_count, array.offset
+    return pa.Array.from_buffers(kind, *given, [pa.nulls(size)])
+
+
+def _hollow_type(t: pa.DataType) -> pa.DataType:
+    is_ = pa.types
+    if is_.is_fixed_size_list(t):
+        return pa.list_(pa.null(), t.list_size)
+    if is_.is_large_list(t):
+        return pa.large_list(pa.null())
+    if is_.is_list_view(t):
+        return pa.list_view(pa.null())
+    return pa.large_list_view(pa.null()) if is_.is_large_list_view(t) else pa.list_(pa.null())
+
+
+def _check_fields(array: Array) -> None:
+    found = []
+    for number, field in enumerate(array.type):
+        try:
+            _check(array.field(number))
+        except Refusal as e:
+            found.append(Refusal(e.row, f"field {field.name!r}: {e.reason}"))
+    _raise_first(found)
+
+
+def _raise_first(found: list[Refusal]) -> None:
+    if found:
+        raise min(found, key=lambda e: e.row)
+
+
+def _check_elements(array: Array) -> None:
+    """Those from the first offset to the last: they are known to rise."""
+    offsets = array.offsets
+    start, end = (offsets[at].as_py() for at in (0, len(array)))
+
+    def row(at: int) -> int:
+        return _last_at_most(offsets, start + at)
+
+    halves = (array.keys, array.items) if pa.types.is_map(array.type) else (array.values,)
+    for half in halves:
+        _within(half.slice(start, end - start), "in a list", row)
+
+
+def _check_fixed(array: Array) -> None:
+    size = array.type.list_size
+    values = array.values.slice(array.offset * size, len(array) * size)
+    _within(values, "in a list", lambda at: at // size)
+
+
+def _check_dictionary(array: Array) -> None:
+    """Of the entries only those that rows have."""
+    entries, indices = array.dictionary, array.indices
+    _check_whole(pa.DictionaryArray.from_arrays(indices, pa.nulls(len(entries)), safe=False))
+    try:
+        _check(entries)
+    except Refusal as e:
+        faulty = [at for at in range(len(entries)) if not _is_sound(entries.slice(at, 1))]
+        rows = pc.is_in(indices, pa.array(faulty, indices.type))
+        row = pc.index(rows, pa.scalar(True)).as_py()
+        if row >= 0:
+            raise Refusal(row, f"in a dictionary: {e.reason}") from e
+
+
+def _is_sound(array: Array) -> bool:
+    try:
+        _check(array)
+    except Refusal:
+        return False
+    return True
+
+
+def _check_runs(array: Array) -> None:
+    ends = array.run_ends
+    nothing = pa.nulls(len(ends))
+    kind = pa.run_end_encoded(ends.type, nothing.type)
+    _check_whole(pa.Array.from_buffers(kind, len(array), [None], 0, array.offset, [ends, nothing]))
+    first, runs = array.find_physical_offset(), array.find_physical_length()
+
+    def row(run: int) -> int:
+        return max(ends[first + run - 1].as_py() - array.offset, 0) if run else 0
+
+    _within(array.values.slice(first, runs), "in a run", row)
+
+
+def _within(elements: Array, where: str, row: Any) -> None:
+    try:
+        _check(elements)
+    except Refusal as e:
+        raise Refusal(e.row if e.row < 0 else row(e.row), f"{where}: {e.reason}") from e
+
+
+def _check_whole(array: Array) -> None:
+    if (fault := _fault(array)) is not None:
+        raise Refusal(_first_faulty(array), f"invalid Arrow data: {fault}") from fault
+
+
+def _fault(array: Array) -> Any:
+    """What Arrow has to say against it; `None` for nothing."""
+    try:
+        array.validate(full=True)
+        if pa.types.is_timestamp(array.type) and array.type.unit == "s":
+            array.cast(pa.timestamp("ms", array.type.tz))  # Parquet and polars have no seconds
+        if pa.types.is_duration(array.type) and array.type.unit == "s":
+            array.cast(pa.duration("ms"))
+    except pa.ArrowException as e:
+        return e
+    return None
+
+
+def _first_faulty(array: Array) -> int:
+    """The first row that is not sound, found by halving; the array as a whole is not. -1 if each half
+    is, by itself."""
+    start, size = 0, len(array)
+    while size > 1:
+        half = size // 2
+        if _fault(array.slice(start, half)) is not None:
+            size = half
+        else:
+            start, size = start + half, size - half
+    return start if size and _fault(array.slice(start, 1)) is not None else -1
+
+
+def _last_at_most(offsets: Array, at: int) -> int:
+    """The row of a list that holds the element `at`: the last one that begins at or before it."""
+    low, high = 0, len(offsets) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if offsets[middle].as_py() <= at:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def list_of(array: Array, element: int) -> int:
+    """The row of the list, of any kind, that holds an element of the flattened array."""
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
+    row: int = pc.index(pc.greater(ends, element), pa.scalar(True)).as_py()
+    return row
