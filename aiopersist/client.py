@@ -34,13 +34,13 @@ from aiopersist.read.handle import ReadHandle
 from aiopersist.read.leased import FetchesParts
 from aiopersist.read.shared import SharesReads
 from aiopersist.read.since import SinceHandle
-from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Resource, Scope, Supervisor, run_bounded
+from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Root, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard import catalog
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.client_part import SHARDS_KEPT
+from aiopersist.shard.client_part import SHARDS_KEPT, labels
 from aiopersist.shard.commit import commit
 from aiopersist.shard.lease import check_lease_s
 from aiopersist.shard.shard import Shard
@@ -100,22 +100,25 @@ def open(  # noqa: A001  # `ap.open`
         except BaseException:
             await client.aclose()
             raise
+        client._left_open = True
         return client
 
-    return Opening(connect)
+    return Opening(connect, "aiopersist.open(...)")
 
 
-class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactions, OpensMore, Resource):
+class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactions, OpensMore, Root):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(self, stores: Stores, settings: Settings, runtime: Runtime, maintenance: bool) -> None:
-        self._calls = Scope("the client", label_of=self._label_of)  # ends first: then nothing new begins
-        self._scope = Scope("the client", label_of=self._label_of)  # of handles: ends once they are released
+        self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
+        label_of = labels(self._shards)
+        self._calls = Scope("the client", label_of=label_of)  # ends first: then nothing new begins
+        self._scope = Scope("the client", label_of=label_of)  # of handles: ends once they are released
         self._openings: set[asyncio.Future[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._stores = stores
         blob, consensus, self._metrics = stack(*stores.guarded(), settings, runtime)
-        owner = Supervisor(runtime, self._label_of)
+        owner = Supervisor(runtime, label_of)
         self._stack = Stack(blob, consensus, settings, runtime, owner, readonly=stores.readonly)
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
         self._hasty_blob, self._hasty_consensus, _ = stack(*stores.guarded(), hasty, runtime)
@@ -123,7 +126,6 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         self._rounds = Rounds(
             self._stack, lambda shard: self._maintenance.of(self._shard(catalog.id_of(shard)))
         )
-        self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
         self._handles: set[Handle] = set()
         self._recent: deque[Shard] = deque(maxlen=SHARDS_KEPT)
 
@@ -163,7 +165,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
             found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId), shard)
             return await WriteHandle.open(found, schema, self._scope)
 
-        return Opening(lambda: self._opened(open_writer))
+        return Opening(lambda: self._opened(open_writer), f"client.writer({shard!r}, ...)")
 
     @overload
     def reader(
@@ -227,7 +229,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
                 lease_s=lease_s,
             )
 
-        return Opening(lambda: self._opened(open_reader))
+        return Opening(lambda: self._opened(open_reader), f"client.reader({shard!r})")
 
     def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
         """The hold of that id, which never expires; made at the shard's since, with `opaque`, if it is not
@@ -238,7 +240,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
             found = await self._existing(shard)
             return await SinceHandle.open(found, reader, opaque, self._scope)
 
-        return Opening(lambda: self._opened(open_since))
+        return Opening(lambda: self._opened(open_since), f"client.critical_since({shard!r}, ...)")
 
     # --- shards ----------------------------------------------------------------------------------
 
@@ -322,6 +324,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         if self._closing is None or not self._closing.done():
             self._calls.check_place()
         if self._closing is None:
+            self._left_open = False
             task = self._closing = asyncio.create_task(self._close(), name="close a client")
             _closing.add(task)
             task.add_done_callback(_closing.discard)

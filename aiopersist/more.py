@@ -36,7 +36,8 @@ class OpensMore(ABC):
         return Opening(
             lambda: self._opened(
                 lambda: opened(self._stack, self._scope, name, readonly=readonly, background=background)
-            )
+            ),
+            f"client.indexed({name!r})",
         )
 
     def stash(
@@ -61,4 +62,4 @@ class OpensMore(ABC):
         async def open_stash() -> Stash:
             return await open_place(place, mode, stack.settings, stack.runtime, self._scope)
 
-        return Opening(lambda: self._opened(open_stash))
+        return Opening(lambda: self._opened(open_stash), "client.stash(...)")

@@ -2,6 +2,7 @@
 
 - `Opening` is what an opener returns: `await` it, or enter it with `async with`. It enters no task
   group and no cancel scope, so a resource may be closed in another task than it was opened in.
+- `Root` is a resource that no other closes: a client.
 - `Supervisor` owns every task of a client. A failure of its tasks is logged and counted; it never
   cancels the code of a user.
 - `Scope` is the life of a handle: it refuses calls from another loop, thread or process and calls
@@ -11,12 +12,13 @@
 
 import asyncio
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.failures import Failures
@@ -48,18 +50,55 @@ class Resource(ABC):
         await self.aclose()
 
 
-class Opening(Generic[R]):
-    """`r = await opening`, or `async with opening as r`, which closes `r` at the end."""
+class Root(Resource):
+    """A resource that no other closes: one that is dropped without `aclose` warns."""
 
-    def __init__(self, open: Callable[[], Awaitable[R]]) -> None:
+    _left_open = False
+
+    def __del__(self) -> None:
+        if self._left_open:
+            text = f"a {type(self).__name__} was never closed: enter it with `async with`, or await aclose()"
+            warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
+
+
+class Opening(Coroutine[Any, Any, R], Generic[R]):
+    """`r = await opening`, or `async with opening as r`, which closes `r` at the end. Used as if it were `r`
+    it says so; dropped unused it warns, as a coroutine does, and a task can be made of it as of one. `call`
+    is what the user wrote."""
+
+    def __init__(self, open: Callable[[], Coroutine[Any, Any, R]], call: str) -> None:
         self._open = open
+        self._call = call
+        self._begun = False
+        self._steps: Coroutine[Any, Any, R] | None = None
+        """Of a task that was made of it."""
         self._resource: R | None = None
 
     def __await__(self) -> Generator[Any, Any, R]:
+        self._begun = True
         return self._open().__await__()
 
+    def send(self, value: Any) -> Any:
+        """As of a coroutine."""
+        return self._coroutine().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As of a coroutine."""
+        return self._coroutine().throw(*error)
+
+    def close(self) -> None:
+        """As of a coroutine: it will not be awaited."""
+        self._begun = True
+        if self._steps is not None:
+            self._steps.close()
+
+    def _coroutine(self) -> Coroutine[Any, Any, R]:
+        self._begun = True
+        self._steps = self._steps or self._open()
+        return self._steps
+
     async def __aenter__(self) -> R:
-        self._resource = await self._open()
+        self._resource = await self
         return self._resource
 
     async def __aexit__(
@@ -67,6 +106,33 @@ class Opening(Generic[R]):
     ) -> None:
         if self._resource is not None:
             await self._resource.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Opening of {self._call}>"
+
+    def __del__(self) -> None:
+        if not self._begun:
+            warnings.warn(self._advice("was never awaited"), RuntimeWarning, source=self, stacklevel=2)
+
+    def _advice(self, what: str) -> str:
+        call = self._call
+        return f"{call} {what}: write `await {call}`, or `async with {call} as ...:`, which also closes it"
+
+    if not TYPE_CHECKING:  # a type checker is to say that an opening has none of these
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(self._advice(f"was not awaited, so it has no {name!r} yet"))
+
+        def __enter__(self) -> None:
+            raise TypeError(self._advice("is opened asynchronously"))
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def __aiter__(self) -> None:
+            raise TypeError(self._advice("was not awaited, so nothing comes of it yet"))
 
 
 class Supervisor:

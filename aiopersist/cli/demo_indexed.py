@@ -194,7 +194,7 @@ class Demo:
         """All that was authored by each of these times, summed over all streams."""
         found: dict[int, Counter[Row]] = {time: Counter() for time in times}
         for stream in self.folders.values():
-            async with await self.ix.snapshot(stream) as snapshot:
+            async with self.ix.snapshot(stream) as snapshot:
                 for rows in snapshot.split(2):
                     async for path, version, at, diff in rows:
                         for time in times[bisect_left(times, at) :]:
@@ -240,7 +240,7 @@ async def _run(
     name = f"git-{commits[0]}"
     async with clients[0].indexed(name) as ix, clients[1].indexed(name, readonly=True) as reader:
         known = await ix.register(COMMITS, str, int)
-        async with await ix.snapshot(known) as snapshot:
+        async with ix.snapshot(known) as snapshot:
             done = {update.key for update in await snapshot.rows()}
         walk = Walk(commits, dates, max(limit or len(commits), len(done)))
         with Progress(*columns, console=console) as bars:

@@ -184,7 +184,7 @@ class SharesCompactions(ClientPart):
             with self._calls.call():  # so that closing the client ends what waits for a claim
                 return await _claimed(found, last, self._scope)
 
-        return Opening(lambda: self._opened(open_round))
+        return Opening(lambda: self._opened(open_round), f"client.shared_compaction({shard!r})")
 
     async def compact_piece(self, data: bytes) -> bytes:
         """Do a piece of a compaction, here or in another process; the result is for its `apply`. In memory

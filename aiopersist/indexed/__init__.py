@@ -21,7 +21,7 @@
 from aiopersist.indexed.core import Stream
 from aiopersist.indexed.errors import Fenced, IndexedError, Refused, Stopped, UnknownStream
 from aiopersist.indexed.indexed import Indexed
-from aiopersist.indexed.listen import Listener, Records, Sealed
+from aiopersist.indexed.listen import Listener, Listening, Records, Sealed
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.indexed.upkeep import CompactionRequest, CompactionResponse
 from aiopersist.indexed.view import StreamView
@@ -33,6 +33,7 @@ __all__ = [
     "Indexed",
     "IndexedError",
     "Listener",
+    "Listening",
     "Records",
     "Refused",
     "Sealed",

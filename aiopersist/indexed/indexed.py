@@ -21,11 +21,11 @@ from aiopersist.indexed.committer import Committer
 from aiopersist.indexed.core import Core, Stream
 from aiopersist.indexed.draft import AllowCompaction, Destroy, Register, Rows, Seal
 from aiopersist.indexed.errors import Stopped
-from aiopersist.indexed.listen import Listener
+from aiopersist.indexed.listen import Listener, Listening
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.indexed.upkeep import CompactionRequest, CompactionResponse, Upkeep
 from aiopersist.indexed.view import StreamView, view_of
-from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
+from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import check_name
 from aiopersist.shard.commit import commit
@@ -137,18 +137,29 @@ class Indexed(Resource):
 
     # --- reading ---------------------------------------------------------------------------------
 
-    async def snapshot(self, stream: "Stream[K, V]") -> StreamSnapshot[K, V]:
+    def snapshot(self, stream: "Stream[K, V]") -> Opening[StreamSnapshot[K, V]]:
         """All that is durable now. Close it when you are done. No request for the owner; one for a reader."""
-        with self._call():
-            return (await self._read(stream))[0]
 
-    async def listen(self, stream: "Stream[K, V]") -> tuple[StreamSnapshot[K, V], Listener[K, V]]:
-        """A snapshot, and what comes after exactly that: per commit one `Records`, then one `Sealed`, as far
-        as there was anything. Close both."""
-        with self._call():
-            snapshot, fetch = await self._read(stream)  # no await from there to here
-            hold, queue_max = self._shard.hold, self._stack.settings.listen_queue_max
-            return snapshot, Listener(stream.name, fetch, self._core.feed, hold.reader, queue_max)
+        async def open_snapshot() -> StreamSnapshot[K, V]:
+            with self._call():
+                return (await self._read(stream))[0]
+
+        return Opening(open_snapshot, "indexed.snapshot(...)")
+
+    def listen(self, stream: "Stream[K, V]") -> Opening[Listening[K, V]]:
+        """A pair: a snapshot, and what comes after exactly that: per commit one `Records`, then one `Sealed`,
+        as far as there was anything. Close both; `async with` does."""
+
+        async def open_listen() -> Listening[K, V]:
+            with self._call():
+                snapshot, fetch = await self._read(stream)  # no await from there to here
+                hold, queue_max = self._shard.hold, self._stack.settings.listen_queue_max
+                listener: Listener[K, V] = Listener(
+                    stream.name, fetch, self._core.feed, hold.reader, queue_max
+                )
+                return Listening(snapshot, listener)
+
+        return Opening(open_listen, "indexed.listen(...)")
 
     async def inspect(self, stream: "str | Stream[Any, Any]") -> StreamView:
         """The stream from within."""

@@ -8,11 +8,12 @@ is the metadata: a listener fetches the updates when they are taken, and pins wh
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.data.updates import Updates
 from aiopersist.errors import Error, LeaseExpired
 from aiopersist.indexed.hollow import of_unsealed
+from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.resource import Resource, Scope
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.log import Truncated, versions_between
@@ -269,3 +270,23 @@ class Listener(Resource, Generic[K, V]):
             return
         unpin, self._unpin = self._unpin, self._fetch.shard.register.pin(seqno)
         unpin()
+
+
+class Listening(NamedTuple, Generic[K, V]):
+    """What `listen` gives: may be unpacked, and entered, which closes both at the end."""
+
+    snapshot: StreamSnapshot[K, V]
+    listener: Listener[K, V]
+
+    async def aclose(self) -> None:
+        """Close both. Idempotent."""
+        try:
+            await self.listener.aclose()
+        finally:
+            await self.snapshot.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()

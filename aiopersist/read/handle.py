@@ -117,7 +117,7 @@ class ReadHandle(Resource, Generic[K, V]):
         read, or `NotReadable` at once if nothing was appended yet. Waits until `upper` has passed `as_of`,
         or raises `NotReadable` with `wait=False`. `SinceViolation` at once if history at `as_of` is no
         longer held. No request for a time that is known to be complete."""
-        return Opening(lambda: self._open_snapshot(as_of, wait))
+        return Opening(lambda: self._open_snapshot(as_of, wait), "reader.snapshot(...)")
 
     async def _open_snapshot(self, as_of: Time | None, wait: bool) -> Snapshot[K, V]:
         with self._scope.call():
@@ -191,11 +191,11 @@ class ReadHandle(Resource, Generic[K, V]):
         """All updates whose time is not `<= as_of`, as they come. Without `as_of` and `cursor` from the
         shard's upper on, by one linearizable read. Ends with the empty frontier, or with the first
         progress at or past `until`."""
-        return Opening(lambda: self._open_listen(as_of, cursor, until))
+        return Opening(lambda: self._open_listen(as_of, cursor, until), "reader.listen(...)")
 
     def subscribe(self, as_of: Time | None = None, cursor: str | None = None) -> Opening[Listen]:
         """The snapshot at `as_of` as updates at `as_of`, then what comes after: no gap, no overlap."""
-        return Opening(lambda: self._open_subscribe(as_of, cursor))
+        return Opening(lambda: self._open_subscribe(as_of, cursor), "reader.subscribe(...)")
 
     async def _open_listen(
         self, as_of: Time | None, cursor: str | None, until: Antichain | Time | None

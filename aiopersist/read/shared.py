@@ -193,7 +193,7 @@ class SharesReads(ClientPart):
                     error.shard_id = error.shard_id or found.id
                     raise
 
-        return Opening(lambda: self._opened(open_read))
+        return Opening(lambda: self._opened(open_read), f"client.shared_read({shard!r})")
 
     def read_piece(self, data: bytes, where: Any = None) -> "Items[pa.RecordBatch]":
         """The rows of a piece of a shared read, here or in another process, as Arrow batches in order:

@@ -16,13 +16,22 @@ H = TypeVar("H", bound=Handle)
 SHARDS_KEPT = 8
 
 
+def labels(shards: WeakValueDictionary[str, Shard]) -> Callable[[str], str | None]:
+    """What the user calls the shard of an id, of those that are open. It keeps no client alive."""
+
+    def label_of(shard_id: str) -> str | None:
+        shard = shards.get(shard_id)
+        return None if shard is None else shard.label
+
+    return label_of
+
+
 class ClientPart(ABC):
     """See the header."""
 
     _calls: Scope
     _scope: Scope
     _stack: Stack
-    _shards: WeakValueDictionary[str, Shard]
     _recent: deque[Shard]
     """Shards that pieces of work from elsewhere were about, `SHARDS_KEPT` of them: no handle keeps them, and
     their states are not to be loaded anew for each piece."""
@@ -38,11 +47,6 @@ class ClientPart(ABC):
     @abstractmethod
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
         """What `opener` gives, as a handle of the client."""
-
-    def _label_of(self, shard_id: str) -> str | None:
-        """What the user calls the shard of that id, if it is open."""
-        shard = self._shards.get(shard_id)
-        return None if shard is None else shard.label
 
     async def _for_a_piece(self, name: str) -> Shard:
         """`_existing`, for a piece of work from elsewhere."""

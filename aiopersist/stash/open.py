@@ -89,7 +89,13 @@ def open(  # noqa: A001  # `ap.stash.open`
     mode = Mode(exclusive, readonly, savepoint)
     mode.check()
     place = _place(url, runtime, chosen)
-    return Opening(lambda: opened(place, mode, chosen, runtime))
+
+    async def open_stash() -> Stash:
+        stash = await opened(place, mode, chosen, runtime)
+        stash._left_open = True
+        return stash
+
+    return Opening(open_stash, "aiopersist.stash.open(...)")
 
 
 def place_beside(

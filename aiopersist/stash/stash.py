@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from aiopersist.data.codec import Schema
 from aiopersist.frontier import Antichain, Time
-from aiopersist.resource import Resource, Scope
+from aiopersist.resource import Root, Scope
 from aiopersist.stash import rules
 from aiopersist.stash.collection import (
     AppendBatch,
@@ -52,7 +52,7 @@ T = TypeVar("T")
 _closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is cancelled
 
 
-class Stash(Resource):
+class Stash(Root):
     """Named collections, read whole and written in transactions. Serves many tasks at once; its own
     changes take turns.
 
@@ -78,6 +78,7 @@ class Stash(Resource):
         cancelled. Calls that wait end with `CLOSED`; theirs may be that change."""
         if self._closing is None:
             self._scope.close()
+            self._left_open = False
             self._closing = asyncio.create_task(self._released(), name="close a stash")
             _closing.add(self._closing)
             self._closing.add_done_callback(_closing.discard)

@@ -166,7 +166,7 @@ class WriteHandle(Resource, Generic[K, V]):
                     registration.release()
                     raise
 
-        return Opening(open_builder)
+        return Opening(open_builder, "writer.builder(...)")
 
     def to_transmittable(self) -> bytes:
         """This writer as bytes, so that other processes build batches under its registration

@@ -80,7 +80,7 @@ class BuildsElsewhere(ClientPart):
                 registration.release()
                 raise
 
-        return Opening(lambda: self._opened(open_builder))
+        return Opening(lambda: self._opened(open_builder), "client.builder(...)")
 
 
 def _shard_of(told: TransmittedWriter) -> str:
