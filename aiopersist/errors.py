@@ -158,10 +158,11 @@ class NotReadable(Error):
 
 
 class OpaqueMismatch(Error):
-    """Another owner has taken over; stop."""
+    """Another owner has taken over; stop. `actual` is `None` where the hold was released."""
 
     def __init__(self, expected: object, actual: object, *, shard_id: str | None = None) -> None:
-        super().__init__(f"opaque is {actual}, expected {expected}", shard_id=shard_id)
+        found = "the hold was released" if actual is None else f"opaque is {actual}"
+        super().__init__(f"{found}, expected {expected}", shard_id=shard_id)
         self.expected = expected
         self.actual = actual
 

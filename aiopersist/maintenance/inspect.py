@@ -1,5 +1,8 @@
 """What a shard looks like from within: a view for people, dashboards and tests."""
 
+from math import inf
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
 from aiopersist.errors import UnknownShard
@@ -52,6 +55,34 @@ class BatchView(BaseModel):
         )
 
 
+class HoldView(BaseModel):
+    """Who keeps history, and from when on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["reader", "named", "critical", "retention"]
+    """A reader that has a lease; a hold by name; a critical since; the policy of `retain`."""
+    id: str
+    """Of the reader, the name of the hold, or the id of the critical since."""
+    since: Antichain
+    behind: int | None
+    """Times between it and upper, of int times."""
+    pins: bool
+    """Whether the shard's since cannot move on because of it."""
+
+    @classmethod
+    def of(cls, kind: str, id: str, since: Antichain, state: State) -> "HoldView":
+        return cls.model_validate(
+            {
+                "kind": kind,
+                "id": id,
+                "since": since,
+                "behind": _behind(since, state.upper),
+                "pins": bool(since.elements) and since <= state.since,
+            }
+        )
+
+
 class ShardView(BaseModel):
     """One shard at its newest version."""
 
@@ -73,6 +104,9 @@ class ShardView(BaseModel):
     claims: dict[int, Claim]
     readers: dict[str, LeasedReader]
     critical: dict[str, CriticalReader]
+    holds: list[HoldView]
+    """All that keep history, those that are furthest behind first: a critical since that was forgotten is
+    among the first, and `critical_since(...)` and `release` end it."""
     retention: Retention | None
     writers: dict[str, Writer]
     transactions: dict[str, Transaction]
@@ -106,6 +140,7 @@ def _view(state: State, earliest: int) -> ShardView:
         claims=state.claims,
         readers=state.readers,
         critical=state.critical,
+        holds=_holds(state),
         retention=state.retention.get(0),
         writers=state.writers,
         transactions=dict(state.transactions),
@@ -113,3 +148,25 @@ def _view(state: State, earliest: int) -> ShardView:
         blob_bytes=sum(batch.blob_bytes for batch in batches),
         inline_bytes=state.inline_bytes,
     )
+
+
+def _holds(state: State) -> list[HoldView]:
+    readers = [
+        HoldView.of("named" if r.name else "reader", r.name or reader, r.since, state)
+        for reader, r in state.readers.items()
+        if r.since.elements
+    ]
+    critical = [HoldView.of("critical", reader, c.since, state) for reader, c in state.critical.items()]
+    policy = [HoldView.of("retention", "retain", p.hold, state) for p in state.retention.values()]
+    return sorted([*readers, *critical, *policy], key=lambda hold: (not hold.pins, -_far(hold.behind)))
+
+
+def _far(behind: int | None) -> float:
+    return -inf if behind is None else behind
+
+
+def _behind(since: Antichain, upper: Antichain) -> int | None:
+    if len(since.elements) != 1 or len(upper.elements) != 1:
+        return None
+    first, last = since.time, upper.time
+    return last - first if isinstance(first, int) and isinstance(last, int) else None

@@ -11,7 +11,7 @@ from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import CriticalReader
-from aiopersist.state.retention import DowngradeCritical, RegisterCritical
+from aiopersist.state.retention import DowngradeCritical, RegisterCritical, ReleaseCritical
 
 
 class SinceHandle(Resource):
@@ -30,7 +30,8 @@ class SinceHandle(Resource):
         """Take the hold of that id, or make it at the shard's since. One commit for a new one."""
         own = Scope(f"the critical since {reader!r}", scope, shard.id)
         try:
-            record: CriticalReader = await commit(shard.register, RegisterCritical(reader, opaque), Slot())
+            command = RegisterCritical(reader, _opaque(opaque))
+            record: CriticalReader = await commit(shard.register, command, Slot())
         except BaseException:
             own.close()
             raise
@@ -66,12 +67,23 @@ class SinceHandle(Resource):
                 try:
                     self._record = await commit(self._shard.register, command, self._slot)
                 except OpaqueMismatch:
-                    self._record = self._shard.state.critical[self._reader]
+                    self._record = self._shard.state.critical.get(self._reader, self._record)
                     raise
                 return self._record.since
 
+    async def release(self, expected_opaque: int) -> None:
+        """End the hold, if its opaque is `expected_opaque`, and close the handle: it holds nothing back any
+        more, and its id is free. Since stays where it is until another hold or `retain` moves it.
+        `OpaqueMismatch` if another owner has taken over, or released it. One commit."""
+        with self._scope.call():
+            async with self._turn:
+                await settle(self._slot)
+                command = ReleaseCritical(self._reader, _opaque(expected_opaque))
+                await commit(self._shard.register, command, self._slot)
+        await self.aclose()
+
     async def aclose(self) -> None:
-        """Close the handle; the hold stays. Idempotent."""
+        """Close the handle; the hold stays, for ever unless somebody ends it (`release`). Idempotent."""
         self._scope.close()
 
     def __repr__(self) -> str:

@@ -57,9 +57,9 @@ class DowngradeCritical:
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        found = state.critical[self.reader]
-        if found.opaque != self.expected:
-            return Keep(error=OpaqueMismatch(self.expected, found.opaque))
+        found = state.critical.get(self.reader)
+        if found is None or found.opaque != self.expected:
+            return Keep(error=OpaqueMismatch(self.expected, found.opaque if found else None))
         record = CriticalReader(since=found.since.join(self.since), opaque=self.opaque)
         return commit(state, context, result=record, moved=True, critical={self.reader: record})
 
@@ -68,6 +68,25 @@ class DowngradeCritical:
         found = state.critical.get(self.reader)
         is_ours = found is not None and found.opaque == self.opaque and self.since <= found.since
         return True if is_ours and self.opaque != self.expected else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseCritical:
+    """End the critical reader, if its opaque is `expected`. Since stays as it is, until another moves it."""
+
+    reader: str
+    expected: int
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        found = state.critical.get(self.reader)
+        if found is None or found.opaque != self.expected:
+            return Keep(error=OpaqueMismatch(self.expected, found.opaque if found else None))
+        return commit(state, context, drop={"critical": (self.reader,)})
+
+    def happened(self, state: State) -> bool | None:
+        """Another may have made it anew."""
+        return None if self.reader in state.critical else True
 
 
 @dataclass(frozen=True, slots=True)
