@@ -22,6 +22,7 @@ from aiopersist.errors import (
     SchemaMismatch,
     StorageUnavailable,
     UnknownShard,
+    shown,
 )
 from aiopersist.frontier import Antichain, Time, frontier
 from aiopersist.gc.collect import bury
@@ -36,7 +37,7 @@ from aiopersist.read.shared import SharesReads
 from aiopersist.read.since import SinceHandle
 from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Root, Scope, Supervisor, run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings
+from aiopersist.settings import Settings, settings_from_environment
 from aiopersist.shard import catalog
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
@@ -88,7 +89,7 @@ def open(  # noqa: A001  # `ap.open`
     Every call that writes is `Unsupported`.
     """
     found = parse_location(location, blob, consensus)
-    chosen = settings or Settings()
+    chosen = settings or settings_from_environment()
     stores = open_stores(found, runtime=runtime, readonly=readonly)
 
     async def connect() -> Client:
@@ -100,7 +101,7 @@ def open(  # noqa: A001  # `ap.open`
         except BaseException:
             await client.aclose()
             raise
-        client._left_open = True
+        client._tasks = client._stack.supervisor
         return client
 
     return Opening(connect, "aiopersist.open(...)")
@@ -324,7 +325,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         if self._closing is None or not self._closing.done():
             self._calls.check_place()
         if self._closing is None:
-            self._left_open = False
+            self._tasks = None
             task = self._closing = asyncio.create_task(self._close(), name="close a client")
             _closing.add(task)
             task.add_done_callback(_closing.discard)
@@ -386,5 +387,5 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
 
 def _checked(schema: object) -> Schema[Any, Any, Any]:
     if not isinstance(schema, Schema):
-        raise TypeError(f"{schema!r:.80} is not an aiopersist.Schema")
+        raise TypeError(f"{shown(schema)} is not an aiopersist.Schema")
     return schema

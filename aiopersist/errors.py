@@ -43,6 +43,15 @@ def _rebuild(cls: type[Error], args: tuple[Any, ...], attributes: dict[str, Any]
     return error
 
 
+def shown(value: object, limit: int = 80) -> str:
+    """The repr of a value as messages show it: cut where it is long, with its last bracket or quote."""
+    text = repr(value)
+    if len(text) <= limit:
+        return text
+    last = text[-1] if text[-1] in "'\")]}>" else ""
+    return f"{text[: limit - 4]}...{last}"
+
+
 class UsageKind(StrEnum):
     """What a caller did wrong; `InvalidUsage.kind`."""
 
@@ -64,6 +73,7 @@ class UsageKind(StrEnum):
     INVALID_APPEND = "INVALID_APPEND"
     INVALID_TYPE = "INVALID_TYPE"
     INVALID_MODE = "INVALID_MODE"
+    INVALID_SETTING = "INVALID_SETTING"
     WRONG_LOOP = "WRONG_LOOP"
     CLOSED = "CLOSED"
 
@@ -91,10 +101,14 @@ class InvalidUpdate(Error, ValueError):
 
 
 class CodecMismatch(Error):
-    """The shard is stored with another schema than the one asked for."""
+    """The shard is stored with another schema than the one asked for. Ask for the stored one (a reader
+    without a schema does), or let it evolve: `client.compare_and_evolve_schema`."""
 
-    def __init__(self, requested: object, actual: object, *, shard_id: str | None = None) -> None:
-        super().__init__(f"stored as {actual}, asked for as {requested}", shard_id=shard_id)
+    def __init__(
+        self, requested: object, actual: object, *, differences: str = "", shard_id: str | None = None
+    ) -> None:
+        text = differences or f"stored as {actual}, asked for as {requested}"
+        super().__init__(text, shard_id=shard_id)
         self.requested = requested
         self.actual = actual
 
@@ -196,6 +210,11 @@ class Indeterminate(Error):
 
 class Corruption(Error):
     """What was stored is not what was written. It is never served as data."""
+
+
+class MissingPart(Corruption):
+    """A part that the newest state names is not in the blob store: it was deleted, or the store was restored.
+    `fsck` tells which."""
 
 
 class DiffOverflow(Error):

@@ -12,7 +12,7 @@ compaction function of differential dataflow ("advance_by", McSherry et al.).
 from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 
 Time = int | tuple[int, ...]
 TIME_MAX = 2**63 - 1  # times are stored as signed INT64
@@ -29,7 +29,7 @@ def check_time(time: object) -> Time:
         return check_time(int(time))
     raise InvalidUsage(
         UsageKind.INVALID_TIME,
-        f"{time!r} is not a time: an int in [0, 2**63) or a tuple of them",
+        f"{shown(time)} is not a time: an int in [0, 2**63) or a tuple of them",
         time=time,
     )
 
@@ -57,10 +57,14 @@ def meet(a: Time, b: Time) -> Time:
 
 @final
 class Antichain:
-    """A frontier: immutable, hashable, minimal elements only, sorted. `Antichain()` is empty."""
+    """A frontier: immutable, hashable, minimal elements only, sorted. `Antichain()` is empty.
+
+    `<`, `<=`, `>`, `>=` compare frontiers, and a frontier with a time, which is taken as the frontier of
+    that time: `reader.upper > 5`. Equality is of frontiers alone: say `upper.time == 5`."""
 
     __slots__ = ("elements",)
     elements: tuple[Time, ...]
+    """The times that it is made of: sorted, none less than another; `()` of the empty frontier."""
 
     def __init__(self, *elements: Time) -> None:
         if len(elements) != 1:
@@ -92,21 +96,21 @@ class Antichain:
         """Whether `time` is strictly beyond an element."""
         return any(e != time and less_equal(e, _same_shape(self, time)) for e in self.elements)
 
-    def __le__(self, other: "Antichain") -> bool:
-        if not isinstance(other, Antichain):
-            return NotImplemented
-        return all(self.less_equal(t) for t in other.elements)
+    def __le__(self, other: "Antichain | Time") -> bool:
+        found = _comparable(other)
+        return NotImplemented if found is None else all(self.less_equal(t) for t in found.elements)
 
-    def __lt__(self, other: "Antichain") -> bool:
-        if not isinstance(other, Antichain):
-            return NotImplemented
-        return self.elements != other.elements and self.__le__(other)
+    def __lt__(self, other: "Antichain | Time") -> bool:
+        found = _comparable(other)
+        return NotImplemented if found is None else self.elements != found.elements and self.__le__(found)
 
-    def __ge__(self, other: "Antichain") -> bool:
-        return other <= self if isinstance(other, Antichain) else NotImplemented
+    def __ge__(self, other: "Antichain | Time") -> bool:
+        found = _comparable(other)
+        return NotImplemented if found is None else found.__le__(self)
 
-    def __gt__(self, other: "Antichain") -> bool:
-        return other < self if isinstance(other, Antichain) else NotImplemented
+    def __gt__(self, other: "Antichain | Time") -> bool:
+        found = _comparable(other)
+        return NotImplemented if found is None else found.__lt__(self)
 
     def join(self, other: "Antichain | Time") -> "Antichain":
         """The least frontier at or beyond both: times beyond the one *and* the other."""
@@ -141,6 +145,14 @@ class Antichain:
                 lambda frontier: frontier.elements
             ),
         )
+
+
+def _comparable(value: object) -> Antichain | None:
+    """The frontier that `value` is, or stands for; `None` for what is neither a frontier nor a time."""
+    if isinstance(value, Antichain):
+        return value
+    is_time = isinstance(value, int | tuple) and not isinstance(value, bool)
+    return Antichain(value) if is_time else None  # type: ignore[arg-type]  # checked there
 
 
 def successor(time: Time) -> Antichain:

@@ -53,10 +53,11 @@ class Resource(ABC):
 class Root(Resource):
     """A resource that no other closes: one that is dropped without `aclose` warns."""
 
-    _left_open = False
+    _tasks: "Supervisor | None" = None
+    """Of one that is open: once they were ended there is nothing left to close."""
 
     def __del__(self) -> None:
-        if self._left_open:
+        if self._tasks is not None and not self._tasks.closed:
             text = f"a {type(self).__name__} was never closed: enter it with `async with`, or await aclose()"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
@@ -146,6 +147,11 @@ class Supervisor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
         self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether its tasks were ended."""
+        return self._closed
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, abandon: bool = False) -> asyncio.Task[Any]:
         """Run `work`, whose outcome its caller awaits, or does not want any more. At the end it has a
@@ -304,61 +310,6 @@ class Handle(Closeable, Protocol):
 
     @property
     def _scope(self) -> Scope: ...
-
-
-class Puller(Generic[T]):
-    """An async iterator that survives a cancelled wait: the next item is computed in a task of the
-    supervisor, and is kept for the next call when the caller went away meanwhile."""
-
-    def __init__(self, items: AsyncGenerator[T, None], supervisor: Supervisor, name: str) -> None:
-        self._items = items
-        self._supervisor = supervisor
-        self._name = name
-        self._task: asyncio.Task[T] | None = None
-
-    async def pull(self) -> T:
-        """The next item; `StopAsyncIteration` at the end, and so at every further call. An error stays,
-        too: an iteration that failed must not look like one that ended. After the item is taken
-        there is no await; of several who wait at once each gets an item of its own. Who waits as it is
-        closed is told `CLOSED`."""
-        me = asyncio.current_task()
-        assert me is not None
-        cancelling = me.cancelling()
-        while True:
-            if self._task is None:
-                self._task = self._supervisor.spawn(self._advance(), self._name, abandon=True)
-            task = self._task
-            try:
-                item = await asyncio.shield(task)
-            except asyncio.CancelledError:
-                if task.cancelled() and self._task is task:  # closed meanwhile, or the client is
-                    self._task = None
-                if task.cancelled() and me.cancelling() <= cancelling:  # nobody cancelled the caller
-                    raise InvalidUsage(UsageKind.CLOSED, "the iteration was closed") from None
-                raise
-            except _End:
-                raise StopAsyncIteration from None
-            if self._task is task:
-                self._task = None
-                return item
-
-    async def _advance(self) -> T:
-        try:
-            return await anext(self._items)
-        except StopAsyncIteration:
-            raise _End from None  # a task cannot raise StopAsyncIteration through a future's result
-
-    async def aclose(self) -> None:
-        """Stop computing; idempotent."""
-        if (task := self._task) is not None:
-            task.cancel()
-            await asyncio.wait([task])
-            self._task = None
-        await self._items.aclose()
-
-
-class _End(Exception):
-    """The items are over."""
 
 
 async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

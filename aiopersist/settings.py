@@ -6,17 +6,23 @@ setting.
 """
 
 import os
-from typing import Annotated, Any
+from difflib import get_close_matches
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     NonNegativeInt,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 
 PREFIX = "AIOPERSIST_"
 # Variables of the environment that are not settings: where the data lies, and what tests need.
@@ -131,13 +137,44 @@ class Settings(BaseModel):
     compactions_max: PositiveInt = 2
     """Compactions of a client at once; the rest waits."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _with_environment(cls, values: dict[str, Any]) -> dict[str, Any]:
-        given = {n.removeprefix(PREFIX): text for n, text in os.environ.items() if n.startswith(PREFIX)}
-        found = {
-            name.lower(): text
-            for name, text in given.items()
-            if name not in LOCATION_NAMES and not name.startswith(TEST_PREFIX)
-        }
-        return {**found, **values}
+    def _with_environment(cls, values: dict[str, Any], handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler({**_environment(), **values})
+        except ValidationError as error:
+            told = [_naming(detail, values) for detail in error.errors()]
+            raise ValidationError.from_exception_data(error.title, told) from None
+
+
+def _environment() -> dict[str, str]:
+    """Settings by their names, as the environment has them."""
+    given = {n.removeprefix(PREFIX): text for n, text in os.environ.items() if n.startswith(PREFIX)}
+    return {
+        name.lower(): text
+        for name, text in given.items()
+        if name not in LOCATION_NAMES and not name.startswith(TEST_PREFIX)
+    }
+
+
+def _naming(detail: Any, given: dict[str, Any]) -> InitErrorDetails:
+    """The same detail of an error; what came from the environment is named as it is there, and the text of a
+    variable that is no setting, which may be a secret, is not told."""
+    name, *rest = map(str, detail["loc"] or ("",))
+    prefix, spelled = ("", str) if name in given else (PREFIX, str.upper)
+    text, value = detail["msg"], detail["input"]
+    if detail["type"] == "extra_forbidden":
+        close = [prefix + spelled(found) for found in get_close_matches(name, Settings.model_fields, 1)]
+        text = f"there is no such setting{f': is it {close[0]}?' if close else ''}"
+        value = value if name in given else "..."
+    kind = PydanticCustomError("setting", text)
+    return InitErrorDetails(type=kind, loc=(prefix + spelled(name), *rest), input=value)
+
+
+def settings_from_environment() -> Settings:
+    """What the environment sets; `InvalidUsage` that names the variable at fault."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, d['loc']))}={shown(d['input'])}: {d['msg']}" for d in error.errors())
+        raise InvalidUsage(UsageKind.INVALID_SETTING, "; ".join(faults)) from error

@@ -8,11 +8,12 @@ equal, or change places, so the result is to be consolidated again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
-from aiopersist.errors import IncompatibleSchema
+from aiopersist.errors import CodecMismatch, IncompatibleSchema
 
 
 def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> None:
@@ -34,6 +35,52 @@ def compatible_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any])
     except IncompatibleSchema:
         return False
     return True
+
+
+def mismatch(stored: Schema[Any, Any, Any], asked: Schema[Any, Any, Any], *, shard_id: str) -> CodecMismatch:
+    """The error of who asks for a schema that is not the stored one: what differs, and what to do."""
+    if compatible_evolution(stored, asked):
+        advice = "add these fields with client.compare_and_evolve_schema"
+    else:
+        advice = "client.compare_and_evolve_schema adds optional fields, and nothing else"
+    told = f"it is stored as {stored}: {differences(stored, asked)} ({advice})"
+    return CodecMismatch(asked, stored, differences=told, shard_id=shard_id)
+
+
+def differences(stored: Schema[Any, Any, Any], asked: Schema[Any, Any, Any]) -> str:
+    """Where two schemas differ, field by field."""
+    found = list(_differences("key", *(s.arrow_schema.field("key") for s in (stored, asked))))
+    found += _differences("val", *(s.arrow_schema.field("val") for s in (stored, asked)))
+    for path in sorted(stored.own.keys() | asked.own.keys()):
+        if (codecs := [schema.own.get(path) for schema in (stored, asked)])[0] != codecs[1]:
+            found.append(f"{path} is stored by codec {codecs[0]}, asked for by {codecs[1]}")
+    if stored.time != asked.time:
+        found.append(f"times are stored with length {stored.time}, asked for with {asked.time}")
+    return "; ".join(found)
+
+
+def _differences(path: str, stored: pa.Field, asked: pa.Field) -> Iterator[str]:
+    one, other = stored.type, asked.type
+    if stored.nullable is asked.nullable and pa.types.is_list(one) and pa.types.is_list(other):
+        yield from _differences(f"{path}.element", one.value_field, other.value_field)
+    elif stored.nullable is asked.nullable and pa.types.is_struct(one) and pa.types.is_struct(other):
+        yield from _struct_differences(path, one, other)
+    elif one != other or stored.nullable is not asked.nullable:
+        yield f"{path} is stored as {_text(stored)}, asked for as {_text(asked)}"
+
+
+def _struct_differences(path: str, stored: pa.DataType, asked: pa.DataType) -> Iterator[str]:
+    kept = [field.name for field in stored if asked.get_field_index(field.name) >= 0]
+    for field in stored:
+        if field.name in kept:
+            yield from _differences(f"{path}.{field.name}", field, asked.field(field.name))
+        else:
+            yield f"{path}.{field.name} is stored as {_text(field)}, and not asked for"
+    for field in asked:
+        if field.name not in kept:
+            yield f"{path}.{field.name} is asked for as {_text(field)}, and not stored"
+    if kept != [field.name for field in asked if field.name in kept]:
+        yield f"the fields of {path} are stored in another order"
 
 
 def adapt(table: pa.Table, to: Schema[Any, Any, Any]) -> pa.Table:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.evolve import differences
 from aiopersist.errors import CodecMismatch, InvalidUsage, UsageKind
 from aiopersist.indexed.errors import Fenced, UnknownStream
 from aiopersist.indexed.listen import Feed
@@ -89,7 +90,8 @@ class Core:
         self.arrangement(stream.name)
         stored = self.schema(stream.name)
         if not stored.same_as(stream.schema):
-            raise CodecMismatch(stream.schema, stored, shard_id=self.shard.id)
+            told = f"stream {stream.name!r} has another schema: {differences(stored, stream.schema)}"
+            raise CodecMismatch(stream.schema, stored, differences=told, shard_id=self.shard.id)
 
     def check_owner(self) -> str:
         """The owner's id; `Fenced` if it is known to be another by now."""

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from aiopersist.data.codec import Schema
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Description, Time, shaped
 from aiopersist.indexed.background import Background
 from aiopersist.indexed.commands import Leave
@@ -187,7 +187,7 @@ class Indexed(Resource):
         """Carry out what a step has asked for; hand the result, or the error, to `apply`."""
         with self._call(changes=True):
             if not isinstance(request, CompactionRequest):
-                raise InvalidUsage(UsageKind.INVALID_TYPE, f"{request!r:.80} is no request of a step")
+                raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(request)} is no request of a step")
             await self._committer.flush()
             return await self._upkeep.compact(request)
 
@@ -198,7 +198,7 @@ class Indexed(Resource):
         changes nothing and is counted; after an error it is asked for again. One commit."""
         with self._call(changes=True):
             if not isinstance(response, CompactionResponse | BaseException):
-                raise InvalidUsage(UsageKind.INVALID_TYPE, f"{response!r:.80} is no response, and no error")
+                raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(response)} is no response, and no error")
             await self._committer.flush()
             await self._upkeep.apply(_name(stream), response)
 
@@ -280,7 +280,7 @@ class Indexed(Resource):
 def _stream(value: Any) -> "Stream[Any, Any]":
     if isinstance(value, Stream):
         return value
-    text = f"{value!r:.80} is not a stream that register or load has given"
+    text = f"{shown(value)} is not a stream that register or load has given"
     raise InvalidUsage(UsageKind.INVALID_TYPE, text, value=value)
 
 
@@ -299,7 +299,7 @@ def _time(value: "Antichain | Time") -> int:
 
 def _iterable(values: Any, what: str) -> list[Any]:
     if isinstance(values, Stream) or not isinstance(values, Iterable):
-        raise InvalidUsage(UsageKind.INVALID_TYPE, f"{what} is {values!r:.80}, not a list", value=values)
+        raise InvalidUsage(UsageKind.INVALID_TYPE, f"{what} is {shown(values)}, not a list", value=values)
     return list(values)
 
 
@@ -307,6 +307,6 @@ def _pairs(values: Any, what: str) -> list[tuple[Any, Any]]:
     found = _iterable(values, what)
     for pair in found:
         if not isinstance(pair, tuple | list) or isinstance(pair, Stream) or len(pair) != 2:
-            text = f"{what} has {pair!r:.80}, not a pair with a stream"
+            text = f"{what} has {shown(pair)}, not a pair with a stream"
             raise InvalidUsage(UsageKind.INVALID_TYPE, text, value=pair)
     return [(first, second) for first, second in found]

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from aiopersist.data.assemble import concat
 from aiopersist.data.times import advance, filter_times
 from aiopersist.data.updates import Update, Updates
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import TIME_MAX, Antichain, frontier, shaped
 from aiopersist.indexed.arrangement import unsealed_between
 from aiopersist.indexed.hollow import of_trace, of_unsealed
@@ -80,7 +80,9 @@ class StreamSnapshot(Resource, Generic[K, V]):
         They may be read at the same time, and hold a row group each."""
         self._scope.check()
         if type(n) is not int or n < 1:
-            raise InvalidUsage(UsageKind.INVALID_BOUNDS, f"cannot split into {n!r:.80}: at least 1 is needed")
+            raise InvalidUsage(
+                UsageKind.INVALID_BOUNDS, f"cannot split into {shown(n)}: at least 1 is needed"
+            )
         trace, unsealed = self._parts()
         sources = [Source(named, None, max(named[1].rows, 1)) for named in trace]
         sources += [Source(named, self._trace_upper, self._expected(named)) for named in unsealed]

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from datetime import timedelta
 
-from aiopersist.errors import InvalidUsage, LeaseExpired, UnknownShard, UsageKind
+from aiopersist.errors import InvalidUsage, LeaseExpired, UnknownShard, UsageKind, shown
 from aiopersist.gc.collect import Collected, bury
 from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
 from aiopersist.maintenance.background import Maintenance
@@ -120,5 +120,5 @@ def _kept(keep: object) -> tuple[int | None, float | None]:
         return keep, None
     if isinstance(keep, timedelta) and keep >= timedelta(0):
         return None, keep.total_seconds()
-    text = f"{keep!r:.80} is not how much to keep: an int of times, a timedelta, or None"
+    text = f"{shown(keep)} is not how much to keep: an int of times, a timedelta, or None"
     raise InvalidUsage(UsageKind.INVALID_TIME, text, time=keep)

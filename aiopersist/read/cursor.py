@@ -12,7 +12,7 @@ import json
 import zlib
 from typing import Any, NamedTuple
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
 
 VERSION = 1
@@ -51,7 +51,7 @@ def encode(cursor: Cursor) -> str:
 def decode(text: object, shard: str) -> Cursor:
     """What `text` says; `InvalidUsage` of kind `INVALID_CURSOR` for garbage or another shard's."""
     if not isinstance(text, str):
-        raise _invalid(f"{text!r:.40} is no cursor")
+        raise _invalid(f"{shown(text, 40)} is no cursor")
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         body = data[4:]
@@ -64,7 +64,7 @@ def decode(text: object, shard: str) -> Cursor:
             found, Antichain(*map(_time, elements)), _time(as_of), bool(snapshot), int(seqno), str(commit)
         )
     except (ValueError, TypeError, binascii.Error) as e:
-        raise _invalid(f"{text!r:.40} is no cursor of this version") from e
+        raise _invalid(f"{shown(text, 40)} is no cursor of this version") from e
     if cursor.shard != shard:
         raise _invalid(f"the cursor is of shard {cursor.shard}, not of {shard}")
     return cursor

@@ -12,12 +12,12 @@ from aiopersist.data.assemble import at_time
 from aiopersist.data.codec import Schema
 from aiopersist.data.stats import ColumnStats, decode_stats, leaf_types, merge
 from aiopersist.data.updates import Updates
-from aiopersist.errors import CodecMismatch, InvalidUpdate, InvalidUsage, LeaseExpired
+from aiopersist.errors import CodecMismatch, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
 from aiopersist.frontier import Time, shaped
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.envelope import Envelope
-from aiopersist.shard.fetch import Fetch, MissingPart, Named, Selection
+from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.names import live_parts

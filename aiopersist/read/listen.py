@@ -27,7 +27,8 @@ from aiopersist.errors import LeaseExpired, SinceViolation
 from aiopersist.frontier import Antichain, Time, successor
 from aiopersist.read.cursor import Cursor, encode
 from aiopersist.read.interval import batches_of, hold_for
-from aiopersist.resource import Puller, Resource, Scope, in_order
+from aiopersist.read.puller import Puller
+from aiopersist.resource import Resource, Scope, in_order
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.state.model import HollowBatch, State

@@ -3,7 +3,7 @@
 from typing import Any
 
 from aiopersist.data.codec import Schema
-from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind
+from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
 from aiopersist.frontier import TIME_MAX, Antichain, Time, minimum, shaped
 from aiopersist.read.snapshot import parts_at
 from aiopersist.shard.fetch import Named, Selection
@@ -52,7 +52,7 @@ def checked(as_of: Time | None, start: int | None, end: int | None, schema: Sche
                 raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
             return Range()
         if not isinstance(as_of, int | tuple):
-            raise InvalidUsage(UsageKind.INVALID_TIME, f"as_of is one time, not {as_of!r:.80}", time=as_of)
+            raise InvalidUsage(UsageKind.INVALID_TIME, f"as_of is one time, not {shown(as_of)}", time=as_of)
         return Range.of(as_of=shaped(as_of, schema.time_length).elements[0])
     if as_of is not None:
         raise InvalidUsage(UsageKind.INVALID_TIME, "give as_of, or start and end, not both", time=as_of)

@@ -16,7 +16,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.codec import Schema
-from aiopersist.errors import DiffOverflow, Error, LeaseExpired
+from aiopersist.errors import DiffOverflow, Error, LeaseExpired, MissingPart
 from aiopersist.frontier import Antichain, Time
 from aiopersist.read.query import Query
 from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
@@ -35,7 +35,7 @@ from aiopersist.shard.divide import (
     shared_out_beside,
 )
 from aiopersist.shard.envelope import Envelope
-from aiopersist.shard.fetch import Fetch, MissingPart, Selection
+from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, keep_alive
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from aiopersist.errors import OpaqueMismatch
+from aiopersist.errors import OpaqueMismatch, shown
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Resource, Scope
 from aiopersist.shard.attempt import Slot
@@ -92,5 +92,5 @@ class SinceHandle(Resource):
 
 def _opaque(value: Any) -> int:
     if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise TypeError(f"{value!r:.80} is no opaque: an int of 64 bits")
+        raise TypeError(f"{shown(value)} is no opaque: an int of 64 bits")
     return value

@@ -18,9 +18,10 @@ from aiopersist.data.updates import Updates
 from aiopersist.errors import DiffOverflow, LeaseExpired, SinceViolation, Unsupported
 from aiopersist.frontier import Time
 from aiopersist.read.leased import LeasedPart, common_stats
+from aiopersist.read.puller import Puller
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import in_batches, projected_in_batches
-from aiopersist.resource import Puller, Resource, Scope, Supervisor, run_bounded
+from aiopersist.resource import Resource, Scope, Supervisor, run_bounded
 from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.shard.runs import plan_runs

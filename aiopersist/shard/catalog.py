@@ -14,7 +14,7 @@ from itertools import chain, repeat
 from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import quote, unquote
 
-from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind
+from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind, shown
 from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.shard.stack import Stack
@@ -171,7 +171,7 @@ def check_name(name: object) -> str:
         return name
     raise InvalidUsage(
         UsageKind.INVALID_NAME,
-        f"{name!r:.80} is no name: any text of 1 to {NAME_BYTES_MAX} bytes is",
+        f"{shown(name)} is no name: any text of 1 to {NAME_BYTES_MAX} bytes is",
         name=name,
     )
 

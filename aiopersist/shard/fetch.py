@@ -35,7 +35,7 @@ from aiopersist.data.part import (
 from aiopersist.data.select import apply_where, prune
 from aiopersist.data.times import advance, filter_times
 from aiopersist.data.updates import Updates
-from aiopersist.errors import Corruption, Error, LeaseExpired
+from aiopersist.errors import Corruption, Error, LeaseExpired, MissingPart
 from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -56,10 +56,6 @@ Slabs: TypeAlias = "Iterator[pa.Table]"
 Named = tuple[HollowBatch, HollowPart]
 
 GAP_BYTES = 256 * 1024  # between two ranges: fetched along, since another request costs more
-
-
-class MissingPart(Corruption):
-    """A blob is not there, and the reader who wants it is registered."""
 
 
 @dataclass(frozen=True, slots=True)

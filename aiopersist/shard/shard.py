@@ -3,7 +3,8 @@
 from typing import Any
 
 from aiopersist.data.codec import Schema
-from aiopersist.errors import CodecMismatch, ShardFinalized, UnknownShard
+from aiopersist.data.evolve import mismatch
+from aiopersist.errors import ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain, Time, minimum, shaped
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
@@ -68,7 +69,7 @@ class Shard:
         for schema_id in sorted(self.state.schemas, reverse=True):
             if self.schema(schema_id).same_as(schema):
                 return schema_id
-        raise CodecMismatch(schema, self.schema(self.state.schema_id), shard_id=self.id)
+        raise mismatch(self.schema(self.state.schema_id), schema, shard_id=self.id)
 
     def checked_frontier(self, value: Antichain | Time) -> Antichain:
         """`value` as a frontier of the shard's times; `INVALID_TIME` for another shape."""

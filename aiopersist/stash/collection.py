@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from aiopersist.data.codec import Schema
 from aiopersist.data.nested import Lists, Models, Structs
 from aiopersist.data.types import Field
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
 from aiopersist.frontier import frontier as as_frontier
 from aiopersist.stash import rules
@@ -128,7 +128,7 @@ def check_name(name: object) -> str:
                 return name
         except UnicodeEncodeError:
             pass
-    what = f"{name!r:.80} is not a name: text of up to {NAME_BYTES_MAX} bytes in UTF-8, without NUL"
+    what = f"{shown(name)} is not a name: text of up to {NAME_BYTES_MAX} bytes in UTF-8, without NUL"
     raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)
 
 
@@ -156,7 +156,7 @@ def check_absence(name: str, schema: Schema[Any, Any, Any]) -> None:
 def step(given: Any) -> tuple[StashCollection[Any, Any], Antichain]:
     """The collection and the frontier that it is to get."""
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise TypeError(f"{given!r:.80} is not a pair of a collection and a frontier")
+        raise TypeError(f"{shown(given)} is not a pair of a collection and a frontier")
     return checked(given[0]), int_frontier(given[1])
 
 
@@ -179,5 +179,5 @@ def one(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
 def checked(c: StashCollection[K, V]) -> StashCollection[K, V]:
     """`c` itself; `TypeError` for anything else."""
     if not isinstance(c, StashCollection):
-        raise TypeError(f"{c!r:.80} is not a StashCollection")
+        raise TypeError(f"{shown(c)} is not a StashCollection")
     return c

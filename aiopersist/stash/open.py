@@ -22,10 +22,11 @@ from aiopersist.errors import (
     StorageUnavailable,
     Unsupported,
     UsageKind,
+    shown,
 )
 from aiopersist.resource import Opening, Scope, Supervisor
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings
+from aiopersist.settings import Settings, settings_from_environment
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.memory import DraftStore, MemoryStore, Tables
 from aiopersist.stash.model import Opener, Select
@@ -84,15 +85,15 @@ def open(  # noqa: A001  # `ap.stash.open`
     `InvalidLocation` at once for a URL that cannot be used, `StorageUnavailable` after
     `settings.open_timeout_s`, `StashError` if there is nothing to read."""
     if settings is not None and not isinstance(settings, Settings):
-        raise TypeError(f"{settings!r:.80} is not an aiopersist.Settings")
-    chosen = settings or Settings()
+        raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")
+    chosen = settings or settings_from_environment()
     mode = Mode(exclusive, readonly, savepoint)
     mode.check()
     place = _place(url, runtime, chosen)
 
     async def open_stash() -> Stash:
         stash = await opened(place, mode, chosen, runtime)
-        stash._left_open = True
+        stash._tasks = stash._session.supervisor
         return stash
 
     return Opening(open_stash, "aiopersist.stash.open(...)")
@@ -205,5 +206,5 @@ def _sqlite(path: str, name: str, runtime: Runtime) -> Place:
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name or "\0" in name or not name.isprintable():
-        what = f"{name!r:.80} is not the name of a stash: printable text"
+        what = f"{shown(name)} is not the name of a stash: printable text"
         raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)

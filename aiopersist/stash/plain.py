@@ -4,6 +4,8 @@ from collections.abc import Callable
 from inspect import isawaitable, iscoroutine
 from typing import Any, TypeVar
 
+from aiopersist.errors import shown
+
 T = TypeVar("T")
 
 
@@ -13,5 +15,5 @@ def decided(function: Callable[..., T], *arguments: Any) -> T:
     if isawaitable(result):
         if iscoroutine(result):
             result.close()
-        raise TypeError(f"{function!r:.80} is a coroutine function, where a plain one is wanted")
+        raise TypeError(f"{shown(function)} is a coroutine function, where a plain one is wanted")
     return result

@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.settings import Settings
 from aiopersist.stash import postgres_sql as sql
@@ -66,7 +66,7 @@ def beside(url: str, name: str) -> PostgresAddress:
     address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
     schema = f"{address.schema}_{name}"
     if len(schema.encode()) > SCHEMA_BYTES_MAX:
-        what = f"{name!r:.80} is too long: the schema {schema!r:.160} would have more than 63 bytes"
+        what = f"{shown(name)} is too long: the schema {shown(schema, 160)} would have more than 63 bytes"
         raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)
     return PostgresAddress(address.arguments, schema, address.shown)
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from aiopersist.data.codec import Schema
+from aiopersist.errors import shown
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Root, Scope
 from aiopersist.stash import rules
@@ -78,7 +79,7 @@ class Stash(Root):
         cancelled. Calls that wait end with `CLOSED`; theirs may be that change."""
         if self._closing is None:
             self._scope.close()
-            self._left_open = False
+            self._tasks = None
             self._closing = asyncio.create_task(self._released(), name="close a stash")
             _closing.add(self._closing)
             self._closing.add_done_callback(_closing.discard)
@@ -368,7 +369,7 @@ class Stash(Root):
 
     def _collection_of(self, batch: AppendBatch) -> StashCollection[Any, Any]:
         if not isinstance(batch, AppendBatch):
-            raise TypeError(f"{batch!r:.80} is not an AppendBatch")
+            raise TypeError(f"{shown(batch)} is not an AppendBatch")
         cid, made_by = batch.collection_id, batch._collection
         found = self._collections.get(cid) if type(cid) is int else None
         if found is None:

@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 from uuid import UUID
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _FORM = re.compile(rf"([si]{_UUID})/(w{_UUID})/({_UUID})\.parquet")
@@ -23,7 +23,9 @@ class BlobKey(NamedTuple):
         """The parts of `key`; `InvalidUsage` of kind `INVALID_NAME` for anything but the key of a part."""
         found = _FORM.fullmatch(key) if isinstance(key, str) else None
         if found is None:
-            raise InvalidUsage(UsageKind.INVALID_NAME, f"{key!r:.200} is not the key of a part", name=key)
+            raise InvalidUsage(
+                UsageKind.INVALID_NAME, f"{shown(key, 200)} is not the key of a part", name=key
+            )
         return cls(*found.groups())
 
     @staticmethod

@@ -13,6 +13,7 @@ from aiopersist.errors import (
     LeaseExpired,
     UpperMismatch,
     UsageKind,
+    shown,
 )
 from aiopersist.frontier import Antichain, successor
 from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, renewed
@@ -222,8 +223,8 @@ def _too_many(state: State, command: Append | Write) -> InvalidUsage | None:
     if not new or len(state.transactions) + len(new) <= command.transactions_max:
         return None
     text = (
-        f"the shard remembers {len(state.transactions)} applications of txn=, and {new[0]!r:.80} is new: use "
-        "one id for each producer that counts, or raise txn_ids_max"
+        f"the shard remembers {len(state.transactions)} applications of txn=, and {shown(new[0])} is new: "
+        "use one id for each producer that counts, or raise txn_ids_max"
     )
     return InvalidUsage(UsageKind.INVALID_TXN, text, txn=(new[0], command.transactions[new[0]]))
 

@@ -23,6 +23,7 @@ from aiopersist.errors import (
     LeaseExpired,
     UpperMismatch,
     UsageKind,
+    shown,
 )
 from aiopersist.frontier import Antichain, minimum
 from aiopersist.shard.commit import Job, commit_all
@@ -168,7 +169,7 @@ def _distinct(batches: Sequence[Batch], session: Session) -> list[Batch]:
     found: dict[str, Batch] = {}
     for batch in batches:
         if not isinstance(batch, Batch):
-            raise TypeError(f"{batch!r:.80} is not an aiopersist.Batch")
+            raise TypeError(f"{shown(batch)} is not an aiopersist.Batch")
         batch._check_free()
         if batch.shard_id != session.shard.id:
             text = f"batch {batch.id} is of shard {batch.shard_id}, not of {session.shard.id}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.stack import Stack
 from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
@@ -51,7 +51,7 @@ def _check(appends: Sequence[Append], stack: Stack) -> None:
     shards = set()
     for append in appends:
         if not isinstance(append.writer, WriteHandle):
-            raise InvalidUsage(UsageKind.INVALID_APPEND, f"{append.writer!r:.80} is not a write handle")
+            raise InvalidUsage(UsageKind.INVALID_APPEND, f"{shown(append.writer)} is not a write handle")
         shard = append.writer.shard_id
         if append.writer._shard.stack is not stack:
             text = f"the writer of shard {shard} is of another client"

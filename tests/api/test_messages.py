@@ -3,10 +3,12 @@ and what to do."""
 
 import asyncio
 import pickle
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 import aiopersist as ap
 
@@ -117,3 +119,127 @@ async def test_an_indexed_is_called_by_its_name(mem: ap.Client) -> None:
     await mem.indexed("catalog")
     with pytest.raises(ap.Error, match=r"^Indexed 'catalog': "):
         await ix.register("numbers", str, int)
+
+
+# --- what differs, and what to do ---------------------------------------------------------------------
+
+
+class Inner(BaseModel):
+    n: int
+
+
+class Stored(BaseModel):
+    x: int
+    y: str
+    inner: list[Inner] = []
+
+
+class Added(Stored):
+    z: int | None = None
+
+
+class Asked(BaseModel):
+    x: str
+    inner: list[Added] = []
+    new: int
+
+
+ADD = "add these fields with client.compare_and_evolve_schema"
+NOTHING_ELSE = "client.compare_and_evolve_schema adds optional fields, and nothing else"
+MISMATCHES: dict[str, tuple[Any, list[str]]] = {
+    "a key": (ap.Schema(int, Stored), ["key is stored as string not null, asked for as int64", NOTHING_ELSE]),
+    "no model": (ap.Schema(str, int), ["val is stored as struct<", NOTHING_ELSE]),
+    "times": (ap.Schema(str, Stored, time=2), ["times are stored with length 1, asked for with 2"]),
+    "an optional field": (ap.Schema(str, Added), ["val.z is asked for as int64, and not stored", ADD]),
+    "fields": (
+        ap.Schema(str, Asked),
+        [
+            "val.x is stored as int64 not null, asked for as string not null",
+            "val.y is stored as string not null, and not asked for",
+            "val.inner.element.n is stored as int64 not null, and not asked for",
+            "val.inner.element.z is asked for as int64, and not stored",
+            "val.new is asked for as int64 not null, and not stored",
+            NOTHING_ELSE,
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("schema", "told"), MISMATCHES.values(), ids=MISMATCHES)
+async def test_a_codec_mismatch_says_what_differs(mem: ap.Client, schema: Any, told: list[str]) -> None:
+    stored = ap.Schema(str, Stored)
+    await mem.writer("orders", stored)
+    with pytest.raises(ap.CodecMismatch) as caught:
+        await mem.writer("orders", schema)
+    missing = [text for text in ("shard 'orders'", *told) if text not in str(caught.value)]
+    assert not missing, str(caught.value)
+    assert (caught.value.requested, caught.value.actual) == (schema, stored)
+
+
+async def test_a_stream_of_another_schema(mem: ap.Client) -> None:
+    async with mem.indexed("catalog") as ix:
+        await ix.register("numbers", str, int)
+        with pytest.raises(ap.CodecMismatch) as caught:
+            await ix.load("numbers", str, str)
+    for text in ("Indexed 'catalog'", "stream 'numbers'", "val is stored as int64"):
+        assert text in str(caught.value)
+
+
+# --- settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "told"),
+    [
+        ("AIOPERSIST_ROLLUP_EVRY", "hush", "is it AIOPERSIST_ROLLUP_EVERY?"),
+        ("AIOPERSIST_NO_SUCH_THING_AT_ALL", "hush", "there is no such setting"),
+        ("AIOPERSIST_ROLLUP_EVERY", "-1", "greater than 0"),
+        ("AIOPERSIST_READER_LEASE_S", "soon", "'soon'"),
+    ],
+)
+def test_a_variable_of_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, told: str
+) -> None:
+    """Goal: as it is spelled there; the text of what is no setting is not told, it may be a secret. An opener
+    says so by an error of this library."""
+    monkeypatch.setenv(variable, text)
+    for kind, call in (
+        (ValidationError, lambda: ap.Settings()),
+        (ap.InvalidUsage, lambda: ap.open("mem://")),
+        (ap.InvalidUsage, lambda: ap.stash.open("mem://")),
+    ):
+        with pytest.raises(kind) as caught:
+            call()
+        assert variable in str(caught.value)
+        assert told in str(caught.value)
+        assert "hush" not in str(caught.value)
+    with pytest.raises(ValidationError, match="is it blob_target_size"):
+        ap.Settings(blob_target_sise=3)  # type: ignore[call-arg]  # that is the test
+
+
+# --- values in messages -------------------------------------------------------------------------------
+
+
+async def test_a_value_that_is_cut_has_its_last_quote(mem: ap.Client) -> None:
+    reader = await mem.reader("orders", SCHEMA, create=True)
+    with pytest.raises(ap.InvalidUsage) as caught:
+        await reader.listen(cursor="x" * 200)
+    assert re.search(r"'x+\.\.\.' is no cursor", str(caught.value))
+    with pytest.raises(ap.InvalidUsage, match=r"'y+\.\.\.' is no name"):
+        await mem.writer("y" * 600, SCHEMA)
+    with pytest.raises(TypeError, match=r"\[1, 2, .*\.\.\.\] is not an aiopersist.Schema"):
+        await mem.writer("orders", list(range(1, 99)))  # type: ignore[arg-type]  # that is the test
+
+
+async def test_a_part_that_is_gone(mem: ap.Client) -> None:
+    """Goal: the error's type can be named by whoever catches it."""
+    assert issubclass(ap.MissingPart, ap.Corruption)
+    writer, reader = await mem.writer("orders", SCHEMA), await mem.reader("orders", SCHEMA)
+    batch = await writer.batch([("a", 1, 0, 1)], 0, 1)
+    await batch.flush_to_blob()
+    keys = [part.key for part in batch.parts if part.key is not None]
+    await writer.append_batch(batch, 0, 1)
+    await mem._stack.blob.delete(keys)
+    with pytest.raises(ap.MissingPart, match="shard 'orders'"):
+        async with reader.snapshot() as snapshot:
+            await snapshot.rows()

@@ -204,8 +204,9 @@ def test_times_of_different_lengths_do_not_compare(mixed: Any) -> None:
 
 
 def test_frontiers_compare_with_frontiers_only() -> None:
-    with pytest.raises(TypeError):
-        _ = ap.Antichain(3) <= "3"  # type: ignore[operator]
+    for wrong in ("3", 3.0, True, None):
+        with pytest.raises(TypeError):
+            _ = ap.Antichain(3) <= wrong  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("time", [5, (1, 2)], ids=repr)
@@ -230,3 +231,14 @@ def test_description_names_its_frontiers() -> None:
     assert pickle.loads(pickle.dumps(description)) == description
     with pytest.raises(AttributeError):
         description.lower = ap.Antichain(2)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("low", "high"), [(3, 5), ((1, 2), (1, 3))], ids=["ints", "product times"])
+def test_a_frontier_is_compared_with_a_time_as_with_its_frontier(low: Any, high: Any) -> None:
+    """Goal: `reader.upper > 5` says what it looks like; from both sides."""
+    a, b, everything = ap.Antichain(low), ap.Antichain(high), ap.Antichain()
+    assert a < high and a <= high and a <= low and not a < low
+    assert b > low and b >= low and b >= high and not b > high
+    assert high > a and low < b and low <= a <= low
+    assert everything > high and not everything <= high
+    assert a != low
