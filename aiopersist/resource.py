@@ -358,3 +358,19 @@ async def in_order(
 
 async def _run(job: Callable[[], Awaitable[T]]) -> T:
     return await job()
+
+
+async def for_each(items: Sequence[T], work: Callable[[T], object], at_once: int, runtime: Runtime) -> None:
+    """`work(item)` for all of them, `at_once` in a turn of the loop; others have theirs in between. Cut off,
+    it does the rest at once: nobody is forgotten."""
+    begun = 0
+    try:
+        while begun < len(items):
+            if begun:
+                await runtime.sleep(0)
+            for item in items[begun : begun + at_once]:
+                begun += 1
+                work(item)
+    finally:
+        for item in items[begun:]:
+            work(item)

@@ -23,7 +23,7 @@ from aiopersist.indexed.draft import AllowCompaction, Barrier, Command, Draft, R
 from aiopersist.indexed.errors import Fenced, Stopped
 from aiopersist.indexed.hollow import ZERO
 from aiopersist.indexed.raw import RawParts, Room
-from aiopersist.resource import run_bounded
+from aiopersist.resource import for_each, run_bounded
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.upload import Upload
@@ -31,6 +31,7 @@ from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import StreamsChanges
 
 AT_ONCE = 32  # small entries of a write that are converted before others have a turn
+COMMANDS_AT_ONCE = 256  # that are applied or answered before others have one: under a few milliseconds
 
 
 class Discardable(Protocol):
@@ -203,7 +204,7 @@ class Committer:
             core = self._core
             owner = core.check_owner()
             draft = Draft(core.state, core.shard.schema)
-            outcomes = [_applied(pending.command, draft) for pending in group]
+            outcomes = await self._applied(group, draft)
             uploads.append(raw := RawParts(core.shard, owner, Room(core.inline_room)))
             changes = await self._finished(draft, raw)
         except Exception as error:
@@ -218,8 +219,19 @@ class Committer:
             raise
         if seqno is not None:
             self._publish(seqno, changes)
-        for pending, outcome in zip(group, outcomes, strict=True):
-            self._answer(pending, outcome)
+        answers = list(zip(group, outcomes, strict=True))
+        await for_each(answers, self._answer, COMMANDS_AT_ONCE, core.stack.runtime)
+
+    async def _applied(self, group: list[Pending], draft: Draft) -> list[Any]:
+        """Their results, or refusals."""
+        outcomes: list[Any] = []
+        await for_each(
+            group,
+            lambda pending: outcomes.append(_applied(pending.command, draft)),
+            COMMANDS_AT_ONCE,
+            self._core.stack.runtime,
+        )
+        return outcomes
 
     async def _finished(self, draft: Draft, raw: RawParts) -> StreamsChanges | None:
         """What becomes of the streams, now that all that was accepted is written."""
@@ -278,8 +290,8 @@ class Committer:
         for upload in uploads:
             upload.discard()
 
-    def _answer(self, pending: Pending, outcome: Any) -> None:
-        counts = self._core.counts
+    def _answer(self, answer: tuple[Pending, Any]) -> None:
+        (pending, outcome), counts = answer, self._core.counts
         if isinstance(outcome, Exception):
             counts["failed_commands"] += isinstance(pending.command, CONSUMING)
             pending.discard()

@@ -20,6 +20,7 @@ from aiopersist.data.convert import ROW, pieces_of, to_table
 from aiopersist.data.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, successor
+from aiopersist.resource import for_each
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.shard.upload import is_small, pieces_as_they_come
 from aiopersist.state.writing import Appended, PartsExpired, Write, new_apps, repeated
@@ -165,19 +166,13 @@ class Combiner:
             yield calls[start : start + CALLS_AT_ONCE]
 
     async def _tell(self, calls: Sequence[_Call], outcome: "int | BaseException") -> None:
-        """Tell all of them, some at a time; those that were put back have their turn yet."""
-        rest = iter(calls)
-        try:
-            while some := list(islice(rest, CALLS_AT_ONCE)):
-                self._tell_at_once(some, outcome)
-                await self._shard.stack.runtime.sleep(0)
-        finally:  # cut off, too
-            self._tell_at_once(rest, outcome)
+        """Tell all of them; those that were put back have their turn yet."""
 
-    def _tell_at_once(self, calls: Iterable[_Call], outcome: "int | BaseException") -> None:
-        for call in calls:
+        def tell(call: _Call) -> None:
             if call not in self._waiting:
                 call.tell(outcome)
+
+        await for_each(calls, tell, CALLS_AT_ONCE, self._shard.stack.runtime)
 
     async def _commit(self, group: list[_Call]) -> None:
         """Commit all calls of `group` at one time; those whose transaction is a repeat write nothing."""
