@@ -29,7 +29,7 @@ def root() -> None:
 @app.command()
 def demo(
     repo: Annotated[Path, typer.Argument(help="A git repository.")] = Path(),
-    location: Annotated[Path | None, typer.Option(help="Keep the data in this directory.")] = None,
+    location: Annotated[str | None, typer.Option(help="Keep the data in this directory.")] = None,
     blob: Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")] = None,
     consensus: Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N commits.")] = None,
@@ -42,7 +42,9 @@ def demo(
 ) -> None:
     """Store the history of a git repository, follow it live, and check it against git."""
     _check_place(location, blob, consensus)
-    options = demo_.Options(repo, location, blob, consensus, limit)
+    if location is not None and "://" in location:
+        _stop("--location is a directory; a URL is for --blob or --consensus", CANNOT_BEGIN)
+    options = demo_.Options(repo, None if location is None else Path(location), blob, consensus, limit)
     if indexed and spark:
         _stop("--indexed and --spark are two demos", CANNOT_BEGIN)
     run = demo_indexed.run if indexed else demo_spark.run if spark else demo_.run

@@ -37,9 +37,12 @@ class Pace(NamedTuple):
 
 
 async def run(place: Place, pace: Pace, console: Console) -> None:
-    """Rounds until the process is told to end by SIGTERM or SIGINT; what is under way is given back."""
-    client = await open_client(place.location, blob=place.blob, consensus=place.consensus, maintenance=False)
-    async with client:
+    """Rounds until the process is told to end by SIGTERM or SIGINT; what is under way is given back.
+    `InvalidLocation` where there is no location: it makes none, since a path may be mistyped."""
+    location, blob, consensus = place
+    async with open_client(location, blob=blob, consensus=consensus, readonly=True):
+        pass  # it is there
+    async with open_client(location, blob=blob, consensus=consensus, maintenance=False) as client:
         work = asyncio.create_task((_once if pace.once else _rounds)(client, pace, console))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

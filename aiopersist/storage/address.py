@@ -2,20 +2,32 @@
 
     scheme://user:password@host/path?option=value&...
 
-Components are percent-decoded, `#` is a character like any other. What is wrong with a URL is
+Components are percent-decoded, `#` and `+` are characters like any other. What is wrong with a URL is
 `InvalidLocation`, which names the scheme or option at fault and never shows a value: it may be a secret.
+
+*Torn secrets.* A `/` or `?` in a password that is not percent-encoded ends the authority, and a `&` in the
+value of an option ends the value. The rest of the secret then stands where a host, a path or the name of an
+option is expected. An `@` behind it tells: where one stands further to the right than it should, behind a
+colon, nothing of the URL is shown. The name of an option is shown only where no secret is before it.
 """
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Self
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from aiopersist.errors import InvalidLocation
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_SERVER = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::(\d+))?")
+_ENDPOINT = re.compile(r"https?://([^@/?#]+)(/[^@?#]*)?")
+PORT_MAX = 65535
+_PATHS = {"file", "mem", "sqlite"}  # they have no user: `:` and `@` are parts of names
+_USER_IS_PUBLIC = {"postgres", "postgresql"}  # elsewhere it may be a key or a token
 _PUBLIC_OPTIONS = {"endpoint", "fsync", "region", "schema"}  # any other's value may be a secret
+_ESCAPES = "in a user, a password or an option write / as %2F, ? as %3F, @ as %40, & as %26"
 
 
 def scheme_of(url: str) -> str | None:
@@ -34,6 +46,8 @@ class Address:
     host: str
     path: str
     options: Mapping[str, str]
+    torn: bool
+    """Whether a part of a secret may stand in any of them."""
 
     @classmethod
     def parse(cls, url: str, allowed: Collection[str] | None = ()) -> Self:
@@ -45,8 +59,14 @@ class Address:
         authority, slash, path = rest.partition("/")
         userinfo, _, host = authority.rpartition("@")
         user, _, password = userinfo.partition(":")
-        options = _options(scheme, query, allowed)
-        return cls(scheme, unquote(user), unquote(password), unquote(host), unquote(slash + path), options)
+        torn = False
+        if scheme not in _PATHS:
+            if "@" in path and _ends_a_password(rest):
+                raise InvalidLocation(f"{scheme}: an '@' stands in the path: {_ESCAPES}")
+            torn = ("@" in query and _ends_a_password(f"{rest}?{query}")) or not _are_servers(host)
+        options = _options(scheme, query, allowed, torn)
+        user, password, host, path = map(unquote, (user, password, host, slash + path))
+        return cls(scheme, user, password, host, path, options, torn)
 
     @property
     def file_path(self) -> str:
@@ -60,13 +80,22 @@ class Address:
             raise InvalidLocation(f"{self.scheme}: the URL names no path")
         return path
 
+    def check_servers(self) -> None:
+        """`InvalidLocation` unless `host` is `host:port`, or several of them with commas between."""
+        if not _are_servers(self.host):
+            raise InvalidLocation(
+                f"{self.scheme}: what follows the host is no port from 1 to {PORT_MAX}; {_ESCAPES}"
+            )
+
     def __repr__(self) -> str:
         """Without anything that may be secret."""
-        user = f"{self.user}@" if self.user else ""
-        shown = [
-            f"{k}={v if k in _PUBLIC_OPTIONS and '@' not in v else '***'}" for k, v in self.options.items()
-        ]
-        return f"{self.scheme}://{user}{self.host}{self.path}" + ("?" + "&".join(shown) if shown else "")
+        if self.torn:
+            return f"{self.scheme}://***"
+        user = self.user if self.scheme in _USER_IS_PUBLIC else "***"
+        shown = [f"{k}={v}" for k, v in self.options.items() if _is_public(k, v)]
+        shown += ["***"] if len(shown) < len(self.options) else []
+        query = "?" + "&".join(shown) if shown else ""
+        return f"{self.scheme}://{f'{user}@' if self.user else ''}{self.host}{self.path}{query}"
 
 
 def without_secrets(url: str) -> str:
@@ -80,15 +109,51 @@ def without_secrets(url: str) -> str:
 def has_secrets(url: str) -> bool:
     """Whether it may hold one: a password, or an option that is not known to be public."""
     address = Address.parse(url, allowed=None)
-    return bool(address.password) or not address.options.keys() <= _PUBLIC_OPTIONS
+    user_is_public = not address.user or address.scheme in _USER_IS_PUBLIC
+    options_are_public = all(_is_public(*option) for option in address.options.items())
+    return bool(address.torn or address.password or not user_is_public or not options_are_public)
 
 
-def _options(scheme: str, query: str, allowed: Collection[str] | None) -> dict[str, str]:
+def is_port(text: str) -> bool:
+    """Whether the text is the number of a port."""
+    return text.isascii() and text.isdigit() and 0 < int(text) <= PORT_MAX
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether the text is the URL of a server, `http://host:port/path`, and nothing more."""
+    match = _ENDPOINT.fullmatch(text)
+    return match is not None and _are_servers(match[1])
+
+
+def _is_public(option: str, value: str) -> bool:
+    if option == "endpoint":
+        return is_endpoint(value)
+    return option in _PUBLIC_OPTIONS and "@" not in value
+
+
+def _ends_a_password(text: str) -> bool:
+    """Whether what stands before the last `@` may be a user and a password."""
+    return ":" in text.rpartition("@")[0]
+
+
+def _are_servers(host: str) -> bool:
+    found = [_SERVER.fullmatch(server) for server in host.split(",")]
+    return all(match is not None and (match[1] is None or is_port(match[1])) for match in found)
+
+
+def _options(scheme: str, query: str, allowed: Collection[str] | None, torn: bool) -> dict[str, str]:
     options: dict[str, str] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    for option in filter(None, query.split("&")):
+        name, equals, value = option.partition("=")
+        name = unquote(name)
         if allowed is not None and name not in allowed:
-            raise InvalidLocation(f"{scheme}: unknown option {name!r}")
-        if name in options:
+            whole = equals and _NAME.fullmatch(name) and not torn and options.keys() <= _PUBLIC_OPTIONS
+            raise InvalidLocation(f"{scheme}: unknown option {name!r}" if whole else _unknown(scheme))
+        if allowed is not None and name in options:
             raise InvalidLocation(f"{scheme}: option {name!r} is given twice")
-        options[name] = value
+        options[name] = unquote(value)
     return options
+
+
+def _unknown(scheme: str) -> str:
+    return f"{scheme}: there is an option that is not known, or a value is cut: {_ESCAPES}"

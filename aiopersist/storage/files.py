@@ -31,7 +31,7 @@ from anyio import CapacityLimiter, to_thread
 from aiopersist.errors import InvalidUsage, Unsupported
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.folders import fsync_folder, make_folder, mapped
+from aiopersist.storage.folders import fsync_folder, make_folder, make_root, mapped
 from aiopersist.storage.keys import check_blob_key, closed
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class FilesBlob(Blob):
 
     def _write(self, path: str, data: bytes | memoryview) -> None:
         tmp = os.path.join(self._root, _TMP, str(self._runtime.uuid()))
-        self._make(os.path.dirname(tmp))
+        make_root(os.path.dirname(tmp), "file", self._make)
         self._sweep(os.path.dirname(tmp))
         try:
             self._write_tmp(tmp, data)

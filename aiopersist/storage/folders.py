@@ -6,8 +6,9 @@ with the ones above it that are missing, and each one's parent is fsynced before
 
 import errno
 import os
+from collections.abc import Callable
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 
 _WAITING_DOES_NOT_HELP = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -41,6 +42,26 @@ def make_folder(path: str) -> None:
         except OSError:  # no longer empty: another uses it, and sees to its durability
             pass
         raise
+
+
+def make_root(folder: str, scheme: str, make: Callable[[str], None] = make_folder) -> None:
+    """Make a folder that a URL of this scheme names; `InvalidLocation` if something else is in its place, or
+    in that of a folder above it."""
+    try:
+        make(folder)
+    except (FileExistsError, NotADirectoryError) as error:
+        if (what := in_the_way(folder)) is None:
+            raise
+        raise InvalidLocation(f"{scheme}: {what} is not a directory") from error
+
+
+def in_the_way(folder: str) -> str | None:
+    """What is there that is no folder, in its place or above it."""
+    while not os.path.isdir(folder):
+        if os.path.lexists(folder) or folder == os.path.dirname(folder):
+            return folder
+        folder = os.path.dirname(folder)
+    return None
 
 
 def mapped(error: OSError, what: str, *, determinate: bool = True) -> StorageUnavailable | Indeterminate:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from typing import Self
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from aiopersist.errors import InvalidLocation
-from aiopersist.storage.address import Address
+from aiopersist.storage.address import Address, is_port
 
 SCHEMA_BYTES_MAX = 63  # what Postgres keeps of a name
 _OWN_OPTIONS = {"schema"}
@@ -28,6 +28,9 @@ class PostgresAddress:
     def parse(cls, url: str, *, schema: str) -> Self:
         """Take `url` apart; `schema` is meant where it names none. Options are ours or those of libpq."""
         address = Address.parse(url, _OWN_OPTIONS | _DRIVER_OPTIONS)
+        address.check_servers()
+        if not all(map(is_port, filter(None, address.options.get("port", "").split(",")))):
+            raise InvalidLocation("postgres: option 'port' is no number of a port")
         name = address.options.get("schema", schema)
         if not 0 < len(name.encode()) <= SCHEMA_BYTES_MAX or "\0" in name:
             raise InvalidLocation("postgres: option 'schema' is not the name of a schema")
@@ -37,10 +40,9 @@ class PostgresAddress:
 def _driver_arguments(url: str, address: Address) -> dict[str, str]:
     """The URL without what is ours. The password goes beside it, so that no text of the driver shows it."""
     options = {name: value for name, value in address.options.items() if name in _DRIVER_OPTIONS}
-    authority = url.partition("://")[2].partition("?")[0]
-    userinfo, at, rest = authority.partition("/")[0].rpartition("@")
-    database = authority.partition("/")[1:]
+    host = url.partition("://")[2].partition("?")[0].partition("/")[0].rpartition("@")[2]
     password = options.pop("password", "") or address.password
-    dsn = f"postgresql://{userinfo.partition(':')[0]}{at}{rest}{''.join(database)}"
+    user = f"{quote(address.user, safe='')}@" if address.user else ""
+    dsn = f"postgresql://{user}{host}{quote(address.path)}"
     arguments = {"dsn": dsn + ("?" + urlencode(options) if options else "")}
     return arguments | ({"password": password} if password else {})

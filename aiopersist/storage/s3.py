@@ -23,7 +23,7 @@ from anyio import to_thread
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.storage import s3_errors as errors
-from aiopersist.storage.address import Address
+from aiopersist.storage.address import Address, is_endpoint
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.keys import check_blob_key, closed
 
@@ -72,12 +72,12 @@ class S3Blob(Blob):
     def from_url(cls, url: str) -> Self:
         """`s3://bucket/prefix?endpoint=&region=&access_key=&secret_key=&session_token=`."""
         address = Address.parse(url, _OPTIONS)
-        if not address.host or address.user or address.password:
+        if not address.host or ":" in address.host or address.user or address.password:
             raise InvalidLocation("s3: the URL names no bucket: s3://bucket/prefix")
         options = address.options
         endpoint = options.get("endpoint")
-        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-            raise InvalidLocation("s3: option 'endpoint' is a URL: http://host:port")
+        if endpoint is not None and not is_endpoint(endpoint):
+            raise InvalidLocation("s3: option 'endpoint' is http://host:port, without user or password")
         if ("access_key" in options) != ("secret_key" in options):
             raise InvalidLocation("s3: options 'access_key' and 'secret_key' go together")
         names = {

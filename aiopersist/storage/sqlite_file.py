@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar
 from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import Runtime
 from aiopersist.storage import folders
-from aiopersist.storage.folders import make_folder
+from aiopersist.storage.folders import make_root
 from aiopersist.storage.lane import Job, Lane
 
 T = TypeVar("T")
@@ -215,7 +215,9 @@ class SqliteFile(Generic[X]):
     # In either thread
 
     def _connect(self, busy_timeout_s: float) -> sqlite3.Connection:
-        make_folder(os.path.dirname(self.path))
+        make_root(os.path.dirname(self.path), "sqlite")
+        if os.path.isdir(self.path):
+            raise InvalidLocation(f"sqlite: {self.path} is a directory")
         connection = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None)
         try:
             self._patiently(lambda: self._prepare(connection))

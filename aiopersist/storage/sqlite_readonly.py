@@ -27,6 +27,7 @@ from aiopersist.errors import InvalidLocation, StorageUnavailable
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage import sqlite_sql as sql
 from aiopersist.storage.consensus import Entry
+from aiopersist.storage.folders import in_the_way
 from aiopersist.storage.keys import check_consensus_key, closed
 from aiopersist.storage.lane import Job, Lane
 from aiopersist.storage.readonly import refuse
@@ -106,7 +107,9 @@ class SqliteReader:
         """What `work` gives, if nobody had the file open meanwhile."""
         before = _stat(self.path)
         if before is None:
-            raise NoFile(f"{self.path}: there is no such file", retry=False)
+            what = in_the_way(os.path.dirname(self.path))
+            text = f"{self.path}: there is no such file" if what is None else f"{what} is not a directory"
+            raise NoFile(text, retry=False)
         if abs(self._runtime.wall() - before[2] / 1e9) < SETTLED_S:
             return None
         try:
@@ -200,6 +203,6 @@ class ReadonlySqliteConsensus(SqliteReads):
 def _stat(path: str) -> Stat:
     try:
         found = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return (found.st_ino, found.st_size, found.st_mtime_ns)

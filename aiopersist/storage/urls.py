@@ -5,6 +5,7 @@ is first opened; where the driver is missing, the error says what to install.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from aiopersist.storage.readonly import ReadonlyBlob, ReadonlyConsensus
 
 S = TypeVar("S")
 _SWITCH = {"on": True, "off": False}
+_ALMOST_A_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/?)")  # a single letter is a drive
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,7 +168,8 @@ _consensus_schemes: dict[str, Callable[[str, Runtime, bool], Consensus]] = {
 def _factory(what: str, schemes: dict[str, S], url: str) -> S:
     scheme = scheme_of(url)
     if scheme is None:
-        raise InvalidLocation(f"a {what} is named by a URL such as {next(iter(schemes))}://...")
+        example = "file:///dir" if schemes is _blob_schemes else "sqlite:///dir/state.db"
+        raise InvalidLocation(f"a {what} is named by a URL: a path is written {example}")
     if scheme not in schemes:
         raise InvalidLocation(f"{scheme}: no {what} has this scheme; there are {', '.join(sorted(schemes))}")
     return schemes[scheme]
@@ -189,6 +192,10 @@ def memory_name(url: str) -> str:
     return (address.host + address.path).rstrip("/")
 
 
+def _is_known(scheme: str) -> bool:
+    return scheme.lower() in {*_blob_schemes, *_consensus_schemes}
+
+
 def _checked(scheme: str) -> str:
     if scheme_of(f"{scheme}://") is None:
         raise ValueError(f"not a scheme: {scheme!r}")
@@ -206,6 +213,11 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
         return Location(text, text)
     if scheme is not None:
         raise InvalidLocation(f"{scheme}: a location is a directory or mem://; else give blob and consensus")
+    almost = _ALMOST_A_URL.match(text)
+    if almost and (_is_known(almost[1]) or (almost[2] and isinstance(location, str))):
+        raise InvalidLocation(
+            f"{almost[1]}: a URL is a text with two slashes after the colon, a directory ./..."
+        )
     if not text or "\0" in text:
         raise InvalidLocation("the location names no directory")
     folder = quote("/" + Path(text).absolute().as_posix().lstrip("/"))

@@ -135,6 +135,8 @@ async def test_one_round_does_what_is_due(tmp_path: Path) -> None:
 
 async def test_nothing_to_do(tmp_path: Path) -> None:
     """Goal: an empty location is no error, and nothing is said about it."""
+    async with ap.open(tmp_path / "new"):
+        pass
     assert await maintain("--location", tmp_path / "new", "--once") == (0, "", "")
 
 
@@ -174,6 +176,27 @@ def test_wrong_options(options: list[str], said: str) -> None:
     result = run(*options, "--once")
     assert (result.status, result.out) == (2, "")
     assert said in one_line(result)
+
+
+async def test_a_mistyped_location(tmp_path: Path) -> None:
+    """Goal: status 2 and one line at once, and nothing is made, be it a path, a file, or two stores of which
+    one is there."""
+    async with ap.open(tmp_path / "production"):
+        pass
+    (tmp_path / "file").write_bytes(b"")
+    before = sorted(tmp_path.rglob("*"))
+    blob, consensus = f"file://{tmp_path}/production/blob", f"sqlite://{tmp_path}/production/state.db"
+    for options, said in [
+        (["--location", tmp_path / "prodution"], "prodution/state.db: there is no such file"),
+        (["--location", tmp_path / "file"], "file is not a directory"),
+        (["--blob", f"file://{tmp_path}/blbo", "--consensus", consensus], "blobs are not in the blob store"),
+        (["--blob", blob, "--consensus", f"sqlite://{tmp_path}/production/sate.db"], "there is no such file"),
+        (["--location", "mem://"], "there is no location yet"),
+    ]:
+        result = await maintain(*options, "--once", AIOPERSIST_OPEN_TIMEOUT_S="1000")
+        assert (result.status, result.out) == (2, "")
+        assert said in one_line(result)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_unreachable_store(tmp_path: Path) -> None:

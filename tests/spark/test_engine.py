@@ -469,6 +469,8 @@ def test_finished_and_compacted_shards_are_read(refusing: Any) -> None:
         "postgres://me:hunter2@127.0.0.1:1/db",
         "postgres://127.0.0.1:1/db?password=hunter2",
         "postgres://127.0.0.1:1/db?passw%6Frd=hunter2",
+        "postgres://me:12?hunter2@127.0.0.1:1/db",
+        "postgres://me:12/hunter2@127.0.0.1:1/db",
     ],
 )
 def test_a_url_with_a_secret_is_refused(spark: Any, tmp_path: Path, url: str) -> None:

@@ -189,6 +189,7 @@ def test_what_cannot_be_read_is_refused(
         {"blob": "file:///x", "consensus": "postgres://me:hunter2@127.0.0.1:1/db"},
         {"blob": "s3://key:hunter2@b/p", "consensus": "sqlite:///x.db"},
         {"blob": "s3://b/p?secret_key=hunter2", "consensus": "sqlite:///x.db"},
+        {"blob": "s3://b/p?endpoint=http://key:hunter2@h:9000", "consensus": "sqlite:///x.db"},
         {"blob": "file:///x", "consensus": "postgres://h/db?password=hunter2"},
     ],
 )

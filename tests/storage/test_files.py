@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aiopersist.errors import Indeterminate, StorageUnavailable, Unsupported
+import aiopersist as ap
+from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
 from aiopersist.storage import folders
 from aiopersist.storage.files import FilesBlob
 
@@ -220,3 +221,18 @@ async def test_closing_waits_for_the_threads(
     await closing
     assert open_files() == []
     assert await FilesBlob(tmp_path).get("k") == b"x"
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+async def test_a_file_in_the_place_of_the_root(tmp_path: Path, fsync: bool) -> None:
+    """Goal: it is said at once and not retried, also where the file is further up."""
+    (tmp_path / "file").write_bytes(b"")
+    for root in (tmp_path / "file", tmp_path / "file" / "blob"):
+        blob = FilesBlob(root, fsync=fsync)
+        with pytest.raises(InvalidLocation, match="file is not a directory"):
+            await blob.set("a", b"")
+        assert await blob.get("a") is None
+        await blob.aclose()
+    with pytest.raises(InvalidLocation, match="file is not a directory"):
+        await ap.open(tmp_path / "file", settings=ap.Settings(open_timeout_s=1000))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -211,9 +211,9 @@ async def test_a_read_only_disk(small_disk: Path, make_read_only: Callable[[Path
 
 async def test_a_path_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    for path in (tmp_path, tmp_path / "file" / "state.db"):
+    for path in (tmp_path, tmp_path / "file" / "state.db", tmp_path / "file" / "folder" / "state.db"):
         consensus = SqliteConsensus(path)
-        with pytest.raises(StorageUnavailable):
+        with pytest.raises(InvalidLocation, match="directory"):
             await consensus.head("k")
         await consensus.aclose()
 

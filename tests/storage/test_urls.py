@@ -1,15 +1,20 @@
 """What each URL and each set of arguments opens; what cannot be used says which part is at fault."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
 from aiopersist.errors import InvalidLocation
+from aiopersist.storage.address import has_secrets
 from aiopersist.storage.files import FilesBlob
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.postgres_address import PostgresAddress
+from aiopersist.storage.s3 import S3Blob
 from aiopersist.storage.sqlite import SqliteConsensus
 from aiopersist.storage.urls import (
     Location,
@@ -34,6 +39,18 @@ BAD_BLOBS = {
     "s3-user": ("s3://me@bucket/x", "s3"),
     "s3-option": ("s3://bucket/x?zone=1", "zone"),
     "s3-endpoint": ("s3://bucket/x?endpoint=localhost:9000", "endpoint"),
+    "a-path": ("/var/data", "file:///dir"),
+    "s3-key-as-user": ("s3://key:hunter2@bucket/x", "bucket"),
+    "s3-torn-key-as-user": ("s3://key:hun/ter2@bucket/x", "%2F"),
+    "s3-cut-secret": ("s3://b/x?access_key=a&secret_key=hun&ter2", "%26"),
+    "s3-cut-secret-of-two": ("s3://b/x?access_key=a&secret_key=hun&ter2=x", "%26"),
+    "s3-password-in-endpoint": ("s3://b/x?endpoint=http://key:hunter2@host:9000", "endpoint"),
+    "s3-torn-password-in-endpoint": ("s3://b/x?endpoint=http://key:hun/ter2@host:9000", "endpoint"),
+    "s3-cut-password-in-endpoint": ("s3://b/x?endpoint=http://key:hun&ter2@host:9000", "%26"),
+    "s3-user-in-endpoint": ("s3://b/x?endpoint=https://hunter2@host", "endpoint"),
+    "s3-query-in-endpoint": ("s3://b/x?endpoint=https://host/?a%3Dhunter2", "endpoint"),
+    "s3-port": ("s3://b/x?endpoint=http://host:hunter2", "endpoint"),
+    "s3-endpoint-of-nothing": ("s3://b/x?endpoint=http://", "endpoint"),
     "s3-half-credentials": ("s3://bucket/x?access_key=a", "secret_key"),
 }
 BAD_CONSENSUSES = {
@@ -43,21 +60,55 @@ BAD_CONSENSUSES = {
     "sqlite-no-path": ("sqlite://", "sqlite"),
     "postgres-option": ("postgres://u:hunter2@h/d?sparkle=hunter2", "sparkle"),
     "postgres-schema": ("postgres://u:hunter2@h/d?schema=", "schema"),
+    "a-path": ("./state.db", "sqlite:///dir/state.db"),
+    "postgres-port": ("postgres://u:hunter2@h:54x2/d", "port"),
+    "postgres-high-port": ("postgres://h:65536/d", "port"),
+    "postgres-ports": ("postgres://h:5432,i:x/d", "port"),
+    "postgres-port-option": ("postgres://h/d?port=hunter2", "port"),
+    "postgres-no-host": ("postgres://u:hunter2", "port"),
+    **{
+        f"postgres-unescaped-{'ab'[n % 2]}-{n}": (f"postgres://u:{password}@127.0.0.1:1/d", "%2F")
+        for n, password in enumerate(
+            (
+                "/hunter2",
+                "12/hunter2",
+                "?hunter2",
+                "12?hunter2",
+                "12?hunter2=x",
+                "12?schema=x&hunter2",
+                "#/hunter2",
+            )
+        )
+    },
+    "postgres-cut-password": ("postgres://h/d?user=u&password=p&hunter2", "%26"),
+    "postgres-cut-password-in-two": ("postgres://h/d?user=u&password=p&hunter2=x", "%26"),
     "postgres-long-schema": ("postgres://u:hunter2@h/d?schema=" + "x" * 64, "schema"),
 }
 
 
 @pytest.mark.parametrize(("url", "names"), BAD_BLOBS.values(), ids=BAD_BLOBS.keys())
 def test_a_blob_url_that_cannot_be_used(url: str, names: str) -> None:
-    with pytest.raises(InvalidLocation, match=names):
+    with pytest.raises(InvalidLocation, match=names) as caught:
         open_blob(url)
+    assert_no_secret(url, str(caught.value), repr(Location(url, "mem://")))
 
 
 @pytest.mark.parametrize(("url", "names"), BAD_CONSENSUSES.values(), ids=BAD_CONSENSUSES.keys())
 def test_a_consensus_url_that_cannot_be_used(url: str, names: str) -> None:
     with pytest.raises(InvalidLocation, match=names) as caught:
         open_consensus(url)
-    assert "hunter2" not in str(caught.value)
+    assert_no_secret(url, str(caught.value), repr(Location("mem://", url)))
+
+
+def assert_no_secret(url: str, *shown: str) -> None:
+    """Neither as a whole nor a part of it; and Spark, which would show the URL, takes it for secret."""
+    for text in shown:
+        assert not re.search("hun|ter2", text)
+    try:
+        secret = has_secrets(url)
+    except InvalidLocation as error:  # which is no less
+        secret = not re.search("hun|ter2", str(error))
+    assert secret or not re.search("hun|ter2", url)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +145,43 @@ def test_credentials_do_not_show() -> None:
     shown += [repr(open_blob(s3)), repr(Location(s3, postgres)), repr(Location(s3, in_options))]
     assert "hunter2" not in "".join(shown)
     assert "postgres://me@h:5432/d?schema=persist" in shown[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "password", "user"),
+    [
+        ("postgres://me:a%2Fb%3Fc%23d%40e%26f+g@h:5432/d", "a/b?c#d@e&f+g", "me"),
+        ("postgres://me:a#b@c+d@h/d", "a#b@c+d", "me"),
+        ("postgres://me%40corp:x@h/d", "x", "me@corp"),
+        ("postgres://h:5432/d?user=me@corp&password=a+b%26c%20d/e?f", "a+b&c d/e?f", "me@corp"),
+        ("postgres://me:x@[::1]:5432,h:1,%2Fvar%2Frun/d%2Fe", "x", "me"),
+    ],
+)
+def test_what_the_driver_of_postgres_is_told(url: str, password: str, user: str) -> None:
+    """By its own way to take a URL apart."""
+    arguments = PostgresAddress.parse(url, schema="s").arguments
+    assert arguments["password"] == password
+    parts = urlsplit(arguments["dsn"])
+    assert unquote(parts.username or "") == user or parse_qs(parts.query)["user"] == [user]
+    assert "[::1]:5432,h:1,%2fvar%2frun" in parts.netloc.lower() or parts.hostname == "h"
+    assert unquote(parts.path) in ("/d", "/d/e")
+
+
+def test_the_credentials_of_s3_are_taken_as_they_are() -> None:
+    blob = open_blob("s3://b/team@corp/x?access_key=AK+A&secret_key=a+b/c%2Bd%26e@f&session_token=t%20u==")
+    assert isinstance(blob, S3Blob)
+    assert list(blob._credentials.values()) == ["AK+A", "a+b/c+d&e@f", "t u=="]
+    assert repr(blob) == "<S3Blob s3://b/team@corp/x/>"
+
+
+def test_a_place_is_shown_where_nothing_is_secret() -> None:
+    for url in ("file:///home/me@corp/a:b?fsync=off", "s3://b/team@corp?endpoint=http://h:1&region=r"):
+        assert url in repr(Location(url, "mem://")) and not has_secrets(url)
+    for url in ("postgres://me@h:5432/d?schema=persist", "sqlite:///a:b/c@d.db"):
+        assert url in repr(Location("mem://", url)) and not has_secrets(url)
+    assert repr(Location("mem://", "other://token@h/d?x=y")) == (
+        "Location(blob=mem://, consensus=other://***@h/d?***)"
+    )
 
 
 async def test_schemes_can_be_added() -> None:
@@ -157,6 +245,8 @@ class TestParseLocation:
         assert parse_location("./data") == parse_location(tmp_path / "data")
         assert isinstance(open_blob(str(parse_location("data").blob)), FilesBlob)
         assert isinstance(open_consensus(str(parse_location("data").consensus)), SqliteConsensus)
+        for given in ("mem", "./mem:", Path("data:/x"), "C:/x", "12:30"):
+            assert str(parse_location(given).blob).startswith("file:///")
 
     def test_memory(self) -> None:
         assert parse_location("mem://") == Location("mem://", "mem://")
@@ -177,6 +267,11 @@ class TestParseLocation:
             ({"location": "x", "consensus": "mem://"}, "not both"),
             ({"location": "s3://bucket/x"}, "s3"),
             ({"location": ""}, "directory"),
+            *(
+                ({"location": text}, text.partition(":")[0])
+                for text in ("mem:/", "mem:x", "Mem:", "s3:/b", "x-y:/z")
+            ),
+            ({"location": Path("mem://x")}, "text"),
             ({"location": 7}, "int"),
             ({"blob": 7, "consensus": "mem://"}, "blob"),
             ({"blob": "mem://", "consensus": MemoryBlob()}, "consensus"),
