@@ -81,6 +81,10 @@ class Settings(BaseModel):
     txn_ids_max: PositiveInt = 1_000_000
     """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
 
+    tombstone_retention_s: Seconds = 30 * 24 * 3600.0
+    """How long at least what is left of a dropped shard, and of its name, stays: longer than any process that
+    was about to create it can stand still, and any statement of it can be on its way."""
+
     # State
     rollup_every: PositiveInt = 128
     """Versions between two full copies of a shard's state: bounds what an opener reads."""

@@ -20,7 +20,7 @@ from aiopersist.shard.log import Truncated, consensus_key, read_rollup, versions
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
-from aiopersist.state.lifecycle import EndCollection
+from aiopersist.state.lifecycle import EndCollection, MarkBuried
 from aiopersist.state.model import State
 from aiopersist.state.names import Trail, live_parts
 
@@ -81,9 +81,9 @@ async def collect(shard: Shard, writer: str | None = None) -> Collected:
 
 
 async def bury(shard: Shard) -> Collected | None:
-    """Delete the data of a finalized shard, in the same order; its tombstone, the newest version, stays.
-    Repeated, it finishes what a crash left; rollups that a crash left are for the sweep. `None` if somebody
-    else is at it."""
+    """Delete the data of a finalized shard, in the same order; its tombstone, the newest version, stays, and
+    says that this was done. Repeated, it finishes what a crash left; rollups that a crash left go with the
+    tombstone (`graves`). `None` if somebody else is at it."""
     stack, key = shard.stack, consensus_key(shard.id)
     head = await stack.consensus.head(key)
     if head is None or not decode_diff(head.data).changes.finalized:
@@ -103,6 +103,8 @@ async def bury(shard: Shard) -> Collected | None:
     await stack.blob.delete(sorted(parts))
     versions = await stack.consensus.truncate(key, head.seqno)
     await stack.blob.delete(sorted(rollups))
+    await shard.register.refresh()
+    await commit(shard.register, MarkBuried(), Slot())
     return Collected(len(parts), versions, len(rollups))
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from aiopersist.errors import Corruption
 from aiopersist.gc.collect import trail_from
+from aiopersist.gc.graves import look
 from aiopersist.shard.log import Truncated, consensus_key, list_shards, load
 from aiopersist.shard.stack import Stack
 from aiopersist.state.keys import writer_of
@@ -42,8 +43,9 @@ class Usage(NamedTuple):
 
 
 async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
-    """Look through all shards. Requests: a listing of each shard, a scan of its live versions, a read of
-    its rollups. A shard that is damaged is left alone, and told at the end: `Corruption`."""
+    """Look through all shards. Requests: a listing of each shard, a scan of its live versions, a read of its
+    rollups; for those that were dropped one for some hundred. A shard that is damaged is left alone, and told
+    at the end: `Corruption`."""
     found, damage = Sweep(deleted=not dry_run), list[Corruption]()
     async for shard in _shards(stack):
         listed = await _listed(stack, shard)  # before the head is read
@@ -89,8 +91,10 @@ class _Named(NamedTuple):
 
 
 async def _shards(stack: Stack) -> AsyncIterator[str]:
-    for shard in await list_shards(stack):
-        yield shard
+    """All but those that left nothing but a tombstone."""
+    async for some in look(stack, await list_shards(stack), {}):
+        for shard in some.heads:
+            yield shard
 
 
 async def _listed(stack: Stack, shard: str) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Upkeep of all shards of a location, for a process that does nothing else: one round after the other.
 
-A shard that has not changed since the round before costs one request. What is due in one is done under
-claims, so that several processes share the work: whoever comes second goes on to the next shard.
+A shard that has not changed since the round before, or was dropped, costs a share of a request for some
+hundred. What is due in one is done under claims, so that several processes share the work: whoever comes
+second goes on to the next shard.
 """
 
 from collections.abc import Callable
@@ -9,14 +10,17 @@ from functools import partial, reduce
 
 from pydantic import BaseModel, ConfigDict
 
-from aiopersist.errors import ShardFinalized
-from aiopersist.gc.collect import bury, can_collect
+from aiopersist.errors import ShardFinalized, Unsupported
+from aiopersist.gc.collect import Collected, bury, can_collect
+from aiopersist.gc.graves import Grave, forget, look
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
-from aiopersist.shard.log import consensus_key, list_shards
+from aiopersist.shard.catalog import forget_names
+from aiopersist.shard.log import list_shards
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
 from aiopersist.state.diff import decode_diff
+from aiopersist.storage.consensus import Versioned
 
 
 class MaintenanceRound(BaseModel):
@@ -62,23 +66,47 @@ class Rounds:
     def __init__(self, stack: Stack, upkeep_of: Callable[[str], ShardUpkeep]) -> None:
         self._stack = stack
         self._upkeep_of = upkeep_of
-        self._ended: set[str] = set()  # of these a tombstone is left, for ever
         self._rested: dict[str, int] = {}  # the version at which nothing was left to do
+        self._graves: dict[str, Grave] = {}  # what is left of dropped shards
+        self._keeps_graves = False  # since the store removes no keys
+        self._names: dict[str, int] = {}  # those in use, and their versions
         self._resting: dict[str, ShardUpkeep] = {}  # they know what failed there, and how often
 
     async def once(self) -> MaintenanceRound:
         """Look at every shard, and do what is due."""
         shards = await list_shards(self._stack)
-        for shard in self._rested.keys() - {*shards}:
-            del self._rested[shard]
-        left = [shard for shard in shards if shard not in self._ended]
-        jobs = [partial(self._try, shard) for shard in left]
-        rounds = await run_bounded(self._stack.settings.compactions_max, jobs)
+        for remembered in (self._rested, self._graves):
+            for shard in remembered.keys() - {*shards}:
+                del remembered[shard]
+        known = {**self._rested, **{shard: grave.seqno for shard, grave in self._graves.items()}}
+        rounds = [MaintenanceRound(shards=len(self._rested))]
+        async for some in look(self._stack, shards, known):
+            self._graves |= some.graves
+            moved = len(self._rested.keys() & some.heads.keys())
+            jobs = [partial(self._try, shard, head) for shard, head in some.heads.items()]
+            rounds.append(MaintenanceRound(shards=-moved))
+            rounds += await run_bounded(self._stack.settings.compactions_max, jobs)
+        await self._forget()
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
 
-    async def _try(self, shard: str) -> MaintenanceRound:
+    async def _forget(self) -> None:
+        """Remove what is left of dropped shards for long enough. What fails is tried in the next round."""
+        if self._keeps_graves:
+            return
+        oldest = await self._stack.consensus.now() - self._stack.settings.tombstone_retention_s
+        old = {shard: grave for shard, grave in self._graves.items() if grave.at < oldest}
+        jobs = [partial(forget, self._stack, shard, grave) for shard, grave in old.items()]
         try:
-            return await self._tend(shard)
+            await run_bounded(self._stack.settings.compactions_max, jobs)
+            await forget_names(self._stack, self._names)
+        except Unsupported:
+            self._keeps_graves = True
+        except Exception as error:
+            self._stack.supervisor.failures.tell("the removal of what dropped shards left", error)
+
+    async def _try(self, shard: str, head: Versioned) -> MaintenanceRound:
+        try:
+            return await self._tend(shard, head)
         except ShardFinalized:
             return MaintenanceRound(shards=1)  # meanwhile: the next round ends it
         except Exception as error:  # also one that nobody foresaw keeps nobody from the other shards
@@ -89,15 +117,9 @@ class Rounds:
                 shards=1, looked_at=1, failures={shard: f"{type(error).__name__}: {error}"}
             )
 
-    async def _tend(self, shard: str) -> MaintenanceRound:
-        head = await self._stack.consensus.head(consensus_key(shard))
-        if head is None or self._rested.get(shard) == head.seqno:
-            return MaintenanceRound(shards=1)
+    async def _tend(self, shard: str, head: Versioned) -> MaintenanceRound:
         if decode_diff(head.data).changes.finalized:
-            buried = await bury(self._upkeep_of(shard).shard)
-            if buried is None:
-                return MaintenanceRound(looked_at=1)
-            self._ended.add(shard)
+            buried = await bury(self._upkeep_of(shard).shard) or Collected()
             return MaintenanceRound(looked_at=1, parts=buried.parts, versions=buried.versions)
         upkeep = self._upkeep_of(shard)
         state = await upkeep.shard.open()

@@ -9,19 +9,17 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from itertools import chain, repeat
 from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind, shown
-from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.shard.stack import Stack
+from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.patience import Patience
 
 NAME_BYTES_MAX = 512
-READS_AT_ONCE = 16
 
 _UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
@@ -126,11 +124,39 @@ def _pauses(runtime: Runtime) -> Iterator[float]:
 
 
 async def names(stack: Stack) -> dict[str, ShardId]:
-    """All names in use. One request, and one more for each."""
+    """All names in use. Two requests, one more for every few hundred."""
     keys = await stack.consensus.list_keys(ShardId.names)
-    found = [unquote(key.removeprefix(ShardId.names)) for key in keys]
-    read = await run_bounded(READS_AT_ONCE, [partial(_read, stack, name, ShardId) for name in found])
-    return {name: shard for name, (shard, _) in zip(found, read, strict=True) if shard is not None}
+    heads = await stack.consensus.heads(dict.fromkeys(keys))
+    found = ((_name(key), head) for key, head in heads.items() if head is not None)
+    named = ((name, _named(name, head, ShardId)) for name, head in found)
+    return {name: shard for name, shard in sorted(named) if shard is not None}
+
+
+async def forget_names(stack: Stack, seen: dict[str, int]) -> None:
+    """Remove the names that name nothing, and have not for `settings.tombstone_retention_s`. Those that name
+    something are kept in `seen` with their seqnos, and are not read again until they move. Two requests, one
+    more for every few hundred names, and one for each that is removed."""
+    keys = await stack.consensus.list_keys(ShardId.names)
+    heads = await stack.consensus.heads({key: seen.get(key) for key in keys})
+    oldest = await stack.consensus.now() - stack.settings.tombstone_retention_s
+    for key in {*seen} - {*keys}:
+        del seen[key]
+    for key, head in heads.items():
+        seen.pop(key, None)
+        if head is not None and _named(_name(key), head, ShardId) is not None:
+            seen[key] = head.seqno
+        elif head is not None:
+            await _forget_name(stack, key, head, oldest)
+
+
+async def _forget_name(stack: Stack, key: str, head: Versioned, oldest: float) -> None:
+    freed_at = json.loads(head.data).get("at")
+    if freed_at is None:  # an earlier version of the library freed it, and did not say when
+        name = _name(key)
+        patience = Patience(lambda: f"a look at the name {name!r}", stack.runtime)
+        await _write(stack, name, ShardId, head.seqno, None, patience)
+    elif freed_at < oldest:
+        await stack.consensus.remove(key, head.seqno)
 
 
 async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int | None]:
@@ -139,9 +165,14 @@ async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int
     head = await stack.consensus.head(_key(name, kind))
     if head is None:
         return None, None
+    return _named(name, head, kind), head.seqno
+
+
+def _named(name: str, head: Versioned, kind: type[Id]) -> Id | None:
+    """What the name names by this version."""
     try:
         value: dict[str, Any] = json.loads(head.data)
-        return (kind(value["shard"]) if value["shard"] else None), head.seqno
+        return kind(value["shard"]) if value["shard"] else None
     except (ValueError, KeyError, TypeError) as e:
         raise Corruption(f"the name {name!r} says {head.data[:80]!r}") from e
 
@@ -154,7 +185,10 @@ async def _write(
     shard: ShardId | None,
     patience: Patience,
 ) -> None:
-    data = json.dumps({"format": 1, "shard": shard}).encode()
+    value: dict[str, Any] = {"format": 1, "shard": shard}
+    if shard is None:
+        value["at"] = await stack.consensus.now()
+    data = json.dumps(value).encode()
     try:
         await stack.consensus.compare_and_set(_key(name, kind), expected, data)
     except Indeterminate as error:  # the caller reads what is there
@@ -163,6 +197,10 @@ async def _write(
 
 def _key(name: str, kind: type[ShardId]) -> str:
     return kind.names + quote(check_name(name), safe=" ")
+
+
+def _name(key: str) -> str:
+    return unquote(key.removeprefix(ShardId.names))
 
 
 def check_name(name: object) -> str:

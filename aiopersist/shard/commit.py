@@ -208,8 +208,10 @@ async def _look(attempt: Attempt, cause: BaseException | None) -> bool | None:
             if seqno == attempt.expected:
                 return None
             if seqno is None or seqno < attempt.seqno:
-                await register.refresh()  # says that the store was restored
-        if versions[0].seqno == attempt.seqno:
+                state = await register.refresh()  # says that the store was restored
+                if state is not None and state.finalized:  # or that the shard is long gone
+                    break
+        if versions and versions[0].seqno == attempt.seqno:
             return decode_commit(versions[0].data) == attempt.diff.commit
         state = await register.refresh()
     except StorageUnavailable as error:

@@ -18,7 +18,7 @@ from aiopersist.errors import Corruption, ShardFinalized
 from aiopersist.failures import Backoff
 from aiopersist.shard.log import consensus_key, load, replay
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import decode_diff
+from aiopersist.state.diff import decode_diff, finalized
 from aiopersist.state.model import State
 
 T = TypeVar("T")
@@ -75,6 +75,11 @@ class Register:
             self.install(await load(self.stack, self.shard))
             return
         head = await self.stack.consensus.head(self.key)
+        if sent.finalized and (head is None or head.seqno < sent.seqno):  # for good, be its tombstone gone
+            return
+        if head is None and await self._may_be_forgotten(sent):
+            self.install(finalized(sent))
+            return
         if head is None or head.seqno < sent.seqno:
             raise self._restored(f"its head is {head.seqno if head else 'gone'}", sent)
         now = self.state
@@ -87,6 +92,10 @@ class Register:
             return
         read = await replay(self.stack, self.shard, now, head)
         self.install(read if read is not None else await load(self.stack, self.shard))
+
+    async def _may_be_forgotten(self, state: State) -> bool:
+        """Whether it may have been finalized since `state`, for so long that its tombstone is gone."""
+        return await self.stack.consensus.now() - state.at > self.stack.settings.tombstone_retention_s
 
     def _restored(self, what: str, state: State) -> Corruption:
         return Corruption(

@@ -7,12 +7,12 @@ from aiopersist.data.evolve import mismatch
 from aiopersist.errors import ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain, Time, minimum, shaped
 from aiopersist.shard.attempt import Slot
-from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.catalog import ShardId, find
 from aiopersist.shard.commit import commit
 from aiopersist.shard.hold import SharedHold, Unheld
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
-from aiopersist.state.lifecycle import Create
+from aiopersist.state.lifecycle import Create, Finalize
 from aiopersist.state.model import State
 
 
@@ -52,10 +52,13 @@ class Shard:
         return state
 
     async def open_or_create(self, schema: Schema[Any, Any, Any]) -> State:
-        """Find it or make it: one commit more for a new one."""
+        """Find it or make it: one commit more for a new one, and a look at its name: if that was dropped
+        meanwhile, however long ago, what was made is finalized, and nobody has seen it."""
         if await self.register.refresh() is None:
             command = Create(self.id, schema.to_record(), minimum(schema.time_length))
             await commit(self.register, command, Slot())
+            if self.name is not None and await find(self.stack, self.name, type(self.id)) != self.id:
+                await commit(self.register, Finalize(self.id), Slot())
         return await self.open()
 
     def schema(self, schema_id: int) -> Schema[Any, Any, Any]:

@@ -202,7 +202,26 @@ def tombstone(diff: Diff, shard: str) -> State:
         since=empty,
         upper=empty,
         finalized=True,
+        collected=diff.changes.collected or 0,
     )
+
+
+def finalized(state: State) -> State:
+    """What follows `state` where the shard was finalized, and even its tombstone is gone."""
+    seqno = state.seqno + 1
+    changes = tombstone_of(state.shard, buried=seqno)
+    diff = Diff.of(
+        format=FORMAT, seqno=seqno, commit="", prev=None, at=state.at, rollup=None, changes=changes
+    )
+    return tombstone(diff, state.shard)
+
+
+def tombstone_of(shard: str, buried: int = 0) -> Changes:
+    """The changes of every version of a finalized shard: nothing before it counts, so nothing is dropped.
+    `buried`: this version, if the data of the shard is deleted."""
+    empty = Antichain()
+    changes = Changes(shard=shard, since=empty, upper=empty, finalized=True)
+    return changes.replace(collected=buried) if buried else changes
 
 
 def added_parts(changes: Changes) -> list[HollowPart]:

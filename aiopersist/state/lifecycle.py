@@ -7,7 +7,7 @@ from typing import Any
 from aiopersist.errors import SchemaMismatch
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
-from aiopersist.state.diff import Changes
+from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.model import COLLECTION, Rollup, State
 
 
@@ -25,12 +25,6 @@ class Create:
         return Commit(
             Changes(shard=self.shard, since=self.minimum, upper=self.minimum, schemas={0: dict(self.schema)})
         )
-
-
-def tombstone_of(shard: str) -> Changes:
-    """The changes of every version of a finalized shard: nothing before it counts, so nothing is dropped."""
-    empty = Antichain()
-    return Changes(shard=shard, since=empty, upper=empty, finalized=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +56,17 @@ class FinalizeUnused:
         if state.batches or state.transactions or any(users) or state.schema_id > 0:
             return Keep(result=False)
         return Commit(tombstone_of(self.shard), True)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkBuried:
+    """Say in the newest version of a finalized shard that its data is deleted: from now on who looks at all
+    shards has nothing to do there."""
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or not state.finalized or state.collected:
+            return Keep()
+        return Commit(tombstone_of(state.shard, buried=state.seqno + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from aiopersist.errors import (
 )
 from aiopersist.frontier import Antichain, successor
 from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, renewed
-from aiopersist.state.diff import Changes
+from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import HollowBatch, State, Transaction, Writer
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
@@ -62,8 +62,7 @@ class Occupy:
 
     def __call__(self, state: State | None, context: Context) -> Commit:
         if state is not None and state.finalized:  # every version of a tombstone says that it is one
-            empty = Antichain()
-            return Commit(Changes(shard=state.shard, since=empty, upper=empty, finalized=True))
+            return Commit(tombstone_of(state.shard, state.collected and state.seqno + 1))
         if state is None or self.writer not in state.writers:
             return Commit(Changes())
         return commit(state, context, writers={self.writer: renewed(state, self.writer, context)})

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from aiopersist.errors import Unsupported
 from aiopersist.resource import run_bounded
 
 HEADS_AT_ONCE = 16  # of a store that reads them one by one
@@ -74,6 +75,15 @@ class Consensus(ABC):
     async def truncate(self, key: str, seqno: int) -> int:
         """Drop versions `< seqno` and return how many; the head always stays. `ValueError` if `seqno`
         is beyond the head (or the key is not there). Repeating it is harmless."""
+
+    async def remove(self, key: str, expected: int) -> bool:
+        """Take away the key with all its versions, iff `expected` is the head; whether it is away now, also
+        where it was before. `False` only when a head was read and differs. After it the key is as one that
+        never had a version: the next one is 0, made with `expected=None`. So who removes a key must know that
+        no such statement of old can be on its way. Repeating it is harmless.
+
+        `Unsupported` where the store cannot, as this one: then what nobody needs any more stays."""
+        raise Unsupported("this consensus store removes no keys")
 
     @abstractmethod
     async def list_keys(self, prefix: str) -> list[str]:

@@ -168,6 +168,9 @@ class MetricsConsensus(Consensus):
     async def truncate(self, key: str, seqno: int) -> int:
         return await self._measure("truncate", lambda: self.inner.truncate(key, seqno), _nothing)
 
+    async def remove(self, key: str, expected: int) -> bool:
+        return await self._measure("remove", lambda: self.inner.remove(key, expected), _nothing)
+
     async def list_keys(self, prefix: str) -> list[str]:
         return await self._measure("list_keys", lambda: self.inner.list_keys(prefix), _nothing)
 
@@ -306,6 +309,9 @@ class RetryConsensus(Consensus):
 
     async def truncate(self, key: str, seqno: int) -> int:
         return await self._retry.repeat("truncate", lambda: self.inner.truncate(key, seqno))
+
+    async def remove(self, key: str, expected: int) -> bool:
+        return await self._retry.repeat("remove", lambda: self.inner.remove(key, expected))
 
     async def list_keys(self, prefix: str) -> list[str]:
         return await self._retry.repeat("list_keys", lambda: self.inner.list_keys(prefix))

@@ -181,6 +181,16 @@ class MemoryConsensus(Consensus):
             log.first += dropped
             return dropped
 
+    async def remove(self, key: str, expected: int) -> bool:
+        await asyncio.sleep(0)  # noqa: TID251  # no time passes
+        self._check([key])
+        with self._place.lock:
+            if self._expected(key) not in (None, expected):
+                return False
+            self._place.logs.pop(key, None)
+        self._place.watchers.wake([key])
+        return True
+
     async def list_keys(self, prefix: str) -> list[str]:
         await asyncio.sleep(0)  # noqa: TID251  # no time passes
         self._check([])

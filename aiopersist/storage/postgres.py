@@ -19,6 +19,13 @@ only grow, so the head it leaves alone may be old, never too new: no head row is
 version. It takes effect at its snapshot; two of them count each deleted row once, because the second
 skips rows whose deletion it waited for.
 
+*A removal* deletes the head row where `seqno = expected`, under the same rule as a compare-and-set: of a race
+with one, either the head has moved, and nothing is deleted, or the compare-and-set finds no row, and is a
+mismatch. It deletes the versions of its snapshot, which are all of them: had another come since, the
+predicate would have met its seqno. A row of the same key that was made since the snapshot is not seen, and
+stays with its version. Rows of the log are locked in order, as by a truncate. Where nothing was deleted,
+another read tells whether the key is away.
+
 *First versions*: INSERT ... ON CONFLICT DO NOTHING waits for the end of another's insert of the same key
 and then does nothing: exactly one wins.
 
@@ -142,6 +149,15 @@ class PostgresConsensus(Consensus):
             raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {row['head']}")
         dropped: int = row["dropped"]
         return dropped
+
+    async def remove(self, key: str, expected: int) -> bool:
+        check_consensus_key(key)
+        bounds = key, min(expected, _SEQNO_MAX)
+        removed = await self._pool.write(lambda connection: connection.fetchval(self._sql.remove, *bounds))
+        if removed:
+            self._hints.moved([key])
+            return True
+        return await self.head(key) is None
 
     async def list_keys(self, prefix: str) -> list[str]:
         rows = await self._pool.read(lambda connection: connection.fetch(self._sql.list_keys, prefix))

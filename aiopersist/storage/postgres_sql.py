@@ -55,6 +55,7 @@ class Statements:
     scan: str
     list_keys: str
     truncate: str
+    remove: str
     create: str
     append: str
     append_one: str
@@ -99,6 +100,15 @@ _TEXTS = {
             DELETE FROM {log} l USING doomed d WHERE l.key = d.key AND l.seqno = d.seqno RETURNING 1
         )
         SELECT (SELECT seqno FROM head) AS head, (SELECT count(*) FROM dropped) AS dropped""",
+    "remove": """
+        WITH gone AS (DELETE FROM {heads} WHERE key = $1 AND seqno = $2 RETURNING key),
+        doomed AS (
+            SELECT l.key, l.seqno FROM {log} l JOIN gone g ON l.key = g.key ORDER BY l.seqno FOR UPDATE OF l
+        ),
+        dropped AS (
+            DELETE FROM {log} l USING doomed d WHERE l.key = d.key AND l.seqno = d.seqno RETURNING 1
+        )
+        SELECT EXISTS (SELECT FROM gone) AND (SELECT count(*) FROM dropped) > 0""",
     "create": """
         WITH made AS (INSERT INTO {heads} (key, seqno) VALUES ($1, 0) ON CONFLICT DO NOTHING RETURNING key),
         logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, 0, $2 FROM made RETURNING key)

@@ -66,6 +66,9 @@ class ReadonlyConsensus(Consensus):
     async def truncate(self, key: str, seqno: int) -> int:
         refuse("this call")
 
+    async def remove(self, key: str, expected: int) -> bool:
+        refuse("this call")
+
     async def list_keys(self, prefix: str) -> list[str]:
         return await self.inner.list_keys(prefix)
 

@@ -71,6 +71,17 @@ class SqliteConsensus(SqliteReads):
             unfinished = (await self._file.write(work)).unfinished
         return dropped
 
+    async def remove(self, key: str, expected: int) -> bool:
+        check_consensus_key(key)
+
+        def work(transaction: _Moves) -> bool:
+            gone = sql.remove(transaction.connection, key, expected)
+            if gone:
+                transaction.moved.append(key)
+            return gone
+
+        return await self._file.write(work)
+
     async def watch(self, key: str) -> None:
         check_consensus_key(key)
         with self._hints.watchers.watching(key) as woken:

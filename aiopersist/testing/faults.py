@@ -196,6 +196,9 @@ class FaultyConsensus(Consensus):
     async def truncate(self, key: str, seqno: int) -> int:
         return await self.faults.call("truncate", lambda: self.inner.truncate(key, seqno))
 
+    async def remove(self, key: str, expected: int) -> bool:
+        return await self.faults.call("remove", lambda: self.inner.remove(key, expected))
+
     async def list_keys(self, prefix: str) -> list[str]:
         return await self.faults.call("list_keys", lambda: self.inner.list_keys(prefix))
 

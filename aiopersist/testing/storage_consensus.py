@@ -20,6 +20,7 @@ from aiopersist.errors import InvalidUsage
 from aiopersist.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.testing.storage_heads import Handles, HeadsConformance, grow, numbered
+from aiopersist.testing.storage_remove import RemoveConformance
 
 HINT_TIMEOUT_S = 10.0
 KEYS = {
@@ -37,7 +38,7 @@ KEYS = {
 }
 
 
-class ConsensusConformance(HeadsConformance):
+class ConsensusConformance(HeadsConformance, RemoveConformance):
     """Inherit, and give a fixture `handles`: two handles on one empty place."""
 
     pytestmark = pytest.mark.asyncio

@@ -1,0 +1,227 @@
+"""Goal: what is left of dropped shards costs those who look at all shards nothing, goes some day, and fences
+for as long as anybody could still know the shard."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.shard.log import consensus_key
+from aiopersist.storage.consensus import Consensus
+from tests.elsewhere import Place
+
+SCHEMA = ap.Schema(key=str, val=int)
+MONTH_S = 30 * 24 * 3600.0
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    async with AsyncExitStack() as stack:
+        yield Place(stack, {})
+
+
+async def made(client: ap.Client, name: str) -> str:
+    async with client.writer(name, SCHEMA) as w:
+        batch = await w.batch([("a", 1, 0, 1)], 0, 1)
+        await batch.flush_to_blob()
+        await w.compare_and_append_batch([batch], 0, 1)
+        return w.shard_id
+
+
+async def keys(place: Place) -> set[str]:
+    return {key for key in await place.clock.list_keys("") if not key.startswith("location/")}
+
+
+def requests(client: ap.Client) -> int:
+    return sum(op.count for op in client.metrics.values())
+
+
+# --- what it costs ---------------------------------------------------------------------------------------
+
+
+async def test_dropped_shards_cost_no_requests() -> None:
+    """Goal: after ten times as many drops those who look at all shards send no request more."""
+    counts: list[list[int]] = []
+    for drops in (5, 50):
+        async with AsyncExitStack() as stack:
+            place = Place(stack, {})
+            client = await place.client()
+            await made(client, "kept")
+            for n in range(drops):
+                await made(client, f"tmp-{n}")
+                await client.drop(f"tmp-{n}")
+            other, found = await place.client(), []
+            for look in ("list_shards", "usage", "sweep_leaked_blobs", "maintain", "maintain"):
+                before = requests(other)
+                await getattr(other, look)()
+                found.append(requests(other) - before)
+            assert set(await other.list_shards()) == {"kept"}
+            counts.append(found)
+    assert counts[0] == counts[1]
+    assert counts[0][0] == 2
+
+
+async def test_shards_at_rest_cost_a_round_no_requests_of_their_own(place: Place) -> None:
+    client = await place.client()
+    for n in range(20):
+        await made(client, f"kept-{n}")
+    while (done := await client.maintain()).looked_at:
+        pass
+    before = requests(client)
+    again = await client.maintain()
+    assert (again.shards, again.looked_at, done.shards) == (20, 0, 20)
+    assert requests(client) - before < 8
+
+
+# --- when it goes ----------------------------------------------------------------------------------------
+
+
+async def test_what_a_drop_leaves_goes_after_its_time(place: Place) -> None:
+    """Goal: not before; with it what came too late into the blob store; others stay."""
+    client = await place.client()
+    kept, shard = await made(client, "kept"), await made(client, "tmp")
+    writer = f"w{shard[1:]}"
+    await client.drop("tmp")
+    await place.blob.set(f"{shard}/{writer}/{shard[1:]}.parquet", b"late")
+    await client.maintain()
+    assert await keys(place) == {f"shard/{kept}", f"shard/{shard}", "name/kept", "name/tmp"}
+    place.clock.ahead_s += MONTH_S - 60
+    await (await place.client()).maintain()
+    assert f"shard/{shard}" in await keys(place)
+    place.clock.ahead_s += 120
+    await client.maintain()
+    assert await keys(place) == {f"shard/{kept}", "name/kept"}
+    assert [key async for key, _ in place.blob.list(f"{shard}/")] == []
+    assert await client.list_shards() == {"kept": kept}
+    again = await made(client, "tmp")
+    assert again != shard
+    await client.maintain()
+    assert (await client.fsck("kept")).ok and (await client.fsck("tmp")).ok
+
+
+async def test_a_drop_that_crashed_is_finished_first(place: Place) -> None:
+    """Goal: a tombstone whose data is still there stays until that is deleted, and ages from then on."""
+    from aiopersist.shard.attempt import Slot
+    from aiopersist.shard.commit import commit
+    from aiopersist.state.lifecycle import Finalize
+
+    client = await place.client()
+    shard = await made(client, "tmp")
+    found = await client._existing("tmp")
+    await commit(found.register, Finalize(shard), Slot())
+    place.clock.ahead_s += 2 * MONTH_S
+    other = await place.client()
+    assert (await other.maintain()).parts == 1
+    assert f"shard/{shard}" in await keys(place)
+    assert await place.parts() == set()
+    place.clock.ahead_s += 2 * MONTH_S
+    await other.maintain()
+    assert f"shard/{shard}" not in await keys(place)
+
+
+async def test_a_name_that_an_earlier_version_freed_goes_too(place: Place) -> None:
+    """Goal: it did not say when; it counts from the first look."""
+    client = await place.client()
+    await place.clock.compare_and_set("name/old", None, json.dumps({"format": 1, "shard": None}).encode())
+    for _ in range(2):
+        await client.maintain()
+    assert "name/old" in await keys(place)
+    place.clock.ahead_s += MONTH_S + 60
+    await client.maintain()
+    assert await keys(place) == set()
+
+
+async def test_a_store_that_removes_nothing_keeps_what_is_left() -> None:
+    class Keeps(type(Place(AsyncExitStack(), {}).clock)):  # type: ignore[misc]
+        async def remove(self, key: str, expected: int) -> bool:
+            return await Consensus.remove(self, key, expected)
+
+    async with AsyncExitStack() as stack:
+        place = Place(stack, {})
+        place.clock = Keeps(place.clock.inner, place.clock.faults)
+        client = await place.client()
+        shard = await made(client, "tmp")
+        await client.drop("tmp")
+        place.clock.ahead_s += 2 * MONTH_S
+        for _ in range(2):
+            assert (await client.maintain()).failures == {}
+        assert await keys(place) == {f"shard/{shard}", "name/tmp"}
+
+
+# --- who still knows the shard ---------------------------------------------------------------------------
+
+
+async def buried(place: Place, name: str) -> None:
+    """Dropped by another process, and forgotten."""
+    other = await place.client()
+    await other.drop(name)
+    place.clock.ahead_s += MONTH_S + 60
+    await other.maintain()
+
+
+async def test_a_handle_that_was_open_all_the_time_finds_it_finalized(place: Place) -> None:
+    """Goal: whatever it asks; and nothing is made anew."""
+    client = await place.client()
+    shard = await made(client, "tmp")
+    async with client.writer("tmp", SCHEMA) as w, client.reader("tmp", SCHEMA) as r, r.listen() as listen:
+        await buried(place, "tmp")
+        assert await keys(place) == set()
+        calls: Mapping[str, Any] = {
+            "append": lambda: w.compare_and_append([("a", 1, 1, 1)], 1, 2),
+            "write": lambda: w.write([("a", 1)]),
+            "upper": w.fetch_recent_upper,
+            "snapshot": lambda: r.snapshot(),
+            "listen": lambda: anext(listen),
+            "batch": lambda: w.append([("a", 1, 1, 1)], 1, 2),
+            "upkeep": lambda: client.force_compaction(shard),
+        }
+        for what, call in calls.items():
+            with pytest.raises(ap.ShardFinalized):
+                await call()
+                raise AssertionError(what)
+    assert await keys(place) == set()
+    with pytest.raises(ap.UnknownShard):
+        await client.reader("tmp", SCHEMA)
+    with pytest.raises(ap.UnknownShard):
+        await (await place.client()).reader(shard, SCHEMA)
+
+
+async def test_a_shard_that_is_gone_too_soon_is_corruption(place: Place) -> None:
+    """Goal: a store that was restored from a backup is not taken for a drop."""
+    client = await place.client()
+    async with client.writer("tmp", SCHEMA) as w:
+        state = w._shard.state
+        assert await place.clock.remove(consensus_key(w.shard_id), state.seqno)
+        with pytest.raises(ap.Corruption, match="backup"):
+            await w.fetch_recent_upper()
+        with pytest.raises(ap.Corruption, match="backup"):
+            await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
+
+
+async def test_whoever_creates_too_late_makes_nothing(place: Place) -> None:
+    """Goal: a process finds the name, stands still while the shard is dropped and forgotten, and goes on."""
+    client = await place.client()
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    inner = place.clock.compare_and_set
+
+    async def stopped(key: str, expected: int | None, data: bytes) -> bool:
+        if key.startswith("shard/") and expected is None and not reached.is_set():
+            reached.set()
+            await go_on.wait()
+        return await inner(key, expected, data)
+
+    place.clock.compare_and_set = stopped  # type: ignore[method-assign]
+    opening = asyncio.ensure_future(client.writer("tmp", SCHEMA))
+    await reached.wait()
+    await buried(place, "tmp")
+    assert await keys(place) == set()
+    go_on.set()
+    with pytest.raises(ap.ShardFinalized):
+        await opening
+    async with client.writer("tmp", SCHEMA) as w:
+        await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
+    assert set(await client.list_shards()) == {"tmp"}
