@@ -245,7 +245,7 @@ async def nothing_is_left(urls: Urls, client: Any, work: str) -> None:
     for name, shard in (await client.list_shards()).items():
         if name in (ENDED, BURIED):
             assert await blobs(urls, shard) == set()
-            assert len(await live_states_of_tombstone(urls, shard)) == 1
+            assert await live_states_of_tombstone(urls, shard) <= 2  # the end, and that the data is deleted
             continue
         state = await client._shard(shard).register.refresh()
         assert not state.writers
@@ -256,9 +256,9 @@ async def nothing_is_left(urls: Urls, client: Any, work: str) -> None:
         assert await blobs(urls, shard) == await named(urls, shard)
 
 
-async def live_states_of_tombstone(urls: Urls, shard: str) -> list[Any]:
+async def live_states_of_tombstone(urls: Urls, shard: str) -> int:
     async with stores(*urls) as (_, consensus):
-        return await consensus.scan(consensus_key(shard), 0, 10)
+        return len(await consensus.scan(consensus_key(shard), 0, 10))
 
 
 @contextmanager
