@@ -25,6 +25,7 @@ from aiopersist.errors import BatchExpired, InvalidUsage, UsageKind
 from aiopersist.frontier import Time
 from aiopersist.read.shared import SharedRead
 from aiopersist.settings import Settings
+from aiopersist.shard.registration import LOST_MAX
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
@@ -187,7 +188,7 @@ class SparkClient:
         `time`: a column of times, or one time, at or beyond the upper: other writers then make it fail
         (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes nothing. `mode`:
         `append`; `upsert` replaces the rows that have the same keys, `overwrite` all. Costs a few commits,
-        and what tasks upload."""
+        and what tasks upload. `df` is computed again if the driver stood still beyond its lease meanwhile."""
         client, found = self._client(), bridge()
         spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn, _asked(schema))
         begun = found.run(begin_open, client, arrow_schema(df.schema), spec)
@@ -199,6 +200,14 @@ class SparkClient:
             raise
 
     def _written(self, client: Client, df: "DataFrame", begun: Begun, parallelism: int | None) -> int:
+        """Write it, from the beginning again if the driver stood still for longer than its lease: nothing was
+        appended then."""
+        for _ in range(LOST_MAX - 1):
+            with suppress(BatchExpired):
+                return self._written_once(client, df, begun, parallelism)
+        return self._written_once(client, df, begun, parallelism)
+
+    def _written_once(self, client: Client, df: "DataFrame", begun: Begun, parallelism: int | None) -> int:
         found, place = bridge(), self._place
         writer = found.run(client.writer, begun.shard, begun.schema)
         try:

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
 from aiopersist.spark import connect, register
+from aiopersist.spark.sessions import for_each_partition
+from aiopersist.state.writing import ExpireWriter
+from tests.spark.beside import at
 from tests.spark.trouble import FORMAT, audit, die, dying_tasks, faulty, first_time, raising_once
 
 SMALL = ap.Settings(inline_writes_single_max_bytes=0, blob_target_size=4000, row_group_bytes=2000)
@@ -55,6 +60,33 @@ def test_a_worker_that_dies_after_its_upload(
     assert sorted(map(tuple, small.snapshot_df(name).collect())) == rows
     small.close()
     assert audit(place, name, rows) > 0
+
+
+async def end_writers(client: Any, shard: str) -> None:
+    """As a process that is awake ends those whose leases have run out."""
+    found = await client._existing(shard)
+    for writer in found.state.writers:
+        await commit(found.register, ExpireWriter(writer), Slot())
+
+
+def test_a_driver_that_stood_still(spark: Any, small: Any, place: str, name: str, monkeypatch: Any) -> None:
+    """Goal: a write whose writer another process has ended meanwhile is made again, under another one, and
+    lands once."""
+    rows, begun = some_rows(50), []
+
+    def interrupted(df: Any, work: Any) -> Any:
+        staged = for_each_partition(df, work)
+        begun.append(len(staged))
+        if len(begun) == 1:
+            at(place, end_writers, name)
+        return staged
+
+    monkeypatch.setattr("aiopersist.spark.client.for_each_partition", interrupted)
+    assert small.write_df(frame(spark, rows), name, keys=["id"]) == 0
+    assert len(begun) == 2
+    assert sorted(map(tuple, small.snapshot_df(name).collect())) == rows
+    small.close()
+    audit(place, name, rows)
 
 
 @pytest.mark.long
