@@ -5,6 +5,7 @@ commits version `n * rollup_every` owes the rollup; when that one died, any comm
 does. A claim of the collection keeps two from doing it at once.
 """
 
+from aiopersist.errors import BatchExpired
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
@@ -31,7 +32,11 @@ async def write_rollup(shard: Shard, writer: str) -> bool:
     key = f"{shard.id}/{writer}/{stack.runtime.uuid()}.rollup"
     await stack.blob.set(key, data)
     rollup = Rollup(key=key, checksum=checksum_of(data), size=len(data))
-    named: bool = await commit(shard.register, AddRollup(writer, state.seqno, rollup), Slot())
+    try:
+        named: bool = await commit(shard.register, AddRollup(writer, state.seqno, rollup), Slot())
+    except BatchExpired:  # nothing names it, and nothing ever will
+        stack.supervisor.spawn(stack.blob.delete([key]), "delete a rollup that came too late")
+        raise
     if not named:
         await stack.blob.delete([key])
     else:

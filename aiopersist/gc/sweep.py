@@ -4,6 +4,9 @@ First list, then read the head and every live state. A blob that was listed was 
 had registered before; if that writer is not registered at the later head it is gone for good, and every
 command that would name the blob is refused in the very state it is applied to. So what no live state
 names either can be deleted, whatever else goes on.
+
+Leases end by commits, of which an idle shard has none: so the sweep makes one, before it reads the head, if
+a lease there has run out. A dry run does not, and counts those writers as gone.
 """
 
 from collections.abc import AsyncIterator
@@ -12,9 +15,15 @@ from typing import NamedTuple
 from aiopersist.errors import Corruption
 from aiopersist.gc.collect import trail_from
 from aiopersist.gc.graves import look
-from aiopersist.shard.log import Truncated, consensus_key, list_shards, load
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
+from aiopersist.shard.log import Truncated, consensus_key, list_shards
+from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
+from aiopersist.state.command import Context, overdue
 from aiopersist.state.keys import writer_of
+from aiopersist.state.lifecycle import ExpireOverdue
+from aiopersist.state.model import State
 from aiopersist.state.names import live_parts, registered
 
 
@@ -50,7 +59,7 @@ async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
     async for shard in _shards(stack):
         listed = await _listed(stack, shard)  # before the head is read
         try:
-            named = await _named(stack, shard)
+            named = await _named(stack, shard, expire=not dry_run)
         except Corruption as error:
             damage.append(error)
             continue
@@ -75,7 +84,7 @@ async def usage(stack: Stack) -> Usage:
     total = Usage()
     async for shard in _shards(stack):
         listed = await _listed(stack, shard)
-        named = await _named(stack, shard)
+        named = await _named(stack, shard, expire=False)
         sets = (listed.keys(), named.referenced, named.current, named.parts) if named else (listed.keys(),)
         total = total.plus(Usage(*(sum(listed.get(key, 0) for key in keys) for keys in sets)))
     return total
@@ -101,11 +110,23 @@ async def _listed(stack: Stack, shard: str) -> dict[str, int]:
     return {key: size async for key, size in stack.blob.list(f"{shard}/")}
 
 
-async def _named(stack: Stack, shard: str) -> _Named | None:
+async def _newest(stack: Stack, shard: str, *, expire: bool) -> State | None:
+    """The newest state, without the writers whose leases have run out; `expire`: for good, by a commit."""
+    register = Register(stack, shard)
+    if (state := await register.refresh()) is None or state.finalized:
+        return state
+    if expire:
+        await commit(register, ExpireOverdue(), Slot())
+        return register.state
+    gone = overdue(state, Context(now=await stack.consensus.now()), {}).get("writers", ())
+    return state.replace(writers={key: value for key, value in state.writers.items() if key not in gone})
+
+
+async def _named(stack: Stack, shard: str, *, expire: bool) -> _Named | None:
     """By the head, and by every live state below it; read again if versions were truncated meanwhile."""
     before: tuple[int, int] | None = None
     while True:
-        head = await load(stack, shard)
+        head = await _newest(stack, shard, expire=expire)
         if head is None:
             return None
         if head.finalized:

@@ -2,11 +2,13 @@
 
 A shard that has not changed since the round before, or was dropped, costs a share of a request for some
 hundred. What is due in one is done under claims, so that several processes share the work: whoever comes
-second goes on to the next shard.
+second goes on to the next shard. What an idle shard waits for is a lease that ends: it is looked at again
+then.
 """
 
 from collections.abc import Callable
 from functools import partial, reduce
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,6 +22,7 @@ from aiopersist.shard.log import list_shards
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
 from aiopersist.state.diff import decode_diff
+from aiopersist.state.lifecycle import first_expiry
 from aiopersist.storage.consensus import Versioned
 
 
@@ -60,13 +63,22 @@ class MaintenanceRound(BaseModel):
         return bool(self.compactions or self.collections or self.failures)
 
 
+class Rested(NamedTuple):
+    """Nothing is left to do in a shard."""
+
+    seqno: int
+    """As long as this is its version,"""
+    until: float
+    """and no lease ends, at this time of the store's clock."""
+
+
 class Rounds:
     """Remembers which shards have not changed since they were tended."""
 
     def __init__(self, stack: Stack, upkeep_of: Callable[[str], ShardUpkeep]) -> None:
         self._stack = stack
         self._upkeep_of = upkeep_of
-        self._rested: dict[str, int] = {}  # the version at which nothing was left to do
+        self._rested: dict[str, Rested] = {}
         self._graves: dict[str, Grave] = {}  # what is left of dropped shards
         self._keeps_graves = False  # since the store removes no keys
         self._names: dict[str, int] = {}  # those in use, and their versions
@@ -78,7 +90,9 @@ class Rounds:
         for remembered in (self._rested, self._graves):
             for shard in remembered.keys() - {*shards}:
                 del remembered[shard]
-        known = {**self._rested, **{shard: grave.seqno for shard, grave in self._graves.items()}}
+        now = await self._stack.consensus.now()
+        known = {shard: rested.seqno for shard, rested in self._rested.items() if now <= rested.until}
+        known |= {shard: grave.seqno for shard, grave in self._graves.items()}
         rounds = [MaintenanceRound(shards=len(self._rested))]
         async for some in look(self._stack, shards, known):
             self._graves |= some.graves
@@ -122,8 +136,9 @@ class Rounds:
             buried = await bury(self._upkeep_of(shard).shard) or Collected()
             return MaintenanceRound(looked_at=1, parts=buried.parts, versions=buried.versions)
         upkeep = self._upkeep_of(shard)
-        state = await upkeep.shard.open()
-        if state.retention:
+        await upkeep.shard.open()
+        await upkeep.expire_overdue()
+        if upkeep.shard.state.retention:
             await upkeep.move_since(exact=False)
         compactions = await upkeep.compact(claims_all=True)
         collected = await upkeep.collect() if upkeep.owes_collection else None
@@ -145,7 +160,7 @@ class Rounds:
         by_age = any(policy.seconds is not None for policy in state.retention.values())
         left = plan(state, 2, await self._stack.consensus.now()) is not None or can_collect(state)
         if not left and not by_age and not state.claims:
-            self._rested[shard] = state.seqno
+            self._rested[shard] = Rested(state.seqno, first_expiry(state))
         self._resting.pop(shard, None)
         if left and upkeep.rests:
             self._resting[shard] = upkeep

@@ -6,9 +6,9 @@ one.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from aiopersist.compact.local import compact, compact_all
-from aiopersist.errors import BatchExpired
 from aiopersist.gc.collect import Collected, can_collect, collect
 from aiopersist.maintenance.due import all_inputs, has_long_tail
 from aiopersist.maintenance.rest import Rests
@@ -17,9 +17,11 @@ from aiopersist.rollup import write_rollup
 from aiopersist.settings import MIB, Settings
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
+from aiopersist.shard.registration import Registration
 from aiopersist.shard.rewrite import whole_bytes
 from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Spec, plan
+from aiopersist.state.lifecycle import ExpireOverdue
 from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import ApplyRetention
 
@@ -27,7 +29,6 @@ GARBAGE_SHARE = 4  # replaced bytes beside those in use, that are collected befo
 GARBAGE_BYTES_MIN = MIB // 4
 SINCE, PLAN, LOOK = "since", "plan", "look"  # what else rests after a failure
 JOBS = (COLLECTION, SINCE, PLAN, LOOK)
-FORCED_MAX = 5  # registrations that a forced compaction may lose on its way
 
 
 class ShardUpkeep:
@@ -41,6 +42,11 @@ class ShardUpkeep:
         self._replaced_bytes = 0
 
     # --- steps -----------------------------------------------------------------------------------
+
+    async def expire_overdue(self) -> None:
+        """End the readers and writers whose leases ran out, as any commit does: an idle shard has none. No
+        request where there are none."""
+        await commit(self.shard.register, ExpireOverdue(), Slot())
 
     async def move_since(self, *, exact: bool) -> None:
         """Move since to where the policy wants it. At most one commit."""
@@ -61,9 +67,9 @@ class ShardUpkeep:
         failed rests."""
         done = 0
         while (spec := await self._next(wanted, much)) is not None:
+            job = partial(compact, self.shard, spec, claims_all=claims_all)
             with self.rests.trying(spec.first) as attempt:
-                async with self.registration.held() as registration:
-                    attempt.done = await compact(self.shard, spec, registration, claims_all=claims_all)
+                attempt.done = await self.registration.under(job)
             if attempt.done:
                 self._replaced_bytes += spec.blob_bytes
                 done += 1
@@ -104,19 +110,22 @@ class ShardUpkeep:
     async def collect(self) -> Collected | None:
         """Write a rollup of now, if that lets more go, and collect what nobody needs any more; `None` if
         somebody else is at it, or was."""
-        seen = self.shard.state
         with self.rests.trying(COLLECTION) as attempt:
-            async with self.registration.held() as registration:
-                claim = ClaimCollection(registration.writer, seen.latest_rollup, seen.collected)
-                if not await commit(self.shard.register, claim, Slot()):
-                    return None
-                if (seen.latest_rollup or 0) < seen.dropped_at or has_long_tail(seen, self._stack.settings):
-                    await write_rollup(self.shard, registration.writer)
-                collected = await collect(self.shard, registration.writer)
-                # a collection that reached nothing has not ended its claim; for the others this is no commit
-                await commit(self.shard.register, ReleaseClaim(registration.writer, COLLECTION), Slot())
-            attempt.done = True
-        self._replaced_bytes = 0
+            collected = await self.registration.under(self._collect)
+            attempt.done = collected is not None
+        if collected is not None:
+            self._replaced_bytes = 0
+        return collected
+
+    async def _collect(self, registration: Registration) -> Collected | None:
+        seen, register, writer = self.shard.state, self.shard.register, registration.writer
+        if not await commit(register, ClaimCollection(writer, seen.latest_rollup, seen.collected), Slot()):
+            return None
+        if (seen.latest_rollup or 0) < seen.dropped_at or has_long_tail(seen, self._stack.settings):
+            await write_rollup(self.shard, writer)
+        collected = await collect(self.shard, writer)
+        # a collection that reached nothing has not ended its claim; for the others this is no commit
+        await commit(register, ReleaseClaim(writer, COLLECTION), Slot())
         return collected
 
     @property
@@ -135,19 +144,11 @@ class ShardUpkeep:
         if not state.batches:
             return
         last, since = next(reversed(state.batches)), state.since
-        for attempt in range(FORCED_MAX):
-            try:
-                async with self.registration.held() as registration:
-                    await compact_all(self.shard, registration, last, since)
-                return
-            except BatchExpired:  # a registration that was lost on the way: with another one it goes on
-                if attempt == FORCED_MAX - 1:
-                    raise
+        await self.registration.under(partial(compact_all, self.shard, last=last, since=since))
 
     async def roll_up(self) -> None:
         """Write a rollup of now, unless a newer one is there."""
-        async with self.registration.held() as registration:
-            await write_rollup(self.shard, registration.writer)
+        await self.registration.under(lambda registration: write_rollup(self.shard, registration.writer))
 
     async def force_collection(self) -> Collected:
         """Write a rollup of now, and collect what nobody needs any more, whoever else is at it."""

@@ -1,15 +1,22 @@
 """One registration for all who work on a shard for this client: it begins when somebody needs one, and ends
 when nobody has for a while. If one of them fails, or is cut off, nobody begins under it any more, and it
 ends, with the claims taken under it, when the others are done. Its lease is short, so that others take
-over soon after this process died."""
+over soon after this process died.
+
+A process that stood still for longer than the lease finds its registration gone. That is nobody's failure:
+the job begins anew under another one (`under`). What it uploaded is left to the sweep."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
+from aiopersist.errors import BatchExpired
 from aiopersist.resource import RELEASE_DEADLINE_S
-from aiopersist.shard.registration import Registration
+from aiopersist.shard.registration import LOST_MAX, Registration
 from aiopersist.shard.shard import Shard
+
+T = TypeVar("T")
 
 LEASE_S = 60.0  # while somebody works under it, heartbeats keep it
 LINGER_S = 30.0  # less than the lease: an hour's appends register once, not at every compaction
@@ -25,9 +32,19 @@ class SharedRegistration:
         self._was_used = False
         self._lingering: asyncio.Task[None] | None = None
 
+    async def under(self, job: Callable[[Registration], Awaitable[T]]) -> T:
+        """Do `job` under a registration; from its beginning under another one, if that ran out meanwhile."""
+        for _ in range(LOST_MAX - 1):
+            try:
+                async with self._held() as registration:
+                    return await job(registration)
+            except BatchExpired:
+                pass
+        async with self._held() as registration:
+            return await job(registration)
+
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[Registration]:
-        """A registration to work under."""
+    async def _held(self) -> AsyncIterator[Registration]:
         async with self._beginning:
             if self._current is None or not self._current.alive:
                 lease_s = min(LEASE_S, self._shard.stack.settings.writer_lease_s)

@@ -2,11 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from aiopersist.errors import SchemaMismatch
 from aiopersist.frontier import Antichain
-from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
+from aiopersist.state.command import (
+    Commit,
+    Context,
+    Keep,
+    ahead,
+    commit,
+    live,
+    overdue,
+    refusal_if_gone,
+    renewed,
+)
 from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.model import COLLECTION, Rollup, State
 
@@ -25,6 +36,23 @@ class Create:
         return Commit(
             Changes(shard=self.shard, since=self.minimum, upper=self.minimum, schemas={0: dict(self.schema)})
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireOverdue:
+    """End the readers and writers whose leases ran out, for a shard that nobody else commits to."""
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or state.finalized or not (overdue(state, context, {}) or ahead(state, context, {})):
+            return Keep()
+        return commit(state, context)
+
+
+def first_expiry(state: State) -> float:
+    """When `ExpireOverdue` has something to do, if nobody is heard of until then."""
+    readers = [reader.heartbeat + reader.lease_s for reader in state.readers.values()]
+    writers = [writer.heartbeat + writer.lease_s for writer in state.writers.values()]
+    return min([*readers, *writers], default=inf)
 
 
 @dataclass(frozen=True, slots=True)
