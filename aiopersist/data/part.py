@@ -24,6 +24,7 @@ from json import dumps, loads
 from typing import Any, NamedTuple, Protocol
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.consolidate import diff_sum
 from aiopersist.data.inline import checksum
 from aiopersist.data.layout import layout, writable
 from aiopersist.data.lazy import pa, pq
@@ -84,6 +85,8 @@ class PartIndex(NamedTuple):
     row_groups: tuple[RowGroup, ...]
     lower: Antichain
     since: Antichain
+    diffs: int | None
+    """The sum of the diffs that were to be written, modulo 2**64; earlier versions did not say."""
     footer: bytes
     metadata: Any
     """Parquet's own, parsed."""
@@ -126,6 +129,7 @@ class PartWriter:
     ) -> None:
         self.rows = 0
         self._goodbytes = 0
+        self._diffs = 0
         self._schema = schema
         self._description = description
         self._stats = stats
@@ -151,11 +155,12 @@ class PartWriter:
         self._groups.append(RowGroup(offset, length, piece.num_rows, self._sink.take_crc(), found or {}))
         self.rows += piece.num_rows
         self._goodbytes += goodbytes(piece)
+        self._diffs = (self._diffs + diff_sum(piece)) % 2**64
 
     def finish(self) -> EncodedPart:
         """The part."""
         groups, stats, groups_end = self._groups, self._stats, self._sink.tell()
-        self._writer.add_key_value_metadata({INDEX: _index(groups, self._description, stats)})
+        self._writer.add_key_value_metadata({INDEX: _index(groups, self._description, self._diffs, stats)})
         self._writer.close()
         data = self._sink.data()
         known = all(g.stats for g in groups)
@@ -184,10 +189,11 @@ def read_footer(footer: bytes, ref: PartRef) -> PartIndex:
             raise Unsupported(f"a part of format {index['format']}; this version reads {FORMAT}")
         groups = tuple(RowGroup(*group) for group in index["row_groups"])
         lower, since = (_frontier(index[name]) for name in ("lower", "since"))
+        diffs = index.get("diffs")
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as e:
         raise Corruption(f"the footer of a part cannot be read: {e}") from e
     rows = sum(group.rows for group in groups)
-    return PartIndex(ref.size, rows, groups, lower, since, footer, metadata)
+    return PartIndex(ref.size, rows, groups, lower, since, diffs, footer, metadata)
 
 
 def read_row_groups(
@@ -308,10 +314,11 @@ class _Sink:
         return False
 
 
-def _index(groups: list[RowGroup], description: Description, stats: StatsSpec) -> str:
+def _index(groups: list[RowGroup], description: Description, diffs: int, stats: StatsSpec) -> str:
     trimmed = [g._replace(stats=trim(g.stats, stats.budget_bytes, stats.untrimmable)) for g in groups]
     frontiers = {"lower": description.lower.elements, "upper": [], "since": description.since.elements}
-    return dumps({"format": FORMAT, **frontiers, "row_groups": trimmed}, separators=(",", ":"))
+    told = {"format": FORMAT, **frontiers, "diffs": diffs, "row_groups": trimmed}
+    return dumps(told, separators=(",", ":"))
 
 
 def _frontier(elements: list[Any]) -> Antichain:

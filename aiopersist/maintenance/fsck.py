@@ -3,10 +3,14 @@
 - The newest state holds what every state must hold, and follows from its versions and rollups.
 - Every rollup and every blob that it names is there, with the checksums and sizes that it names.
 - Every part is sorted and consolidated within itself and along its run; its rows are as many as the state
-  says; its times lie in the bounds of its batch, where the description promises that: after an advance by
-  compaction they may reach or pass the upper.
+  says, and their diffs sum to what the writer of a blob had before it encoded them (an inline part has a
+  checksum alone); its times lie in the bounds of its batch, where the description promises that: after an
+  advance by compaction they may reach or pass the upper.
 
 Nothing is changed but that a reader holds what is looked at. In memory is one row group at a time.
+
+A store that is away says nothing about the shard: then it ends with `StorageUnavailable`, and there is no
+report.
 """
 
 from collections.abc import AsyncIterator
@@ -15,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from aiopersist.data.consolidate import sort_and_consolidate
+from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.order import row_key
 from aiopersist.data.times import advance, filter_times
-from aiopersist.errors import Corruption, Error, LeaseExpired
+from aiopersist.errors import Corruption, Error, Indeterminate, LeaseExpired, StorageUnavailable
 from aiopersist.frontier import Antichain
 from aiopersist.shard.fetch import Fetch
 from aiopersist.shard.log import consensus_key, load, read_rollup
@@ -50,8 +54,9 @@ class FsckReport(BaseModel):
 
 
 async def fsck(shard: Shard) -> FsckReport:
-    """Check everything. As many requests as there are rollups, parts and row groups. `LeaseExpired` if it
-    was suspended for so long that what it looks at may have gone."""
+    """Check everything. As many requests as there are rollups, parts (two for each) and row groups.
+    `LeaseExpired` if it was suspended for so long that what it looks at may have gone, `StorageUnavailable`
+    if it could not look."""
     try:
         if await load(shard.stack, shard.id) is not None:
             await shard.open()
@@ -78,7 +83,7 @@ async def _checked(shard: Shard, state: State) -> FsckReport:
                 name = f"{part.key or 'an inline part'} of batch {ordinal}"
                 try:
                     last, rows, faults = await _part(shard, reader, batch, part, last)
-                except LeaseExpired:
+                except (LeaseExpired, StorageUnavailable, Indeterminate):  # it could not be looked at
                     raise
                 except Error as error:
                     problems.append(f"{name}: {error}")
@@ -116,15 +121,18 @@ async def _part(
     """The greatest row of the part, its rows, and what is wrong with it; `last` is the one before it."""
     schema = shard.schema(part.schema_id)
     fetch = Fetch(shard, schema, cached=False)
-    rows, faults = 0, set[str]()
+    rows, diffs, faults = 0, 0, set[str]()
     async with aclosing(fetch.raw_slabs(part, reader)) as slabs:
         async for table in slabs:
-            rows += table.num_rows
+            rows, diffs = rows + table.num_rows, (diffs + diff_sum(table)) % 2**64
             faults |= await shard.stack.compute(_faults, table, batch, part, last)
             if table.num_rows:
                 last = row_key(table, -1)
     if rows != part.rows:
         faults.add(f"it has {rows} rows, the state says {part.rows}")
+    written = (await fetch.index(part, reader)).diffs if part.key is not None else None
+    if written not in (None, diffs):
+        faults.add(f"its diffs sum to {diffs} modulo 2**64, {written} was to be written")
     return last, rows, sorted(faults)
 
 

@@ -110,15 +110,16 @@ class ShardUpkeep:
     async def collect(self) -> Collected | None:
         """Write a rollup of now, if that lets more go, and collect what nobody needs any more; `None` if
         somebody else is at it, or was."""
+        seen = self.shard.state  # before it registers: what others do from here on, they have done
         with self.rests.trying(COLLECTION) as attempt:
-            collected = await self.registration.under(self._collect)
+            collected = await self.registration.under(partial(self._collect, seen))
             attempt.done = collected is not None
         if collected is not None:
             self._replaced_bytes = 0
         return collected
 
-    async def _collect(self, registration: Registration) -> Collected | None:
-        seen, register, writer = self.shard.state, self.shard.register, registration.writer
+    async def _collect(self, seen: State, registration: Registration) -> Collected | None:
+        register, writer = self.shard.register, registration.writer
         if not await commit(register, ClaimCollection(writer, seen.latest_rollup, seen.collected), Slot()):
             return None
         if (seen.latest_rollup or 0) < seen.dropped_at or has_long_tail(seen, self._stack.settings):

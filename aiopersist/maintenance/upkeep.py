@@ -97,7 +97,8 @@ class Upkeep(ABC):
             return await inspect(await self._existing(shard))
 
     async def fsck(self, shard: str) -> FsckReport:
-        """Read everything and say what is not as it must be. Changes nothing."""
+        """Read everything and say what is not as it must be: `ok` is false for damage only, a store that is
+        away is `StorageUnavailable`. Changes nothing."""
         with self._calls.call():
             return await fsck(self._shard(await resolve(self._stack, shard), shard))
 
