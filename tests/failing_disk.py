@@ -35,7 +35,7 @@ class _Methods(Structure):
         ("write", WRITE),
         ("truncate", TRUNCATE),
         ("sync", SYNC),
-        ("others", c_void_p * 6),
+        ("others", c_void_p * 7),
         ("shm_map", SHM_MAP),
         ("more", c_void_p * 5),
     ]

@@ -19,6 +19,7 @@ open, and where it is not, nothing has happened.
 for a while. An error at COMMIT is followed by ROLLBACK and is `Indeterminate`: the commit record may
 lie in the log and be found after a crash. A full disk is the exception: nothing but the log is told to be
 full, its last write is the second half of the commit record, and a recovery takes no torn one for a commit.
+(Without `psow` a SQLite that is built to think that disks damage what lies beside a write pads the log then.)
 One of several jobs that wait together fails alone: each has a savepoint, and if SQLite gave up the
 whole transaction, each runs again in one of its own.
 """
@@ -28,6 +29,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import Runtime
@@ -218,7 +220,12 @@ class SqliteFile(Generic[X]):
         make_root(os.path.dirname(self.path), "sqlite")
         if os.path.isdir(self.path):
             raise InvalidLocation(f"sqlite: {self.path} is a directory")
-        connection = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None)
+        connection = sqlite3.connect(
+            f"file:{quote(os.fsencode(self.path))}?psow=1",  # nothing follows a commit record, see the header
+            uri=True,
+            timeout=busy_timeout_s,
+            isolation_level=None,
+        )
         try:
             self._patiently(lambda: self._prepare(connection))
         except BaseException:

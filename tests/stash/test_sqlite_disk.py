@@ -18,7 +18,7 @@ from tests.failing_disk import FailingDisk, Fault, after_a_crash
 pytestmark = pytest.mark.blocks_loop  # files are looked at behind the library's back at every step
 
 CACHE_PAGES = 5
-ROWS = [(f"k{n}", "v" * 500) for n in range(30)]
+ROWS = [(f"k{n}", "v" * 500) for n in range(12)]
 FULL, IOERR, FSYNC = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC
 ONCE = ap.Settings(retry_timeout_s=0.0)
 FAILURES = {
@@ -111,7 +111,7 @@ async def test_each_step_of_a_change_fails(tmp_path: Path, disk: FailingDisk) ->
     await stash.aclose()
     assert await survives(template, tmp_path / "sound", disk, None) == "done"
     steps, outcomes = dict(disk.steps), set()
-    assert steps["write"] > 20
+    assert steps["write"] > 10
     for kind, failures in FAILURES.items():
         for step in range(steps[kind]):
             for failure in failures:
