@@ -24,7 +24,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.divide import Piece, check_schemas, checked_shard, rows_of, shared_out
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, Selection
-from aiopersist.shard.registration import Registration
+from aiopersist.shard.registration import Registration, begun_anew
 from aiopersist.shard.rewrite import Budget, Target, rewrite
 from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import Replace, TakeClaim, Total, plan_all
@@ -182,7 +182,7 @@ class SharesCompactions(ClientPart):
             state = found.state
             last = goal or Goal(max(state.batches, default=-1), state.since)
             with self._calls.call():  # so that closing the client ends what waits for a claim
-                return await _claimed(found, last, self._scope)
+                return await begun_anew(lambda: _claimed(found, last, self._scope))
 
         return Opening(lambda: self._opened(open_round), f"client.shared_compaction({shard!r})")
 

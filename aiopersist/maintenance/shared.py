@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from aiopersist.errors import BatchExpired
 from aiopersist.resource import RELEASE_DEADLINE_S
-from aiopersist.shard.registration import LOST_MAX, Registration
+from aiopersist.shard.registration import Registration, begun_anew
 from aiopersist.shard.shard import Shard
 
 T = TypeVar("T")
@@ -34,14 +33,12 @@ class SharedRegistration:
 
     async def under(self, job: Callable[[Registration], Awaitable[T]]) -> T:
         """Do `job` under a registration; from its beginning under another one, if that ran out meanwhile."""
-        for _ in range(LOST_MAX - 1):
-            try:
-                async with self._held() as registration:
-                    return await job(registration)
-            except BatchExpired:
-                pass
-        async with self._held() as registration:
-            return await job(registration)
+
+        async def attempt() -> T:
+            async with self._held() as registration:
+                return await job(registration)
+
+        return await begun_anew(attempt)
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[Registration]:

@@ -6,7 +6,8 @@ not cost the registration. One that is lost is repeated by the next; none needs 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from aiopersist.errors import BatchExpired, LeaseExpired
 from aiopersist.shard.attempt import Slot
@@ -16,9 +17,22 @@ from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWriter
 
+T = TypeVar("T")
+
 LOST_MAX = 5  # registrations that a call may lose on its way, since the process stood still each time
 BATCHES_MAX = 256  # batches built under one registration: the state keeps the ids of those handed over
 LENT_BATCHES_MAX = 65_536  # of one that others build under: some MB of ids in rollups
+
+
+async def begun_anew(job: Callable[[], Awaitable[T]]) -> T:
+    """Do `job`, which works under a registration that it finds or makes; from its beginning, if that ran out
+    on the way: the process stood still."""
+    for _ in range(LOST_MAX - 1):
+        try:
+            return await job()
+        except BatchExpired:
+            pass
+    return await job()
 
 
 class Registration:

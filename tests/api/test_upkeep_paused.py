@@ -193,3 +193,34 @@ async def test_a_live_lease_is_left_alone(tmp_path: Any) -> None:
             assert (await two.sweep_leaked_blobs(dry_run=False)).keys == ()
             await w.compare_and_append_batch([batch], 1, 2)
             assert (await two.fsck("t")).ok
+
+
+async def test_a_shared_compaction_claims_after_a_pause(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a registration that was ended before it claimed anything is made anew."""
+    from aiopersist.shard.registration import Registration
+
+    name, fresh, ended = f"mem://{tmp_path.name}", Registration.fresh, []
+    async with (
+        ap.open(name, maintenance=False) as other,
+        ap.open(name, settings=BLOBS, maintenance=False) as client,
+    ):
+        async with client.writer("t", SCHEMA) as w, other.writer("t", SCHEMA) as elsewhere:
+            for time in range(3):
+                await w.compare_and_append([("k", time, time, 1)], time, time + 1)
+
+            async def ended_at_once(*args: Any, **kwargs: Any) -> Registration:
+                registration = await fresh(*args, **kwargs)
+                if len(ended) < 2:
+                    ended.append(registration.writer)
+                    await elsewhere._shard.open()
+                    await commit(elsewhere._shard.register, ExpireWriter(registration.writer), Slot())
+                return registration
+
+            monkeypatch.setattr(Registration, "fresh", ended_at_once)
+            async with client.shared_compaction("t") as shared:
+                results = [await client.compact_piece(piece) for piece in await shared.pieces(1)]
+                await shared.apply(results)
+            assert len(ended) == 2
+            assert len((await client.inspect("t")).batches) == 1
