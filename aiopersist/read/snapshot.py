@@ -6,13 +6,16 @@ its reader is lost. What is read is the sum of all updates with times `<= as_of`
 that begin at or before it.
 """
 
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
 from aiopersist.data.assemble import at_time, concat
+from aiopersist.data.slices import grow_old, slices
 from aiopersist.data.stats import ColumnStats
 from aiopersist.data.updates import Updates
 from aiopersist.errors import DiffOverflow, LeaseExpired, SinceViolation, Unsupported
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
+
+ROWS_ON_THE_LOOP = 512  # fewer are made faster than a thread is reached
 
 PLANS_MAX = 8  # of a read that nothing keeps the parts for: collections in a row that were faster than it
 
@@ -134,7 +139,7 @@ class Snapshot(Resource, Generic[K, V]):
         return self._iteration(self._batches(self._query(where, columns)))
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
-        return self._iteration(self._row_by_row())
+        return RowItems(self._scope, self._iteration(self._row_slices()))
 
     def parts(self) -> list[LeasedPart]:
         """What the snapshot is made of, part by part, for readers in other processes (`client.fetch_part`).
@@ -215,9 +220,12 @@ class Snapshot(Resource, Generic[K, V]):
             raise
 
     async def _rows_of(self, table: Any, query: Query) -> list[tuple[Any, ...]]:
-        if table.num_rows < 512:
+        if table.num_rows < ROWS_ON_THE_LOOP:
             return query.rows(table)
-        return await self._fetch.stack.compute(query.rows, table)
+        rows: list[tuple[Any, ...]] = []
+        for some in slices(table):
+            rows += await self._fetch.stack.compute(_kept_rows, query, some)
+        return rows
 
     async def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         for plans_left in reversed(range(PLANS_MAX)):
@@ -253,12 +261,13 @@ class Snapshot(Resource, Generic[K, V]):
                 error.shard_id = self._fetch.shard.id
                 raise
 
-    async def _row_by_row(self) -> AsyncGenerator[tuple[K, V, int], None]:
+    async def _row_slices(self) -> AsyncGenerator[list[Any], None]:
         query = self._query()
         async with aclosing(self._batches(query)) as batches:
             async for batch in batches:
-                for row in await self._rows_of(batch, query):
-                    yield row
+                size = batch.nbytes if batch.num_rows < ROWS_ON_THE_LOOP else inf
+                for some in slices(batch):
+                    yield await self._fetch.stack.compute_few(size, query.rows, some)
 
     async def updates(self) -> AsyncGenerator[Updates[K, V, Any], None]:
         """The contents as updates at `as_of`, in bounded memory."""
@@ -269,6 +278,12 @@ class Snapshot(Resource, Generic[K, V]):
 
     def __repr__(self) -> str:
         return f"<Snapshot of {self._fetch.shard.id} as of {self.as_of}: {len(self._parts)} parts>"
+
+
+def _kept_rows(query: Query, table: Any) -> list[tuple[Any, ...]]:
+    rows = query.rows(table)
+    grow_old()
+    return rows
 
 
 class Items(Generic[T]):
@@ -288,6 +303,30 @@ class Items(Generic[T]):
     async def aclose(self) -> None:
         """Stop computing."""
         await self._puller.aclose()
+
+
+class RowItems(Generic[T]):
+    """The items of lists that an iteration gives, one by one. A wait may be cancelled and repeated; for an
+    item that is here already there is none, nor a task."""
+
+    def __init__(self, scope: Scope, lists: Items[list[T]]) -> None:
+        self._scope = scope
+        self._lists = lists
+        self._here: deque[T] = deque()
+
+    def __aiter__(self) -> "RowItems[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        self._scope.check()
+        while not self._here:
+            self._here.extend(await anext(self._lists))  # several who wait add theirs one after the other
+        return self._here.popleft()
+
+    async def aclose(self) -> None:
+        """Stop computing."""
+        self._here.clear()
+        await self._lists.aclose()
 
 
 def groups(parts: list[Named]) -> list[list[Named]]:

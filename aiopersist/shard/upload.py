@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio.to_thread
@@ -33,6 +34,7 @@ from aiopersist.data.tiny import PlainRows, Tiny, tiny
 from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.shard.parts import inline_part, put, stats_spec
+from aiopersist.shard.rows import columns_of
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
@@ -233,29 +235,37 @@ class Upload:
             yield piece
 
     async def _push(self, piece: Any, row_base: int) -> None:
+        convert = partial(self._columns, row_base)
         if is_small(piece):
-            table, times = self._checked(piece, row_base)
+            table = convert(piece)
+            times = self._times(table)
         else:
-            table, times = await self._stack.compute(self._checked, piece, row_base)
+            table = await columns_of(self._stack, piece, convert, self._schema)
+            times = await self._stack.compute(self._times, table)
         if isinstance(times, Seen):
             self.seen.merge(times)
         else:
             self._greatest.merge(times)
         await self._add(table)
 
-    def _checked(self, piece: Any, row_base: int) -> "tuple[pa.Table, Greatest | Seen]":
-        table = to_table(piece, self._schema, row_base=row_base)
-        check_update_size(table, self._stack.settings.update_size_max, row_base=row_base)
+    def _columns(self, row_base: int, piece: Any, start: int = 0) -> "pa.Table":
+        """The piece, or a slice of it, checked but for its times."""
+        table = to_table(piece, self._schema, row_base=row_base + start)
+        check_update_size(table, self._stack.settings.update_size_max, row_base=row_base + start)
+        return table
+
+    def _times(self, table: "pa.Table") -> Greatest | Seen:
+        """The times, checked."""
         if self._raw:
             seen = Seen()
             seen.add(table)
-            return table, seen
+            return seen
         row = first_row_not_beyond(table, self.lower) if table.num_rows else None
         if row is not None:
             raise _not_beyond(_time(table.column("time")[row].as_py()), self.lower)
         greatest = Greatest()
         greatest.add(table)
-        return table, greatest
+        return greatest
 
     def _fits_inline(self, size: int) -> bool:
         settings = self._stack.settings

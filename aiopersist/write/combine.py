@@ -12,6 +12,7 @@ and others have their turn of the loop in between.
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageK
 from aiopersist.frontier import TIME_MAX, Antichain, successor
 from aiopersist.resource import for_each
 from aiopersist.shard.registration import LOST_MAX
+from aiopersist.shard.rows import columns_of
 from aiopersist.shard.upload import is_small, pieces_as_they_come
 from aiopersist.state.writing import Appended, PartsExpired, Write, new_apps, repeated
 from aiopersist.write.append import StagedAppend, commit_staged
@@ -110,20 +112,26 @@ class Combiner:
         """The rows as columns, checked: a sequence, Arrow data, an iterator or async iterator of either."""
         if is_small(rows):
             return self._table([rows], diff)
+        stack = self._shard.stack
+        if isinstance(rows, Sequence):
+            return await columns_of(stack, rows, partial(self._columns, diff), self._schema)
         if isinstance(rows, AsyncIterable):
             pieces: Any = [piece async for piece in pieces_as_they_come(rows)]
         else:
-            pieces = [rows] if isinstance(rows, Sequence) else pieces_of(rows)
-        return await self._shard.stack.compute(self._table, pieces, diff)
+            pieces = pieces_of(rows)
+        return await stack.compute(self._table, pieces, diff)
 
     def _table(self, pieces: Iterable[Any], diff: int) -> "pa.Table":
         tables, rows = [], 0
         for piece in pieces:
-            table = to_table(piece, self._schema, columns=ROW, diff=diff, row_base=rows)
-            check_update_size(table, self._shard.stack.settings.update_size_max, row_base=rows)
-            tables.append(table)
-            rows += table.num_rows
-        return concat(tables or [to_table([], self._schema, columns=ROW, diff=diff)], self._schema)
+            tables.append(self._columns(diff, piece, rows))
+            rows += tables[-1].num_rows
+        return concat(tables or [self._columns(diff, [], 0)], self._schema)
+
+    def _columns(self, diff: int, rows: Any, start: int) -> "pa.Table":
+        table = to_table(rows, self._schema, columns=ROW, diff=diff, row_base=start)
+        check_update_size(table, self._shard.stack.settings.update_size_max, row_base=start)
+        return table
 
     async def _lead(self) -> None:
         while self._waiting:
