@@ -8,7 +8,8 @@ nothing was set (before the rename) or that nothing is known (after it), and rep
 writes a new file.
 
 The first file that an instance writes into a folder makes that folder's own name durable, also where
-another process has made it (it may not have got to its fsync). Folders stay when they become empty.
+another process has made it (it may not have got to its fsync). A folder that a deletion leaves empty is
+removed; `held_folders` says why a file that is written at that moment is as durable as any.
 
 A file system cannot hold `a` and `a/b` both: the second one is `Unsupported`. A key whose first
 component is `tmp` (and `tmp~`, and so on) is stored with a `~` more.
@@ -22,6 +23,7 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from io import FileIO
 from itertools import islice
 from typing import TypeVar
@@ -31,7 +33,8 @@ from anyio import CapacityLimiter, to_thread
 from aiopersist.errors import InvalidUsage, Unsupported
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.folders import fsync_folder, make_folder, make_root, mapped
+from aiopersist.storage.folders import make_folder, make_root, mapped
+from aiopersist.storage.held_folders import HeldFolders, remove_empty
 from aiopersist.storage.keys import check_blob_key, closed
 
 T = TypeVar("T")
@@ -39,6 +42,7 @@ T = TypeVar("T")
 _TMP = "tmp"
 _TMP_AGE_MAX_S = 24 * 3600.0  # no write takes a day: what is older was left by a crash
 _THREADS = 32  # a disk's queue; beyond it files only wait elsewhere
+_TRIES = 10  # to write into a folder that somebody removes each time
 _LIST_PAGE = 1000  # names per hop to a worker thread
 
 
@@ -53,7 +57,8 @@ class FilesBlob(Blob):
         self._fsync = fsync
         self._runtime = runtime
         self._limiter: CapacityLimiter | None = None
-        self._durable: set[str] = set()  # folders whose own names are durable
+        self._folders = HeldFolders(self._root, fsync)
+        self._has_tmp = False
         self._swept = False
         self._idle = threading.Condition()
         self._busy = 0
@@ -76,7 +81,7 @@ class FilesBlob(Blob):
 
     async def delete(self, keys: Sequence[str]) -> None:
         paths = [self._path(key) for key in keys]
-        await self._run(lambda: _remove(paths))
+        await self._run(lambda: self._remove(paths))
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         names = self._names(prefix)
@@ -88,6 +93,7 @@ class FilesBlob(Blob):
         self._closed = True
         if self._busy:
             await to_thread.run_sync(self._wait_until_idle)
+        self._folders.close()
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._closed:
@@ -127,21 +133,16 @@ class FilesBlob(Blob):
 
     def _write(self, path: str, data: bytes | memoryview) -> None:
         tmp = os.path.join(self._root, _TMP, str(self._runtime.uuid()))
-        make_root(os.path.dirname(tmp), "file", self._make)
+        make_root(os.path.dirname(tmp), "file", self._make_tmp)
         self._sweep(os.path.dirname(tmp))
         try:
             self._write_tmp(tmp, data)
-            self._rename(tmp, path)
+            self._move(tmp, path)
         except BaseException as error:
             if isinstance(error, FileNotFoundError):  # somebody removed folders that we knew
-                self._durable.clear()
+                self._has_tmp = False
             _remove([tmp])
             raise
-        if self._fsync:
-            try:
-                fsync_folder(os.path.dirname(path))
-            except OSError as error:
-                raise mapped(error, path, determinate=False) from error
 
     def _write_tmp(self, tmp: str, data: bytes | memoryview) -> None:
         fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
@@ -154,31 +155,39 @@ class FilesBlob(Blob):
         finally:
             os.close(fd)
 
-    def _rename(self, tmp: str, path: str) -> None:
-        folder = os.path.dirname(path)
+    def _move(self, tmp: str, path: str) -> None:
+        """Give the file its name, durably."""
+        folder, name = os.path.split(path)
         try:
-            self._make(folder)
-            try:
-                os.replace(tmp, path)
-            except FileNotFoundError:  # somebody removed the folder: what we knew of it is void
-                self._durable.clear()
-                self._make(folder)
-                os.replace(tmp, path)
+            for more in range(_TRIES - 1, -1, -1):
+                try:
+                    with self._folders.opened(folder) as fd:
+                        os.replace(tmp, name, dst_dir_fd=fd)
+                        self._fsync_name(fd, path)
+                    return
+                except FileNotFoundError:  # somebody removed the folder, which was empty
+                    self._folders.forget(folder)
+                    if not more:
+                        raise
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             raise Unsupported(f"files: one of two keys is a folder of the other: {path}") from error
 
-    def _make(self, folder: str) -> None:
-        """Make the folder, and its name and those above it below the root durable, once."""
-        if folder in self._durable:
-            return
-        if not self._fsync:
-            os.makedirs(folder, exist_ok=True)
-        else:
-            make_folder(folder)
-            if folder != self._root:
-                self._make(os.path.dirname(folder))
-            fsync_folder(os.path.dirname(folder))
-        self._durable.add(folder)
+    def _fsync_name(self, folder: int, path: str) -> None:
+        if self._fsync:
+            try:
+                os.fsync(folder)
+            except OSError as error:
+                raise mapped(error, path, determinate=False) from error
+
+    def _make_tmp(self, folder: str) -> None:
+        if not self._has_tmp:
+            (make_folder if self._fsync else partial(os.makedirs, exist_ok=True))(folder)
+            self._has_tmp = True
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        _remove(paths)
+        for folder in {os.path.dirname(path) for path in paths}:
+            remove_empty(folder, self._root, self._folders)
 
     def _sweep(self, tmp: str) -> None:
         """Remove what crashes left in `tmp`, once per instance."""

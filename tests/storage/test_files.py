@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,75 @@ async def test_a_file_in_the_place_of_the_root(tmp_path: Path, fsync: bool) -> N
     with pytest.raises(InvalidLocation, match="file is not a directory"):
         await ap.open(tmp_path / "file", settings=ap.Settings(open_timeout_s=1000))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# --- folders that a deletion leaves empty ----------------------------------------------------------------
+
+
+def folders_of(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir() and path.name != "tmp"}
+
+
+async def test_a_folder_that_a_deletion_leaves_empty_goes(tmp_path: Path) -> None:
+    """Goal: with those above it, as far as they are empty, and never the root."""
+    blob = FilesBlob(tmp_path / "root")
+    for key in ("a/b/1", "a/b/2", "a/c/1", "1"):
+        await blob.set(key, b"x")
+    await blob.delete(["a/b/1", "a/b/none", "none/none"])
+    assert folders_of(tmp_path / "root") == {"a", "a/b", "a/c"}
+    await blob.delete(["a/b/2"])
+    assert folders_of(tmp_path / "root") == {"a", "a/c"}
+    await blob.delete(["a/c/1", "1"])
+    assert folders_of(tmp_path / "root") == set()
+    await blob.set("a/b/1", b"y")
+    assert await FilesBlob(tmp_path / "root").get("a/b/1") == b"y"
+
+
+async def test_a_folder_that_was_removed_and_made_by_another_is_made_durable_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: that it has the same name, and perhaps the same number, says nothing."""
+    blob = FilesBlob(tmp_path)
+    await blob.set("a/b/1", b"x")
+    os.unlink(tmp_path / "a/b/1")
+    for folder in ("a/b", "a"):
+        os.rmdir(tmp_path / folder)
+    os.makedirs(tmp_path / "a/b")  # without any fsync
+    fsyncs = Fsyncs(monkeypatch)
+    await blob.set("a/b/2", b"x")
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")} <= set(fsyncs.of)
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+async def test_whoever_writes_while_others_remove_folders_loses_nothing(tmp_path: Path, fsync: bool) -> None:
+    """Goal: each value is there until it is deleted; at the end no folder is left."""
+    blobs = [FilesBlob(tmp_path / "root", fsync) for _ in range(3)]
+
+    async def work(name: int) -> None:
+        blob, other = blobs[name % 3], blobs[(name + 1) % 3]
+        for n in range(40):
+            key = f"s/w/{name}-{n}"
+            for _ in range(5):  # as the layer above does
+                with suppress(StorageUnavailable):
+                    await blob.set(key, b"x")
+                    break
+            assert await other.get(key) == b"x"
+            await other.delete([key])
+
+    await asyncio.gather(*map(work, range(6)))
+    assert folders_of(tmp_path / "root") == set()
+    for blob in blobs:
+        await blob.aclose()
+
+
+async def test_few_folders_are_held_open(tmp_path: Path) -> None:
+    """Goal: a store of many folders does not use up the descriptors of the process."""
+    blob = FilesBlob(tmp_path, False)
+    before = len(os.listdir("/proc/self/fd"))
+    for n in range(150):
+        await blob.set(f"{n}/k", b"x")
+    assert len(os.listdir("/proc/self/fd")) - before < 80
+    await blob.set("0/k", b"y")
+    assert await blob.get("0/k") == b"y"
+    await blob.aclose()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
