@@ -257,14 +257,15 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
             return (await self._existing(shard)).state.upper
 
     async def list_shards(self) -> dict[str, ShardId]:
-        """All names in use. One request, and one for each."""
+        """All names in use. Two requests, one more for every few hundred."""
         with self._calls.call():
             return await catalog.names(self._stack)
 
     async def drop(self, name: str) -> None:
         """Finalize the shard and free its name: both frontiers become empty, every handle is fenced, what
         waits ends with `ShardFinalized`. A shard that was named and is not there yet is never made.
-        Repeating it after a crash finishes the work."""
+        Repeating it after a crash finishes the work. What is left, so that handles elsewhere find it
+        finalized, `maintain` removes after `settings.tombstone_retention_s`."""
         with self._calls.call():
             shard_id = await catalog.resolve(self._stack, name)
             shard = self._shard(shard_id, name)

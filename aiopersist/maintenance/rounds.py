@@ -17,7 +17,7 @@ from aiopersist.gc.collect import Collected, bury, can_collect
 from aiopersist.gc.graves import Grave, forget, look
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
-from aiopersist.shard.catalog import forget_names
+from aiopersist.shard.catalog import Naming, forget_names
 from aiopersist.shard.log import list_shards
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
@@ -81,7 +81,7 @@ class Rounds:
         self._rested: dict[str, Rested] = {}
         self._graves: dict[str, Grave] = {}  # what is left of dropped shards
         self._keeps_graves = False  # since the store removes no keys
-        self._names: dict[str, int] = {}  # those in use, and their versions
+        self._names: dict[str, Naming] = {}  # those in use
         self._resting: dict[str, ShardUpkeep] = {}  # they know what failed there, and how often
 
     async def once(self) -> MaintenanceRound:
@@ -104,15 +104,17 @@ class Rounds:
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
 
     async def _forget(self) -> None:
-        """Remove what is left of dropped shards for long enough. What fails is tried in the next round."""
+        """Remove what is left of dropped shards for long enough; what has a name yet stays, since under that
+        it would be made again. What fails is tried in the next round."""
         if self._keeps_graves:
             return
         oldest = await self._stack.consensus.now() - self._stack.settings.tombstone_retention_s
-        old = {shard: grave for shard, grave in self._graves.items() if grave.at < oldest}
-        jobs = [partial(forget, self._stack, shard, grave) for shard, grave in old.items()]
         try:
-            await run_bounded(self._stack.settings.compactions_max, jobs)
             await forget_names(self._stack, self._names)
+            named = {naming.shard for naming in self._names.values()}
+            old = [(s, g) for s, g in self._graves.items() if g.at < oldest and s not in named]
+            jobs = [partial(forget, self._stack, shard, grave) for shard, grave in old]
+            await run_bounded(self._stack.settings.compactions_max, jobs)
         except Unsupported:
             self._keeps_graves = True
         except Exception as error:

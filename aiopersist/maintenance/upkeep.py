@@ -52,8 +52,8 @@ class Upkeep(ABC):
         """One round of upkeep over *all* shards of the location, for a process that does nothing else: moves
         since where a policy says so, compacts what the spines ask for, collects what nobody needs, ends what
         was finalized. Any number of processes may do it: claims in the shards' states share the work out. A
-        shard that fails is told in the result and logged. One request for a shard that has not changed
-        since the round before; a few for one with nothing to do."""
+        shard that fails is told in the result and logged. A share of a request for a shard that has not
+        changed since the round before; a few for one with nothing to do."""
         with self._calls.call():
             return await self._rounds.once()
 
@@ -77,8 +77,8 @@ class Upkeep(ABC):
 
     async def finalize(self, shard: str) -> None:
         """Delete the data of a shard that nobody can read or write any more: since and upper are both empty,
-        else `FINALIZATION_ERROR`. A tombstone stays, so that its id is never used again. Repeating it after
-        a crash finishes the work."""
+        else `FINALIZATION_ERROR`. A tombstone stays for as long as the shard has a name, and then for
+        `settings.tombstone_retention_s`. Repeating it after a crash finishes the work."""
         with self._calls.call():
             found = self._shard(await resolve(self._stack, shard), shard)
             state = await found.register.refresh()

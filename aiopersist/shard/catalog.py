@@ -10,7 +10,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind, shown
@@ -132,20 +132,30 @@ async def names(stack: Stack) -> dict[str, ShardId]:
     return {name: shard for name, shard in sorted(named) if shard is not None}
 
 
-async def forget_names(stack: Stack, seen: dict[str, int]) -> None:
+class Naming(NamedTuple):
+    """What a name names, and since which version."""
+
+    seqno: int
+    shard: str
+
+
+async def forget_names(stack: Stack, seen: dict[str, Naming]) -> None:
     """Remove the names that name nothing, and have not for `settings.tombstone_retention_s`. Those that name
-    something are kept in `seen` with their seqnos, and are not read again until they move. Two requests, one
-    more for every few hundred names, and one for each that is removed."""
+    something are kept in `seen`, and are not read again until they move. Two requests, one more for every few
+    hundred names, and one for each that is removed."""
     keys = await stack.consensus.list_keys(ShardId.names)
-    heads = await stack.consensus.heads({key: seen.get(key) for key in keys})
+    heads = await stack.consensus.heads({key: seen[key].seqno if key in seen else None for key in keys})
     oldest = await stack.consensus.now() - stack.settings.tombstone_retention_s
     for key in {*seen} - {*keys}:
         del seen[key]
     for key, head in heads.items():
         seen.pop(key, None)
-        if head is not None and _named(_name(key), head, ShardId) is not None:
-            seen[key] = head.seqno
-        elif head is not None:
+        if head is None:
+            continue
+        shard = _named(_name(key), head, ShardId)
+        if shard is not None:
+            seen[key] = Naming(head.seqno, shard)
+        else:
             await _forget_name(stack, key, head, oldest)
 
 

@@ -118,9 +118,31 @@ async def test_a_drop_that_crashed_is_finished_first(place: Place) -> None:
     assert (await other.maintain()).parts == 1
     assert f"shard/{shard}" in await keys(place)
     assert await place.parts() == set()
+    await other.drop("tmp")
+    assert await keys(place) == {f"shard/{shard}", "name/tmp"}
     place.clock.ahead_s += 2 * MONTH_S
     await other.maintain()
-    assert f"shard/{shard}" not in await keys(place)
+    assert await keys(place) == set()
+
+
+async def test_a_finalized_shard_that_has_a_name_stays(place: Place) -> None:
+    """Goal: under its name nobody makes a shard of the same id; once the name is dropped, both go."""
+    client = await place.client()
+    async with client.writer("tmp", SCHEMA) as w, client.critical_since("tmp", "me") as since:
+        shard = w.shard_id
+        await w.compare_and_append([], 0, ap.Antichain())
+        await since.compare_and_downgrade_since(0, 0, ap.Antichain())
+    await client.finalize("tmp")
+    place.clock.ahead_s += 2 * MONTH_S
+    for _ in range(2):
+        await client.maintain()
+    assert await keys(place) == {f"shard/{shard}", "name/tmp"}
+    with pytest.raises(ap.ShardFinalized):
+        await (await place.client()).writer("tmp", SCHEMA)
+    await client.drop("tmp")
+    place.clock.ahead_s += 2 * MONTH_S
+    await client.maintain()
+    assert await keys(place) == set()
 
 
 async def test_a_name_that_an_earlier_version_freed_goes_too(place: Place) -> None:
