@@ -11,7 +11,8 @@ class Blob(ABC):
     - Missing is `None`, never an exception.
     - A failure that surely changed nothing is `StorageUnavailable`; one of unknown outcome is
       `Indeterminate`, and so counts any other exception.
-    - Keys are relative paths of printable ASCII without empty, `.` or `..` components.
+    - Keys are relative paths of printable ASCII without empty, `.` or `..` components. The library asks for
+      no others, and for nothing once it has called `aclose`; a store may refuse what is not so.
     """
 
     @abstractmethod

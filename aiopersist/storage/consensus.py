@@ -34,7 +34,8 @@ class Consensus(ABC):
     - A failure that surely changed nothing is `StorageUnavailable` (*determinate*); one of unknown
       outcome is `Indeterminate`: it may have happened or *may still happen*. Any other exception
       counts as the latter. A cancelled call is of unknown outcome, too.
-    - Keys are non-empty text without NUL.
+    - Keys are non-empty text without NUL. The library asks for no others, and for nothing once it has called
+      `aclose`; a store may refuse what is not so.
     """
 
     @abstractmethod

@@ -8,7 +8,8 @@
             await one.aclose()
             await two.aclose()
 
-Needs pytest and pytest-asyncio. What one handle does is looked at through the other.
+Needs pytest and pytest-asyncio, in strict or in auto mode. What one handle does is looked at through the
+other.
 """
 
 import asyncio
@@ -16,9 +17,9 @@ import contextlib
 
 import pytest
 
-from aiopersist.errors import InvalidUsage
 from aiopersist.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
+from aiopersist.testing.fixtures import TakesHandles
 from aiopersist.testing.storage_heads import Handles, HeadsConformance, grow, numbered
 from aiopersist.testing.storage_remove import RemoveConformance
 
@@ -38,7 +39,7 @@ KEYS = {
 }
 
 
-class ConsensusConformance(HeadsConformance, RemoveConformance):
+class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
     """Inherit, and give a fixture `handles`: two handles on one empty place."""
 
     pytestmark = pytest.mark.asyncio
@@ -89,14 +90,6 @@ class ConsensusConformance(HeadsConformance, RemoveConformance):
         assert await two.list_keys(key) == [key, key + "x"]
         assert await two.truncate(key, 1) == 1
         assert await two.head(key + "x") == Versioned(0, b"0")
-
-    @pytest.mark.parametrize("key", ["", "a\0b", "\ud800"], ids=["empty", "nul", "surrogate"])
-    async def test_an_illegal_key_is_refused(self, handles: Handles, key: str) -> None:
-        one, _ = handles
-        with pytest.raises(InvalidUsage):
-            await one.head(key)
-        with pytest.raises(InvalidUsage):
-            await one.compare_and_set(key, None, b"")
 
     async def test_scan(self, handles: Handles) -> None:
         one, two = handles
@@ -210,12 +203,6 @@ class ConsensusConformance(HeadsConformance, RemoveConformance):
         assert await one.scan("new", 0, 10) == numbered(range(1))
         assert await one.compare_and_set_many([]) is True
 
-    async def test_many_with_a_key_twice_is_refused(self, handles: Handles) -> None:
-        one, two = handles
-        with pytest.raises(InvalidUsage):
-            await one.compare_and_set_many([Entry("k", None, b"0"), Entry("k", 0, b"1")])
-        assert await two.head("k") is None
-
     async def test_many_races_with_one(self, handles: Handles) -> None:
         """Two keys that only move together, and one that also moves alone: they stay together."""
         one, two = handles
@@ -267,6 +254,7 @@ class ConsensusConformance(HeadsConformance, RemoveConformance):
                 assert log[0].seqno >= head.seqno
                 if head.seqno == 59:
                     return
+                await SYSTEM.sleep(0)  # a store that never waits lets nobody else run
 
         await asyncio.gather(write(), cut(), cut())
         assert await one.scan("k", 0, 100) == numbered([59])
@@ -294,6 +282,7 @@ class ConsensusConformance(HeadsConformance, RemoveConformance):
                     if head is not None and head.seqno >= seqno:
                         return
                     await hint
+                    await SYSTEM.sleep(0)  # a hint may come at once
                 finally:
                     hint.cancel()
 
@@ -344,17 +333,14 @@ class ConsensusConformance(HeadsConformance, RemoveConformance):
                 assert head is not None
                 if head.seqno > seqno:
                     break
+                await SYSTEM.sleep(0)
             head = await two.head("k")
             assert head == Versioned(seqno + 1, b"%d" % (seqno + 1))
         assert await two.scan("k", 0, 100) == numbered(range(21))
 
-    async def test_closing_twice_is_harmless_and_final(self, handles: Handles) -> None:
+    async def test_closing_twice_is_harmless(self, handles: Handles) -> None:
         one, two = handles
         await grow(one, "k", 1)
         await one.aclose()
         await one.aclose()
-        with pytest.raises(InvalidUsage):
-            await one.head("k")
-        with pytest.raises(InvalidUsage):
-            await one.compare_and_set("k", 0, b"1")
         assert await two.head("k") == Versioned(0, b"0")

@@ -3,9 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 
-import pytest
-
-from aiopersist.errors import InvalidUsage
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 
 Handles = tuple[Consensus, Consensus]
@@ -38,8 +35,6 @@ class HeadsConformance:
         await one.truncate("a", 2)
         assert await one.compare_and_set("a", 2, b"3")
         assert await two.heads(dict.fromkeys(["a", "absent"])) == {"a": Versioned(3, b"3")}
-        with pytest.raises(InvalidUsage):
-            await one.heads({"": None})
 
     async def test_heads_of_many(self, handles: Handles) -> None:
         one, two = handles

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from aiopersist.errors import InvalidUsage, Unsupported
+from aiopersist.errors import Unsupported
 from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.testing.storage_heads import Handles, grow
 
@@ -38,8 +38,6 @@ class RemoveConformance:
         assert await two.head("kk") == Versioned(1, b"1")
         assert await two.remove("k", 3) is True  # repeated: it is away
         assert await two.remove("never", 0) is True
-        with pytest.raises(InvalidUsage):
-            await one.remove("", 0)
 
     async def test_a_key_that_was_removed_begins_anew(self, handles: Handles) -> None:
         one, two = handles

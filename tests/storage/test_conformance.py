@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aiopersist.errors import InvalidUsage, Unsupported
 from aiopersist.runtime import SYSTEM
 from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
@@ -32,14 +33,78 @@ async def consensuses(url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
     await two.aclose()
 
 
-class TestMemoryBlob(BlobConformance):
+NOT_KEYS = {
+    "empty": "",
+    "up": "../x",
+    "up-inside": "a/../../x",
+    "here": "./x",
+    "absolute": "/etc/x",
+    "empty-component": "a//b",
+    "folder": "a/",
+    "control": "a\nb",
+    "nul": "a\0b",
+    "not-ascii": "ä",
+}
+
+
+class OurBlob(BlobConformance):
+    """What the library's own stores promise beside the contract: they refuse what is against it."""
+
+    @pytest.mark.parametrize("key", NOT_KEYS.values(), ids=NOT_KEYS.keys())
+    async def test_an_illegal_key_is_refused(self, handles: tuple[Blob, Blob], key: str) -> None:
+        one, _ = handles
+        with pytest.raises(InvalidUsage):
+            await one.get(key)
+        with pytest.raises(InvalidUsage):
+            await one.set(key, b"x")
+        with pytest.raises(InvalidUsage):
+            await one.delete([key])
+
+    async def test_use_after_close_is_refused(self, handles: tuple[Blob, Blob]) -> None:
+        one, _ = handles
+        await one.aclose()
+        with pytest.raises(InvalidUsage):
+            await one.get("k")
+
+
+class OurConsensus(ConsensusConformance):
+    """The same of consensus."""
+
+    @pytest.mark.parametrize("key", ["", "a\0b", "\ud800"], ids=["empty", "nul", "surrogate"])
+    async def test_an_illegal_key_is_refused(self, handles: tuple[Consensus, Consensus], key: str) -> None:
+        one, _ = handles
+        with pytest.raises(InvalidUsage):
+            await one.head(key)
+        with pytest.raises(InvalidUsage):
+            await one.heads({key: None})
+        with pytest.raises((InvalidUsage, Unsupported)):
+            await one.remove(key, 0)
+        with pytest.raises(InvalidUsage):
+            await one.compare_and_set(key, None, b"")
+
+    async def test_many_with_a_key_twice_is_refused(self, handles: tuple[Consensus, Consensus]) -> None:
+        one, two = handles
+        with pytest.raises(InvalidUsage):
+            await one.compare_and_set_many([Entry("k", None, b"0"), Entry("k", 0, b"1")])
+        assert await two.head("k") is None
+
+    async def test_use_after_close_is_refused(self, handles: tuple[Consensus, Consensus]) -> None:
+        one, _ = handles
+        await one.aclose()
+        with pytest.raises(InvalidUsage):
+            await one.head("k")
+        with pytest.raises(InvalidUsage):
+            await one.compare_and_set("k", 0, b"1")
+
+
+class TestMemoryBlob(OurBlob):
     @pytest.fixture
     async def handles(self) -> AsyncIterator[tuple[Blob, Blob]]:
         async for handles in blobs(f"mem://{uuid.uuid4()}"):
             yield handles
 
 
-class TestFilesBlob(BlobConformance):
+class TestFilesBlob(OurBlob):
     @pytest.fixture(params=["on", "off"], ids=["fsync", "no-fsync"])
     async def handles(
         self, tmp_path: Path, request: pytest.FixtureRequest
@@ -48,7 +113,7 @@ class TestFilesBlob(BlobConformance):
             yield handles
 
 
-class TestBlobStack(BlobConformance):
+class TestBlobStack(OurBlob):
     @pytest.fixture
     async def handles(self) -> AsyncIterator[tuple[Blob, Blob]]:
         name = str(uuid.uuid4())
@@ -58,7 +123,7 @@ class TestBlobStack(BlobConformance):
         await two.aclose()
 
 
-class TestMemoryConsensus(ConsensusConformance):
+class TestMemoryConsensus(OurConsensus):
     @pytest.fixture
     async def handles(self) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for handles in consensuses(f"mem://{uuid.uuid4()}"):
@@ -99,21 +164,21 @@ class Bare(Consensus):
         await self.inner.aclose()
 
 
-class TestBareConsensus(ConsensusConformance):
+class TestBareConsensus(OurConsensus):
     @pytest.fixture
     async def handles(self) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for one, two in consensuses(f"mem://{uuid.uuid4()}"):
             yield Bare(one), Bare(two)
 
 
-class TestSqliteConsensus(ConsensusConformance):
+class TestSqliteConsensus(OurConsensus):
     @pytest.fixture
     async def handles(self, tmp_path: Path) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for handles in consensuses(f"sqlite://{tmp_path}/state.db"):
             yield handles
 
 
-class TestConsensusStack(ConsensusConformance):
+class TestConsensusStack(OurConsensus):
     @pytest.fixture
     async def handles(self, tmp_path: Path) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for one, two in consensuses(f"sqlite://{tmp_path}/state.db"):
@@ -123,14 +188,14 @@ class TestConsensusStack(ConsensusConformance):
             )
 
 
-class TestPostgresConsensus(ConsensusConformance):
+class TestPostgresConsensus(OurConsensus):
     @pytest.fixture
     async def handles(self, postgres_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for handles in consensuses(postgres_url):
             yield handles
 
 
-class TestS3Blob(BlobConformance):
+class TestS3Blob(OurBlob):
     @pytest.fixture
     async def handles(self, s3_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
         async for handles in blobs(s3_url):
