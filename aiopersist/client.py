@@ -43,6 +43,7 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.client_part import SHARDS_KEPT, labels
 from aiopersist.shard.commit import commit
+from aiopersist.shard.follow import Follower
 from aiopersist.shard.lease import check_lease_s
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -120,7 +121,8 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         self._stores = stores
         blob, consensus, self._metrics = stack(*stores.guarded(), settings, runtime)
         owner = Supervisor(runtime, label_of)
-        self._stack = Stack(blob, consensus, settings, runtime, owner, readonly=stores.readonly)
+        follower = Follower(consensus, settings.watch_timeout_s, owner)
+        self._stack = Stack(blob, consensus, settings, runtime, owner, follower, readonly=stores.readonly)
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
         self._hasty_blob, self._hasty_consensus, _ = stack(*stores.guarded(), hasty, runtime)
         self._maintenance = Maintenance(self._stack, background=maintenance and not stores.readonly)

@@ -98,7 +98,11 @@ class Antichain:
 
     def __le__(self, other: "Antichain | Time") -> bool:
         found = _comparable(other)
-        return NotImplemented if found is None else all(self.less_equal(t) for t in found.elements)
+        if found is None:
+            return NotImplemented
+        if len(found.elements) == 1:  # what most calls are about
+            return self.less_equal(found.elements[0])
+        return all(self.less_equal(t) for t in found.elements)
 
     def __lt__(self, other: "Antichain | Time") -> bool:
         found = _comparable(other)

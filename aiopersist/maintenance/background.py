@@ -29,6 +29,7 @@ from aiopersist.state.retention import MARKS_PER_KEEP
 PAUSE_MIN_S = 0.05  # between two looks
 PAUSE_MAX_S = 1.0  # so that a policy that is new is seen
 LOOKS_AT_ONCE = 8
+GATHER = 0.25  # of the time between looks: what is due within it is looked at with what is due
 LITTLE_AT_ONCE = 4  # as many as there are worker threads
 
 
@@ -95,7 +96,7 @@ class Maintenance:
         while True:  # no shard is named here while it sleeps, which would keep it alive
             await self._stack.runtime.sleep(self._pause_s())
             try:
-                await run_bounded(LOOKS_AT_ONCE, [tended.look for tended in self._due()])
+                await self._look_at_due()
             except Exception as error:
                 await backoff.failed(error)
             else:
@@ -106,9 +107,20 @@ class Maintenance:
         soonest = min((tended.due_at - now for tended in self._tended.values()), default=PAUSE_MAX_S)
         return max(min(soonest, PAUSE_MAX_S), PAUSE_MIN_S)
 
+    async def _look_at_due(self) -> None:
+        """One request for all of them, and what is new."""
+        due = self._due()
+        failures = await self._stack.follower.look([t.shard.register for t in due if t.is_known])
+        looks = [partial(tended.look, failures.get(tended.shard.register.key)) for tended in due]
+        await run_bounded(LOOKS_AT_ONCE, looks)
+
     def _due(self) -> list["Tended"]:
+        """What is due, and if anything is what soon will be: so that looks come together."""
         now = self._stack.runtime.monotonic()
-        return [tended for tended in self._tended.values() if tended.due_at <= now]
+        if not any(tended.due_at <= now for tended in self._tended.values()):
+            return []
+        soon = now + GATHER * self._stack.settings.compaction_idle_s
+        return [tended for tended in self._tended.values() if tended.due_at <= soon and tended.may_look]
 
 
 class Tended:
@@ -147,14 +159,28 @@ class Tended:
         for task in self.running:
             task.cancel()
 
-    async def look(self) -> None:
-        """At a shard that may be idle; one request. Begins what is due if nothing was written since the last
-        look. A shard that cannot be looked at keeps nobody from the others."""
-        rests, state = self.upkeep.rests, self.shard.register.state
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a state to bring up to date."""
+        state = self.shard.register.state
+        return state is not None and not state.finalized
+
+    @property
+    def may_look(self) -> bool:
+        """Whether the last look did not fail, or that is long enough ago."""
+        return LOOK not in self.upkeep.rests
+
+    async def look(self, failure: Exception | None) -> None:
+        """At a shard that may be idle, whose state was just brought up to date, unless that was a `failure`.
+        Begins what is due if nothing was written since the last look. A shard that cannot be looked at
+        keeps nobody from the others."""
+        rests = self.upkeep.rests
         try:
             with rests.trying(LOOK) as attempt:
-                if state is not None and not state.finalized:
-                    await self._look(await self.shard.open())
+                if failure is not None:
+                    raise failure
+                if self.is_known:
+                    await self._look(self.shard.state)
                 attempt.done = True
         except ShardFinalized:
             pass

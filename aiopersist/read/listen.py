@@ -67,8 +67,8 @@ class Start:
 
 class Listen(Resource):
     """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated. While nothing
-    happens it costs one read of the head per `settings.watch_timeout_s` and shard; per interval one if
-    another process wrote, and one request per part that is not inline."""
+    happens all listens of a client cost one request per `settings.watch_timeout_s`, or less; an interval
+    costs a read of the head, and one request per part that is not inline."""
 
     def __init__(
         self,

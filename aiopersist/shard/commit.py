@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.shard.attempt import Attempt, Sending, Slot, Unknowable
-from aiopersist.shard.register import Register, decode_commit
+from aiopersist.shard.register import Register
 from aiopersist.state.command import Command, Commit, Context
-from aiopersist.state.diff import apply, encode_diff, reads_as, seal
+from aiopersist.state.diff import apply, decode_commit, encode_diff, reads_as, seal
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
 from aiopersist.state.writing import Occupy

@@ -10,13 +10,14 @@ had one (`LeaseExpired`); or, if the reader is still registered, or the newest s
 the store lost it (`Corruption`).
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from aiopersist.data.assemble import concat
 from aiopersist.data.codec import Schema
@@ -111,6 +112,7 @@ class Fetch:
         self._blob: Blob = self.stack.blob if cached else self.stack.blob.uncached
         self.schema = schema
         self.schema_id = shard.schema_id(schema)
+        self._held: WeakValueDictionary[Hashable, pa.Table] = WeakValueDictionary()
 
     async def table(self, named: Sequence[Named], selection: Selection, reader: str) -> "pa.Table":
         """What `selection` asks for of these parts, side by side. One request per part that is not
@@ -128,8 +130,15 @@ class Fetch:
     async def updates(
         self, named: Sequence[Named], selection: Selection, reader: str
     ) -> Updates[Any, Any, Any]:
-        """`table` as `Updates`."""
-        return Updates(await self.table(named, selection, reader), self.schema)
+        """`table` as `Updates`. What somebody here still holds of the same updates is not fetched and decoded
+        anew: of the listens of a shard many take the same step."""
+        if selection.where is not None:  # it has no hash
+            return Updates(await self.table(named, selection, reader), self.schema)
+        key = (selection, tuple(_content(batch, part) for batch, part in named))
+        table = self._held.get(key)
+        if table is None:
+            table = self._held[key] = await self.table(named, selection, reader)
+        return Updates(table, self.schema)
 
     async def slabs(
         self, named: Named, selection: Selection, reader: str, slab_bytes: int
@@ -286,6 +295,12 @@ class Fetch:
             table = filter_times(table, lower=lower, upper=upper)
         table = table if selection.covers(batch) else selection.apply(table)
         return table if selection.where is None else apply_where(table, selection.where, self.schema)
+
+
+def _content(batch: HollowBatch, part: HollowPart) -> Hashable:
+    """What a part holds, and all that decides how it is read."""
+    read = (part.key, part.checksum, part.schema_id, part.rewrite, part.truncated)
+    return (*read, batch.lower, batch.upper, batch.since)
 
 
 def _slab_rows(part: HollowPart, index: PartIndex, slab_bytes: int) -> int:

@@ -7,6 +7,7 @@ may commit, and truncate what is no longer needed: then it begins again from a n
 """
 
 from collections.abc import AsyncIterator, Sequence
+from math import inf
 
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
@@ -58,7 +59,7 @@ async def load(stack: Stack, shard: str) -> State | None:
             return None
         if fault is not None and fault[0] == head.seqno:
             raise Corruption(fault[1], shard_id=shard)
-        diff = _decode(head, shard)
+        diff = await stack.compute_few(len(head.data), _decode, head, shard)
         if diff.changes.finalized:  # a tombstone needs nothing before it
             return tombstone(diff, shard)
         state = None
@@ -95,13 +96,11 @@ async def replay(stack: Stack, shard: str, state: State | None, head: Versioned)
     """`state` after the versions up to `head`; `None` if some of them were truncated meanwhile."""
     at = -1 if state is None else state.seqno
     if at + 1 == head.seqno:
-        return apply(_decode(head, shard), state)
+        return await stack.compute_few(len(head.data), _applied, [head], shard, state)
     try:
         async for versions in versions_between(stack, shard, at + 1, head.seqno):
-            if len(versions) > FEW:
-                state = await stack.compute(_applied, versions, shard, state)
-            else:
-                state = _applied(versions, shard, state)
+            size = sum(len(version.data) for version in versions) if len(versions) <= FEW else inf
+            state = await stack.compute_few(size, _applied, versions, shard, state)
     except Truncated:
         return None
     return state

@@ -1,30 +1,34 @@
 """The one in-memory state of a shard, shared by all handles of a process.
 
-It only moves forward, in two ways: a *refresh* reads the head and the versions since ours (one read
+It only moves forward, in three ways: a *refresh* reads the head and the versions since ours (one read
 serves all who asked before it was sent, so each sees everything that was written before it asked:
-linearizable); and a commit of our own installs what it wrote (`shard/commit.py`).
+linearizable); a commit of our own installs what it wrote (`shard/commit.py`); and what a look at many
+shards found is *offered*, which serves nobody who asked: he has a read of his own.
 
 **Waiting.** Waiters are woken by every new state, from own commits without any I/O. While there
-are waiters one task follows the shard: it asks for a hint, reads, and waits for the hint; so no
-version can slip in between. A lost hint costs `settings.watch_timeout_s`.
+are waiters the client's follower brings news of the shard (`shard/follow.py`). A lost hint costs
+`settings.watch_timeout_s`.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TypeAlias, TypeVar
 
 from aiopersist.errors import Corruption, ShardFinalized
-from aiopersist.failures import Backoff
 from aiopersist.shard.log import consensus_key, load, replay
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import decode_diff, finalized
+from aiopersist.state.diff import decode_commit, finalized
 from aiopersist.state.model import State
+from aiopersist.storage.consensus import Versioned
 
 T = TypeVar("T")
 
+Waiter: TypeAlias = "asyncio.Future[None]"
+
+WOKEN_AT_ONCE = 16  # waiters; each goes on for some 0.1 ms
 TURN_S = 0.25  # long for a statement, short for a caller: past it commits race instead of waiting
-LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
 
 
 class Register:
@@ -46,9 +50,16 @@ class Register:
         self._queueing = 0
         self._reading: asyncio.Task[None] | None = None
         self._queued: asyncio.Task[None] | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._arrival = asyncio.Event()
-        self._following: asyncio.Task[None] | None = None
+        self._waiters: dict[Waiter, None] = {}  # in the order in which they came
+
+    @property
+    def seqno(self) -> int | None:
+        """Of the newest state that is known."""
+        return None if self.state is None else self.state.seqno
+
+    def label(self) -> str:
+        """What logs call the shard."""
+        return self.label_of()
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -74,7 +85,10 @@ class Register:
         if sent is None:
             self.install(await load(self.stack, self.shard))
             return
-        head = await self.stack.consensus.head(self.key)
+        await self.offer(sent, await self.stack.consensus.head(self.key))
+
+    async def offer(self, sent: State, head: Versioned | None) -> None:
+        """The newest version is `head`, as was read at a moment after `sent` was known here."""
         if sent.finalized and (head is None or head.seqno < sent.seqno):  # for good, be its tombstone gone
             return
         if head is None and await self._may_be_forgotten(sent):
@@ -83,7 +97,7 @@ class Register:
         if head is None or head.seqno < sent.seqno:
             raise self._restored(f"its head is {head.seqno if head else 'gone'}", sent)
         now = self.state
-        assert now is not None
+        assert now is not None  # a version of it is known
         if head.seqno < now.seqno:
             return
         if head.seqno == now.seqno:
@@ -107,9 +121,7 @@ class Register:
         if state is None or (self.state is not None and state.seqno <= self.state.seqno):
             return
         self.state = state
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_result(None))
         self._tell(self.on_news, state)
 
     def committed(self, before: State | None, after: State) -> None:
@@ -130,8 +142,8 @@ class Register:
 
     async def wait(self, ready: Callable[[State], T | None]) -> T:
         """The first result of `ready(state)` that is not `None`, looked at whenever the state is newer.
-        `ready` may raise. While it waits
-        one task per shard reads the head every `settings.watch_timeout_s`."""
+        `ready` may raise. While it waits the client's follower looks at the shard when a hint comes, and
+        every `settings.watch_timeout_s`."""
         loop = asyncio.get_running_loop()
         while True:
             if (state := self.state) is not None:
@@ -140,53 +152,31 @@ class Register:
                 if (result := ready(state)) is not None:
                     return result
             waiter = loop.create_future()
-            self._waiters.add(waiter)
-            self._arrival.set()
-            if self._following is None or self._following.done():
-                self._following = self.stack.supervisor.background(self._follow(), "follow a shard")
+            self._waiters[waiter] = None
             try:
+                self.stack.follower.follow(self)
                 await waiter
             finally:
-                self._waiters.discard(waiter)
+                self._waiters.pop(waiter, None)
 
-    async def _follow(self) -> None:
-        spawn, watch = self.stack.supervisor.spawn, self.stack.consensus.watch
-        hint = spawn(watch(self.key), "watch a shard", abandon=True)
-        backoff = Backoff(self.stack.supervisor.failures, f"following {self.label_of()}")
-        try:
-            while await self._wanted():
-                try:
-                    await self.stack.runtime.sleep(0)  # the hint is asked for before the state is read
-                    await self.refresh()
-                except Exception as error:  # whatever it is: who waits must hear of it
-                    self._fail_waiters(error)
-                    await backoff.failed(error)
-                    continue
-                backoff.succeeded()
-                timeout_s = self.stack.settings.watch_timeout_s
-                await asyncio.wait([hint], timeout=timeout_s)
-                if hint.done():
-                    if hint.exception() is not None:  # no hint: it costs what a lost one costs
-                        await self.stack.runtime.sleep(timeout_s)
-                    hint = spawn(watch(self.key), "watch a shard", abandon=True)
-        finally:
-            hint.cancel()
-
-    async def _wanted(self) -> bool:
-        """Whether anybody waits; a waiter that was just served has a moment to come back."""
-        if not self._waiters:
-            self._arrival.clear()
-            try:
-                async with asyncio.timeout(LINGER_S):
-                    await self._arrival.wait()
-            except TimeoutError:
-                pass
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits."""
         return bool(self._waiters)
 
-    def _fail_waiters(self, error: Exception) -> None:
-        for waiter in self._waiters:
+    def fail(self, error: Exception) -> None:
+        """Tell those who wait that a look failed."""
+        self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_exception(error))
+
+    def _wake(self, waiters: Iterator[Waiter], settle: Callable[[Waiter], None]) -> None:
+        """Some in this turn of the loop, the others in the next ones: thousands may wait, and what they do
+        then must not keep everybody else waiting."""
+        some = list(islice(waiters, WOKEN_AT_ONCE))
+        for waiter in some:
             if not waiter.done():
-                waiter.set_exception(error)
+                settle(waiter)
+        if len(some) == WOKEN_AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._wake, waiters, settle)
 
     # --- pins ------------------------------------------------------------------------------------
 
@@ -225,8 +215,3 @@ class Register:
     def release_turn(self) -> None:
         """Let the next one commit."""
         self._turn.release()
-
-
-def decode_commit(data: bytes) -> str:
-    """The commit id of a version."""
-    return decode_diff(data).commit

@@ -13,6 +13,7 @@ import anyio.to_thread
 from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
+from aiopersist.shard.follow import Follower
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
 
@@ -31,6 +32,8 @@ class Stack:
     settings: Settings
     runtime: Runtime
     supervisor: Supervisor
+    follower: Follower
+    """What brings news of the shards that somebody waits on."""
     threads: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, THREADS))
     thread: ThreadPoolExecutor | None = None
     """The one to work on, if it must be one; see `on_one_thread`."""

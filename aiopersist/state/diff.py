@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain
@@ -47,6 +48,8 @@ MAPS = (
     "claims",
     "rollups",
 )
+
+COMMIT_BYTES = 256  # where the commit id of a version is looked for: it ends before
 
 
 class Changes(Record):
@@ -261,6 +264,17 @@ def decode_diff(data: bytes) -> Diff:
         raise not_understood("a diff of the state", data, e) from e
     check_format("a diff of the state", diff.format)
     return diff
+
+
+def decode_commit(data: bytes) -> str:
+    """The commit id of a version. It stands at the beginning, and a version may be large: the rest is read
+    only if it does not stand there."""
+    try:
+        begin = from_json(data[:COMMIT_BYTES], allow_partial=True)
+    except ValueError:
+        begin = None
+    commit = begin.get("commit") if isinstance(begin, dict) and begin.get("format") == FORMAT else None
+    return commit if isinstance(commit, str) else decode_diff(data).commit
 
 
 def reads_as(data: bytes, diff: Diff) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from aiopersist.errors import Unsupported
 from aiopersist.resource import run_bounded
+from aiopersist.storage.watch import EachWatched, Watch
 
 HEADS_AT_ONCE = 16  # of a store that reads them one by one
 
@@ -94,6 +95,11 @@ class Consensus(ABC):
     async def watch(self, key: str) -> None:
         """Return when the key may have moved since this call *began*. A hint: it may return early,
         and a hint may be lost. Reading is the truth."""
+
+    def watch_together(self) -> Watch:
+        """Many keys watched by one task. Call it in the event loop that waits; the store outlives it. This
+        one, for stores that define none, calls `watch` for each key, in a task of its own."""
+        return EachWatched(self.watch)
 
     @abstractmethod
     async def now(self) -> float:

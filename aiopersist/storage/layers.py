@@ -22,6 +22,7 @@ from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.patience import LOG_AFTER_S
+from aiopersist.storage.watch import Watch
 
 T = TypeVar("T")
 Attempt = Callable[[], Awaitable[T]]
@@ -177,6 +178,9 @@ class MetricsConsensus(Consensus):
     async def watch(self, key: str) -> None:
         await self.inner.watch(key)  # waits for others: its seconds would say nothing about the store
 
+    def watch_together(self) -> Watch:
+        return self.inner.watch_together()
+
     async def now(self) -> float:
         return await self.inner.now()  # a look at a clock, as a rule, and no request
 
@@ -318,6 +322,9 @@ class RetryConsensus(Consensus):
 
     async def watch(self, key: str) -> None:
         await self._retry.repeat("watch", lambda: self.inner.watch(key))
+
+    def watch_together(self) -> Watch:
+        return self.inner.watch_together()  # who watches looks for himself where it fails
 
     async def now(self) -> float:
         try:

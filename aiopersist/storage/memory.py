@@ -18,6 +18,7 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
 from aiopersist.storage.keys import check_blob_key, check_consensus_key, check_entries, closed
+from aiopersist.storage.watch import Watch
 from aiopersist.storage.watchers import Watchers
 
 T = TypeVar("T")
@@ -200,6 +201,10 @@ class MemoryConsensus(Consensus):
     async def watch(self, key: str) -> None:
         self._check([key])
         await self._place.watchers.wait(key)
+
+    def watch_together(self) -> Watch:
+        self._check([])
+        return self._place.watchers.together()
 
     async def now(self) -> float:
         await asyncio.sleep(0)  # noqa: TID251  # no time passes

@@ -49,6 +49,7 @@ from aiopersist.storage.postgres_group import GroupCommit
 from aiopersist.storage.postgres_hints import Hints
 from aiopersist.storage.postgres_pool import Connection, Pool
 from aiopersist.storage.postgres_sql import CLOCK, statements, tables
+from aiopersist.storage.watch import Watch
 from aiopersist.storage.watchers import Watchers
 
 # Two flights of group commits, six that may wait for locks or first versions; the rest for reads and hints.
@@ -169,6 +170,12 @@ class PostgresConsensus(Consensus):
             raise closed("consensus store")
         self._hints.listen()
         await self._watchers.wait(key)
+
+    def watch_together(self) -> Watch:
+        if self._pool.closed:
+            raise closed("consensus store")
+        self._hints.listen()
+        return self._watchers.together()
 
     async def now(self) -> float:
         if self._clock is None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 from aiopersist.errors import Unsupported
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
+from aiopersist.storage.watch import Watch
 
 
 def refuse(what: str) -> NoReturn:
@@ -74,6 +75,9 @@ class ReadonlyConsensus(Consensus):
 
     async def watch(self, key: str) -> None:
         await self.inner.watch(key)
+
+    def watch_together(self) -> Watch:
+        return self.inner.watch_together()
 
     async def now(self) -> float:
         return await self.inner.now()

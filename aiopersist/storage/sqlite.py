@@ -17,6 +17,7 @@ from aiopersist.storage.hints import HintListener, HintSender
 from aiopersist.storage.keys import check_consensus_key, check_entries
 from aiopersist.storage.sqlite_file import BUSY_DELAY_MAX_S, SqliteFile, Transaction
 from aiopersist.storage.sqlite_reads import SqliteReads
+from aiopersist.storage.watch import Watch
 from aiopersist.storage.watchers import Watchers
 
 T = TypeVar("T")
@@ -89,6 +90,16 @@ class SqliteConsensus(SqliteReads):
                 await self._announce()
                 return  # what moved before others knew of us came without a hint
             await woken
+
+    def watch_together(self) -> Watch:
+        return self._hints.watchers.together(self._announced_now)
+
+    async def _announced_now(self) -> bool:
+        """Be announced; whether that was new: what moved before others knew of us came without a hint."""
+        if self._announced:
+            return False
+        await self._announce()
+        return True
 
     async def now(self) -> float:
         return self._runtime.wall()

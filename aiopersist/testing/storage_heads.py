@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
+from aiopersist.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 
 Handles = tuple[Consensus, Consensus]
+HINT_TIMEOUT_S = 10.0
 
 
 async def grow(consensus: Consensus, key: str, count: int) -> None:
@@ -56,3 +58,32 @@ class HeadsConformance:
             await asyncio.gather(*(one.compare_and_set(key, seqno, b"x") for key in keys))
             found = await two.heads(dict.fromkeys(keys, seqno))
             assert found == {key: Versioned(seqno + 1, b"x") for key in keys}
+
+    async def test_watched_together(self, handles: Handles) -> None:
+        """Each key is told once, and again once it was added again: nothing slips in between."""
+        one, two = handles
+        for key in ("a", "b", "c"):
+            await grow(one, key, 1)
+        watch = one.watch_together()
+        for key in ("a", "b", "gone"):
+            watch.add(key)
+        watch.discard("gone")
+        seen: dict[str, int] = {}
+        for seqno in range(4):
+            moving = "b" if seqno == 2 else "a"
+            target = 1 + sum(1 for s in range(seqno) if ("b" if s == 2 else "a") == moving)
+            hint = asyncio.ensure_future(watch.moved())
+            await SYSTEM.sleep(0.02)
+            assert await two.compare_and_set(moving, target - 1, b"x")
+            async with asyncio.timeout(HINT_TIMEOUT_S):
+                while seen.get(moving, 0) < target:
+                    for key in await hint:
+                        watch.add(key)
+                        head = await one.head(key)
+                        assert head is not None
+                        seen[key] = head.seqno
+                    hint = asyncio.ensure_future(watch.moved())
+            hint.cancel()
+        assert seen["a"] == 3 and seen["b"] == 1 and "c" not in seen and "gone" not in seen
+        await watch.aclose()
+        await watch.aclose()

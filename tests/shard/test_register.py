@@ -3,6 +3,7 @@ that come between two looks, and a store that was restored under it."""
 
 import asyncio
 import copy
+import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.shard import Shard
+from aiopersist.state.diff import Changes, decode_commit, decode_diff, encode_diff, seal
 from aiopersist.state.keys import writer_of
 from aiopersist.state.lifecycle import EvolveSchema
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter
@@ -438,3 +440,43 @@ async def test_a_failed_read_is_told_to_those_who_asked_only(place: Place) -> No
         results = await asyncio.gather(*(w.fetch_recent_upper() for _ in range(3)), return_exceptions=True)
         assert any(isinstance(r, ap.StorageUnavailable) for r in results)
         assert await w.fetch_recent_upper() == ap.Antichain(0)
+
+
+# --- large heads ---------------------------------------------------------------------------------
+
+
+async def test_a_head_that_is_known_is_not_decoded(place: Place, monkeypatch: Any) -> None:
+    """Goal: a look at a shard whose newest version is large costs no more than at any other."""
+    async with place.open(maintenance=False, inline_writes_single_max_bytes=10**6) as client:
+        async with client.writer("t", SCHEMA) as w:
+            await w.compare_and_append([(f"{i:0200}", i, 0, 1) for i in range(500)], 0, 1)
+            head = await place.consensus.head(consensus_key(w.shard_id))
+            assert head is not None and len(head.data) > 10_000
+            decoded: list[int] = []
+
+            def counted(data: bytes) -> Any:
+                decoded.append(len(data))
+                return decode_diff(data)
+
+            for module in ("aiopersist.shard.log", "aiopersist.state.diff"):
+                monkeypatch.setattr(f"{module}.decode_diff", counted)
+            for _ in range(3):
+                assert await w.fetch_recent_upper() == ap.Antichain(1)
+            assert decoded == []
+
+
+@pytest.mark.parametrize("commit", ["ab12", "é" * 100], ids=["as ours are", "strange"])
+def test_the_commit_id_at_the_beginning_is_that_of_the_whole(commit: str) -> None:
+    diff = seal(Changes(), None, commit=commit, at=1.5)
+    spaced = json.dumps(json.loads(encode_diff(diff)), indent=100).encode()
+    turned = json.dumps(dict(reversed(json.loads(encode_diff(diff)).items()))).encode()
+    for data in (encode_diff(diff), spaced, turned):
+        assert decode_commit(data) == decode_diff(data).commit == commit
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[1, 2]", b'{"commit": "a"}', b'{"format": 999, "commit": "a"}', b"\xff" * 300]
+)
+def test_no_commit_id_is_found_in_what_is_no_version(data: bytes) -> None:
+    with pytest.raises(ap.Corruption):
+        decode_commit(data)

@@ -1,0 +1,263 @@
+"""One follower for all shards of a client that somebody waits on: what it costs does not grow with them.
+
+Each shard that is *followed* is watched, all of them by one `Watch`. Its state is looked at
+
+- when a hint comes: at once, alone with one read of its head, several together with one request for all;
+- when none has come for `watch_timeout_s`, since hints may be lost: many at a time, with one request.
+
+A shard is watched anew before each look, so no version slips in between. While a look is on its way a
+hint for the same shard is kept for after it; other shards do not wait for it.
+
+**Hints in vain** bring no version: those of a store whose `watch` returns or fails at once, or that tells
+everybody of everything. After `VAIN_MAX` in a row the next look waits `VAIN_S`, for all such shards
+together, until one brings news. A look that fails tells those who wait, and the next one waits longer
+each time. So nothing here spins, whatever a store does.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+from aiopersist.resource import Supervisor, run_bounded
+from aiopersist.storage.consensus import Consensus, Versioned
+from aiopersist.storage.watch import Watch
+
+LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
+VAIN_MAX = 8
+VAIN_S = 0.5
+ROUND_MIN_S = 0.01
+ROUND_MAX_S = 1.0  # so that a shard that nobody waits on is soon forgotten
+NEWS_AT_ONCE = 8  # versions that one look found are read so many at a time
+GATHER = 0.5  # of the time between looks: what is due within it is looked at with what is due
+
+
+class Followed(Protocol):
+    """What is followed: the state of one shard."""
+
+    key: str
+    state: Any
+    """The newest that is known; `None` for none."""
+
+    @property
+    def seqno(self) -> int | None:
+        """Of the newest version that is known."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits for news."""
+
+    def label(self) -> str:
+        """For the log."""
+
+    async def refresh(self) -> object:
+        """Look at it alone."""
+
+    async def offer(self, sent: Any, head: Versioned | None) -> None:
+        """A look at several found another head than that of the state `sent`, which was known before it."""
+
+    def fail(self, error: Exception) -> None:
+        """A look failed: tell those who wait."""
+
+
+class _Entry:
+    """A shard that is followed."""
+
+    def __init__(self, followed: Followed, delays: Iterator[float], now: float) -> None:
+        self.followed = followed
+        self.delays = delays  # of looks that fail
+        self.due_at = now
+        self.not_before = now
+        self.wanted_at = now
+        self.seen = followed.seqno
+        self.is_looking = False
+        self.is_hinted = False  # since the last look began
+        self.in_vain = 0
+
+    @property
+    def ready_at(self) -> float:
+        """When the next look begins, unless a hint comes."""
+        return max(self.due_at, self.not_before)
+
+    @property
+    def may_look_at(self) -> float:
+        """When it may be looked at with others."""
+        return self.not_before - (GATHER * VAIN_S if self.in_vain >= VAIN_MAX else 0)
+
+
+class Follower:
+    """See the header."""
+
+    def __init__(self, consensus: Consensus, watch_timeout_s: float, supervisor: Supervisor) -> None:
+        self._consensus = consensus
+        self._timeout_s = watch_timeout_s
+        self._supervisor = supervisor
+        self._runtime = supervisor.failures.runtime
+        self._entries: dict[Followed, _Entry] = {}
+        self._by_key: defaultdict[str, set[_Entry]] = defaultdict(set)
+        self._asked: list[_Entry] = []
+        self._watch: Watch | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def follow(self, followed: Followed) -> None:
+        """Somebody waits on it from now on. A look at once, unless it is followed already."""
+        self._begin()
+        if followed not in self._entries:
+            now = self._runtime.monotonic()
+            entry = self._entries[followed] = _Entry(followed, self._runtime.delays(), now)
+            self._by_key[followed.key].add(entry)
+            self._ask(entry)
+
+    async def look(self, several: Collection[Followed]) -> dict[str, Exception]:
+        """Bring what is known of them up to date, by one request and what is new; the errors by key."""
+        known = {followed.key: followed.seqno for followed in several}
+        sent = {followed.key: followed.state for followed in several}
+        errors: dict[str, Exception] = {}
+        try:
+            found = await self._consensus.heads(known) if known else {}
+        except Exception as error:
+            return dict.fromkeys(known, error)
+
+        async def take(followed: Followed) -> None:
+            try:
+                if sent[followed.key] is None:
+                    await followed.refresh()
+                else:
+                    await followed.offer(sent[followed.key], found[followed.key])
+            except Exception as error:
+                errors[followed.key] = error
+            await self._runtime.sleep(0)  # others have their turn: there may be thousands
+
+        moved = [followed for followed in several if followed.key in found]
+        await run_bounded(NEWS_AT_ONCE, [partial(take, followed) for followed in moved])
+        return errors
+
+    # --- tasks -----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._watch is not None and not any(task.done() for task in self._tasks):
+            return
+        for task in self._tasks:
+            task.cancel()
+        watch = self._watch = self._consensus.watch_together()
+        self._tasks = [
+            self._supervisor.background(self._hear(watch), "hear of shards that are followed"),
+            self._supervisor.background(self._rounds(), "look at shards that are followed"),
+        ]
+        for entry in self._entries.values():
+            self._ask(entry)
+
+    async def _hear(self, watch: Watch) -> None:
+        delays = self._runtime.delays()
+        try:
+            while True:
+                try:
+                    keys = await watch.moved()
+                except Exception as error:  # no hints: what moves is found by the next look
+                    self._supervisor.failures.tell("waiting for hints", error)
+                    await self._runtime.sleep(next(delays))
+                    continue
+                delays = self._runtime.delays()
+                for key in keys & self._by_key.keys():
+                    for entry in self._by_key[key]:
+                        entry.is_hinted = True
+                        self._ask(entry)
+        finally:
+            await watch.aclose()
+
+    async def _rounds(self) -> None:
+        while self._entries:
+            await self._runtime.sleep(self._pause_s())
+            self._forget_unwanted()
+            self._look_at(self._due())
+        hearing, *_ = self._tasks
+        self._watch, self._tasks = None, []
+        hearing.cancel()
+
+    def _pause_s(self) -> float:
+        waiting = (entry.ready_at for entry in self._entries.values() if not entry.is_looking)
+        return min(max(min(waiting, default=inf) - self._runtime.monotonic(), ROUND_MIN_S), ROUND_MAX_S)
+
+    def _due(self) -> list[_Entry]:
+        """What is due, and if anything is what soon will be: so that looks come together."""
+        now = self._runtime.monotonic()
+        waiting = [entry for entry in self._entries.values() if not entry.is_looking]
+        if not any(entry.ready_at <= now for entry in waiting):
+            return []
+        soon = now + GATHER * self._timeout_s
+        return [entry for entry in waiting if entry.due_at <= soon and entry.may_look_at <= now]
+
+    def _forget_unwanted(self) -> None:
+        now, watch = self._runtime.monotonic(), self._watch
+        for followed, entry in list(self._entries.items()):
+            if followed.wanted:
+                entry.wanted_at = now
+            elif now - entry.wanted_at > LINGER_S and not entry.is_looking:
+                del self._entries[followed]
+                self._by_key[followed.key].discard(entry)
+                if not self._by_key[followed.key]:
+                    del self._by_key[followed.key]
+                    if watch is not None:
+                        watch.discard(followed.key)
+
+    # --- looks -----------------------------------------------------------------------------------
+
+    def _ask(self, entry: _Entry) -> None:
+        """Look at it with all that are asked for in this turn of the loop; later, if it must wait."""
+        if entry.is_looking:  # then after that look
+            return
+        if self._runtime.monotonic() < entry.not_before:
+            entry.due_at = min(entry.due_at, entry.not_before)
+            return
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._look_at_asked)
+        self._asked.append(entry)
+
+    def _look_at_asked(self) -> None:
+        asked, self._asked = self._asked, []
+        self._look_at([entry for entry in dict.fromkeys(asked) if not entry.is_looking])
+
+    def _look_at(self, entries: list[_Entry]) -> None:
+        watch = self._watch
+        if not entries or watch is None:
+            return
+        together = list({entry.followed.key: entry for entry in entries}.values())
+        hinted = [entry for entry in together if entry.is_hinted]
+        for entry in together:
+            entry.is_looking, entry.is_hinted = True, False
+            watch.add(entry.followed.key)
+        self._supervisor.spawn(self._look(together, hinted), "look at shards", abandon=True)
+        self._look_at([entry for entry in entries if not entry.is_looking])  # of one key: by themselves
+
+    async def _look(self, entries: list[_Entry], hinted: list[_Entry]) -> None:
+        errors: dict[str, Exception] = {}
+        try:
+            if len(entries) > 1:
+                errors = await self.look([entry.followed for entry in entries])
+            else:
+                await entries[0].followed.refresh()
+        except Exception as error:  # whatever it is: who waits must hear of it
+            errors = dict.fromkeys([entry.followed.key for entry in entries], error)
+        finally:
+            for entry in hinted:
+                entry.in_vain += 1
+            for entry in entries:
+                self._looked(entry, errors.get(entry.followed.key))
+
+    def _looked(self, entry: _Entry, error: Exception | None) -> None:
+        now, seqno = self._runtime.monotonic(), entry.followed.seqno
+        entry.is_looking = False
+        if seqno != entry.seen:
+            entry.seen, entry.in_vain = seqno, 0
+        if error is None:
+            entry.delays = self._runtime.delays()
+            entry.not_before = now + (VAIN_S if entry.in_vain >= VAIN_MAX else 0)
+            entry.due_at = now + self._timeout_s
+        else:
+            entry.followed.fail(error)
+            self._supervisor.failures.tell(f"following {entry.followed.label()}", error)
+            entry.not_before = entry.due_at = now + next(entry.delays)
+        if entry.is_hinted:
+            self._ask(entry)

@@ -1,0 +1,57 @@
+"""Goal: thousands who wait for one shard are served in turns, which keep nobody else waiting, and what they
+take is decoded once."""
+
+import asyncio
+from typing import Any
+
+import aiopersist as ap
+from aiopersist.data.inline import decode_inline
+
+SCHEMA = ap.Schema(key=str, val=int)
+LISTENS = 400
+
+
+async def test_many_listens_of_one_shard(monkeypatch: Any) -> None:
+    """A commit: the loop turns often while they hear of it, each turn for a few of them; all hear all."""
+    decoded: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        decoded.append(1)
+        return decode_inline(*args)
+
+    monkeypatch.setattr("aiopersist.shard.fetch.decode_inline", counted)
+    async with (
+        ap.open("mem://", maintenance=False) as client,
+        client.writer("s", SCHEMA) as writer,
+        client.reader("s", SCHEMA) as reader,
+    ):
+        await writer.compare_and_append([("a", 1, 0, 1)], 0, 1)
+        steps = [(await reader.listen(0)).steps() for _ in range(LISTENS)]
+        heard: list[ap.Updates] = []
+
+        async def hear(one: Any) -> None:
+            heard.append((await anext(one)).updates)
+
+        tasks = [asyncio.create_task(hear(one)) for one in steps]
+        await asyncio.sleep(0.1)
+        await writer.compare_and_append([("b", 2, 1, 1), ("c", 3, 1, 1)], 1, 2)
+        most, before = 0, len(heard)
+        async with asyncio.timeout(30):
+            while len(heard) < LISTENS:
+                await asyncio.sleep(0)
+                most, before = max(most, len(heard) - before), len(heard)
+        await asyncio.gather(*tasks)
+        assert most <= LISTENS // 8
+        assert all(len(updates) == 2 for updates in heard)
+        assert len(decoded) <= 2
+
+
+async def test_all_who_wait_hear_of_a_failure() -> None:
+    """In turns, too."""
+    async with ap.open("mem://", maintenance=False) as client, client.writer("s", SCHEMA) as writer:
+        waiting = [asyncio.create_task(writer.wait_for_upper_past(5)) for _ in range(LISTENS)]
+        await asyncio.sleep(0.05)
+        await client.drop("s")
+        async with asyncio.timeout(30):
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ap.ShardFinalized}
