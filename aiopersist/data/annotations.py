@@ -5,16 +5,35 @@ from __future__ import annotations
 import datetime as dt
 import types
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NewType,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.nested import Lists, Models, Structs
+from aiopersist.data.nested import Instances, Lists, Models, Structs
 from aiopersist.data.types import NONE, Codec, Enums, Field, Units, Uuids, plain
+
+KNOWN = (
+    "a schema takes bytes, str, int, float, bool, None, datetime, date, Decimal, UUID, Enums, list[T] and "
+    "T | None of these, pydantic models, dataclasses, NamedTuples and TypedDicts (as structs), Arrow types, "
+    "and own codecs"
+)
 
 
 def field_of(annotation: Any, *, frozen: bool, within: tuple[type, ...] = ()) -> Field:
@@ -38,7 +57,7 @@ def field_of(annotation: Any, *, frozen: bool, within: tuple[type, ...] = ()) ->
         return of_arrow(pa.struct(list(annotation)), nullable=False)
     if isinstance(annotation, pa.DataType):
         return of_arrow(annotation, nullable=False)
-    raise TypeError(f"cannot store {annotation!r}: no type that a schema knows")
+    raise TypeError(f"cannot store {annotation!r}: {KNOWN}")
 
 
 def of_arrow(arrow_type: pa.DataType, *, nullable: bool) -> Field:
@@ -70,7 +89,7 @@ def _of_generic(annotation: Any, *, frozen: bool, within: tuple[type, ...]) -> F
         return Field(Lists(field_of(arguments[0], frozen=frozen, within=within)), nullable=False)
     if origin is Literal and len(set(map(type, arguments))) == 1:
         return field_of(type(arguments[0]), frozen=frozen, within=within)
-    raise TypeError(f"cannot store {annotation!r}")
+    raise TypeError(f"cannot store {annotation!r}: {KNOWN}")
 
 
 def _of_class(cls: type, *, frozen: bool, within: tuple[type, ...]) -> Field:
@@ -82,7 +101,59 @@ def _of_class(cls: type, *, frozen: bool, within: tuple[type, ...]) -> Field:
         return Field(Enums(cls), nullable=False)
     if issubclass(cls, BaseModel):
         return Field(_model(cls, frozen=frozen, within=within), nullable=False)
-    raise TypeError(f"cannot store {cls.__qualname__}")
+    if is_typeddict(cls) or is_dataclass(cls) or _is_named_tuple(cls):
+        return Field(_record(cls, frozen=frozen, within=within), nullable=False)
+    raise TypeError(f"cannot store {cls.__qualname__}: {KNOWN}")
+
+
+def _is_named_tuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+def _record(cls: type, *, frozen: bool, within: tuple[type, ...]) -> Structs:
+    """A class whose annotations are fields, as a struct of them."""
+    if cls in within:
+        raise TypeError(f"cannot store {cls.__qualname__}: it contains itself")
+    if frozen and not _is_named_tuple(cls) and not _is_frozen(cls):
+        raise TypeError(
+            f"{cls.__qualname__} is part of a key, so it must be a frozen dataclass or a NamedTuple"
+        )
+    found = {}
+    for name, annotation in _annotations(cls).items():
+        try:
+            found[name] = field_of(annotation, frozen=frozen, within=(*within, cls))
+        except TypeError as e:
+            raise TypeError(f"field {name!r} of {cls.__qualname__}: {e}") from e
+        if name in getattr(cls, "__optional_keys__", ()) and not found[name].nullable:
+            raise TypeError(f"field {name!r} of {cls.__qualname__} may be absent, so it must be optional")
+    return Structs(found) if is_typeddict(cls) else Instances(cls, found)
+
+
+def _annotations(cls: Any) -> dict[str, Any]:
+    """The types of the fields, in order."""
+    name = cls.__qualname__
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError as e:
+        raise TypeError(f"cannot store {name}: {e}") from e
+    if is_typeddict(cls):
+        return {key: _without_mark(hint) for key, hint in hints.items()}
+    if not is_dataclass(cls):
+        if missing := [name for name in cls._fields if name not in hints]:
+            raise TypeError(f"cannot store {name}: its fields {missing} have no types")
+        return {key: hints[key] for key in cls._fields}
+    if hidden := [field.name for field in fields(cls) if not field.init]:
+        raise TypeError(f"cannot store {name}: its fields {hidden} are no arguments")
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def _without_mark(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) in (Required, NotRequired) else annotation
+
+
+def _is_frozen(cls: Any) -> bool:
+    parameters = getattr(cls, "__dataclass_params__", None)  # only dataclasses have them
+    return parameters is not None and bool(parameters.frozen)
 
 
 def _model(cls: type[BaseModel], *, frozen: bool, within: tuple[type, ...]) -> Models:
@@ -94,15 +165,15 @@ def _model(cls: type[BaseModel], *, frozen: bool, within: tuple[type, ...]) -> M
         raise TypeError(f"cannot store {cls.__qualname__}: its extra fields have no columns")
     if not cls.model_fields:
         raise TypeError(f"cannot store {cls.__qualname__}: it has no fields")
-    fields = {}
+    found = {}
     for name, info in cls.model_fields.items():
         try:
             own = [m for m in info.metadata if isinstance(m, Codec)]
             annotation = own[-1] if own else info.annotation
-            fields[name] = field_of(annotation, frozen=frozen, within=(*within, cls))
+            found[name] = field_of(annotation, frozen=frozen, within=(*within, cls))
         except TypeError as e:
             raise TypeError(f"field {name!r} of {cls.__qualname__}: {e}") from e
-    return Models(cls, fields)
+    return Models(cls, found)
 
 
 def _own(codec: Codec) -> Codec:

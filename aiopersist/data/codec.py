@@ -28,7 +28,8 @@ class Schema(Generic[K, V, T]):
     """The types of key, val and time.
 
     `key` and `val` are Python types (`bytes`, `str`, `int`, `float`, `bool`, `None`, `datetime`,
-    `date`, `Decimal`, `UUID`, an `Enum`), lists and optionals of these, pydantic model classes, Arrow
+    `date`, `Decimal`, `UUID`, an `Enum`), lists and optionals of these, pydantic models, dataclasses,
+    NamedTuples and TypedDicts (structs all of them; in a key they cannot be changed), Arrow
     types, fields or schemas, or an own `Codec`. An Arrow type is not null; a `pyarrow.field` says so.
     `time=1` are int times, `time=n` product times of length n. `TypeError` for what cannot be stored.
     """

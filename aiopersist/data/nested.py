@@ -105,11 +105,10 @@ class Structs(BuiltIn):
         return (value if v else None for v, value in zip(valid, values, strict=True))
 
 
-class Models(Structs):
-    """Instances of a pydantic model class. They were validated when they were made, and their fields
-    are checked when stored, so reading makes them without validating again."""
+class Instances(Structs):
+    """Instances of a class that takes its fields as arguments: a dataclass, a named tuple."""
 
-    def __init__(self, cls: type[BaseModel], fields: dict[str, Field]) -> None:
+    def __init__(self, cls: type[Any], fields: dict[str, Field]) -> None:
         super().__init__(fields)
         self.cls = cls
         self.name = cls.__name__
@@ -124,8 +123,21 @@ class Models(Structs):
     def getter(self, name: str) -> Callable[[Any], Any]:
         return attrgetter(name)
 
+    def make(self, fields: dict[str, Any]) -> Any:
+        """The instance with these fields."""
+        return self.cls(**fields)
+
     def decode(self, array: pa.Array) -> list[Any]:
-        return [None if v is None else _instance(self.cls, v) for v in super().decode(array)]
+        make = self.make
+        return [None if v is None else make(v) for v in super().decode(array)]
+
+
+class Models(Instances):
+    """Instances of a pydantic model class. They were validated when they were made, and their fields
+    are checked when stored, so reading makes them without validating again."""
+
+    def make(self, fields: dict[str, Any]) -> Any:
+        return _instance(self.cls, fields)
 
 
 def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
