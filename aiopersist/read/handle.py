@@ -37,7 +37,7 @@ class ReadHandle(Resource, Generic[K, V]):
         self._fetch = Fetch(shard, schema)
         self._own = own
         self._own_turn = asyncio.Lock()
-        self._opened: set[Snapshot[K, V] | Listen] = set()  # until each is closed, wanted or not
+        self._opened: set[Snapshot[K, V] | Listen[K, V]] = set()  # until each is closed, wanted or not
 
     @classmethod
     async def open(
@@ -187,19 +187,19 @@ class ReadHandle(Resource, Generic[K, V]):
         as_of: Time | None = None,
         cursor: str | None = None,
         until: Antichain | Time | None = None,
-    ) -> Opening[Listen]:
+    ) -> Opening[Listen[K, V]]:
         """All updates whose time is not `<= as_of`, as they come. Without `as_of` and `cursor` from the
         shard's upper on, by one linearizable read. Ends with the empty frontier, or with the first
         progress at or past `until`."""
         return Opening(lambda: self._open_listen(as_of, cursor, until), "reader.listen(...)")
 
-    def subscribe(self, as_of: Time | None = None, cursor: str | None = None) -> Opening[Listen]:
+    def subscribe(self, as_of: Time | None = None, cursor: str | None = None) -> Opening[Listen[K, V]]:
         """The snapshot at `as_of` as updates at `as_of`, then what comes after: no gap, no overlap."""
         return Opening(lambda: self._open_subscribe(as_of, cursor), "reader.subscribe(...)")
 
     async def _open_listen(
         self, as_of: Time | None, cursor: str | None, until: Antichain | Time | None
-    ) -> Listen:
+    ) -> Listen[K, V]:
         with self._scope.call():
             end = None if until is None else self._frontier(until)
             await self._confirm()
@@ -214,7 +214,7 @@ class ReadHandle(Resource, Generic[K, V]):
                 raise InvalidUsage(UsageKind.INVALID_TIME, "with product times a listen needs as_of")
             return await self._from_upper(lambda upper: Start(upper, _before(upper), end))
 
-    async def _open_subscribe(self, as_of: Time | None, cursor: str | None) -> Listen:
+    async def _open_subscribe(self, as_of: Time | None, cursor: str | None) -> Listen[K, V]:
         with self._scope.call():
             await self._confirm()
             if cursor is not None:
@@ -228,7 +228,7 @@ class ReadHandle(Resource, Generic[K, V]):
             self._time(as_of)
             return await self._listen(_contents(as_of))
 
-    async def _from_upper(self, begin: Callable[[Antichain], Start]) -> Listen:
+    async def _from_upper(self, begin: Callable[[Antichain], Start]) -> Listen[K, V]:
         """Listen from the shard's upper on. Both frontiers may move until the hold is there."""
         while True:
             upper = (await self._shard.open()).upper
@@ -238,7 +238,7 @@ class ReadHandle(Resource, Generic[K, V]):
                 if self._shard.state.upper == upper:
                     raise
 
-    async def _resume(self, as_of: Time | None, text: str, until: Antichain | None) -> Listen:
+    async def _resume(self, as_of: Time | None, text: str, until: Antichain | None) -> Listen[K, V]:
         if as_of is not None:
             raise InvalidUsage(UsageKind.INVALID_CURSOR, "a cursor has its own as_of: do not give both")
         cursor = cursors.decode(text, self._shard.id)
@@ -257,7 +257,7 @@ class ReadHandle(Resource, Generic[K, V]):
         as_of = _before(cursor.frontier) if self._schema.time_length is None else cursor.as_of
         return await self._listen(Start(cursor.frontier, as_of, until))
 
-    async def _listen(self, start: Start) -> Listen:
+    async def _listen(self, start: Start) -> Listen[K, V]:
         hold = _hold_of(start)
         at = start.as_of if start.as_of is not None else hold.elements[0] if hold.elements else None
         need = await self._need(hold, at)
@@ -270,7 +270,7 @@ class ReadHandle(Resource, Generic[K, V]):
 
         shared, closed = self._shard.hold, self._opened.discard
         try:
-            listen = Listen(self._scope, self._fetch, shared, need, start, snapshot, closed)
+            listen: Listen[K, V] = Listen(self._scope, self._fetch, shared, need, start, snapshot, closed)
         except BaseException:  # closed meanwhile
             shared.drop(need)
             raise

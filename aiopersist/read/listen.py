@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from aiopersist.data.assemble import concat
 from aiopersist.data.updates import Updates
@@ -34,6 +34,9 @@ from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 SMALL_PARTS = 64  # inline parts that are delivered together: one Updates for many tiny appends
 
 
@@ -46,10 +49,10 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Generic[K, V]):
     """One closed interval: its updates, and where it ends."""
 
-    updates: Updates[Any, Any, Any]
+    updates: Updates[K, V, Any]
     upper: Antichain
     cursor: str
 
@@ -65,7 +68,7 @@ class Start:
     """Whether the snapshot at `as_of` comes first."""
 
 
-class Listen(Resource):
+class Listen(Resource, Generic[K, V]):
     """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated. While nothing
     happens all listens of a client cost one request per `settings.watch_timeout_s`, or less; an interval
     costs a read of the head, and one request per part that is not inline."""
@@ -77,8 +80,8 @@ class Listen(Resource):
         hold: SharedHold,
         need: Need,
         start: Start,
-        snapshot: Callable[[], AsyncGenerator[Updates[Any, Any, Any], None]],
-        closed: Callable[["Listen"], None],
+        snapshot: Callable[[], AsyncGenerator[Updates[K, V, Any], None]],
+        closed: Callable[["Listen[K, V]"], None],
     ) -> None:
         self._scope = Scope("the listen", scope, fetch.shard.id)
         self._fetch = fetch
@@ -91,7 +94,7 @@ class Listen(Resource):
         self._frontier = Antichain(_given(start.as_of)) if start.snapshot else start.frontier
         self._snapshot_due = start.snapshot
         self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
-        self._held: deque[Updates[Any, Any, Any]] = deque()
+        self._held: deque[Updates[K, V, Any]] = deque()
 
     @property
     def as_of(self) -> Time | None:
@@ -119,17 +122,17 @@ class Listen(Resource):
             )
         )
 
-    def __aiter__(self) -> "Listen":
+    def __aiter__(self) -> "Listen[K, V]":
         return self
 
-    async def __anext__(self) -> Updates[Any, Any, Any] | Progress:
+    async def __anext__(self) -> Updates[K, V, Any] | Progress:
         with self._scope.call():
             if self._held:  # by a step that was waited for in vain
                 return self._held.popleft()
             item = await self._puller.pull()
         return self._hand_over(item)
 
-    def steps(self) -> "Steps":
+    def steps(self) -> "Steps[K, V]":
         """One `Step` per closed interval, instead of updates and progress one by one."""
         return Steps(self)
 
@@ -140,7 +143,7 @@ class Listen(Resource):
         await self._puller.aclose()
         self._closed(self)
 
-    def _hand_over(self, item: Updates[Any, Any, Any] | Antichain) -> Updates[Any, Any, Any] | Progress:
+    def _hand_over(self, item: Updates[K, V, Any] | Antichain) -> Updates[K, V, Any] | Progress:
         if isinstance(item, Updates):
             return item
         self._frontier = item
@@ -156,7 +159,7 @@ class Listen(Resource):
         assert state is not None
         return state
 
-    async def _items(self) -> AsyncGenerator[Updates[Any, Any, Any] | Antichain, None]:
+    async def _items(self) -> AsyncGenerator[Updates[K, V, Any] | Antichain, None]:
         position, until = self._start.frontier, self._start.until
         product = isinstance(self.as_of, tuple)
         if self._start.snapshot:
@@ -193,7 +196,7 @@ class Listen(Resource):
 
     async def _interval(
         self, state: State, lower: Antichain, upper: Antichain
-    ) -> AsyncGenerator[Updates[Any, Any, Any], None]:
+    ) -> AsyncGenerator[Updates[K, V, Any], None]:
         as_of, until = self.as_of, self._start.until
         upper = upper if until is None else upper.meet(until)
         selection = Selection(
@@ -212,16 +215,16 @@ class Listen(Resource):
                     yield updates
 
 
-class Steps:
+class Steps(Generic[K, V]):
     """An async iterator of `Step`. A wait may be cancelled and repeated."""
 
-    def __init__(self, listen: Listen) -> None:
+    def __init__(self, listen: Listen[K, V]) -> None:
         self._listen = listen
 
-    def __aiter__(self) -> "Steps":
+    def __aiter__(self) -> "Steps[K, V]":
         return self
 
-    async def __anext__(self) -> Step:
+    async def __anext__(self) -> Step[K, V]:
         held = self._listen._held  # kept with the listen: another `steps()` goes on from here
         with self._listen._scope.call():
             while isinstance(item := await self._listen._puller.pull(), Updates):
