@@ -273,8 +273,9 @@ def decode_commit(data: bytes) -> str:
         begin = from_json(data[:COMMIT_BYTES], allow_partial=True)
     except ValueError:
         begin = None
-    commit = begin.get("commit") if isinstance(begin, dict) and begin.get("format") == FORMAT else None
-    return commit if isinstance(commit, str) else decode_diff(data).commit
+    fields = begin if isinstance(begin, dict) else {}
+    commit, is_ours = fields.get("commit"), fields.get("format") in range(1, FORMAT + 1)
+    return commit if is_ours and isinstance(commit, str) else decode_diff(data).commit
 
 
 def reads_as(data: bytes, diff: Diff) -> None:
