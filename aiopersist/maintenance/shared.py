@@ -35,13 +35,13 @@ class SharedRegistration:
         """Do `job` under a registration; from its beginning under another one, if that ran out meanwhile."""
 
         async def attempt() -> T:
-            async with self._held() as registration:
+            async with self.held() as registration:
                 return await job(registration)
 
         return await begun_anew(attempt)
 
     @asynccontextmanager
-    async def _held(self) -> AsyncIterator[Registration]:
+    async def held(self) -> AsyncIterator[Registration]:
         async with self._beginning:
             if self._current is None or not self._current.alive:
                 lease_s = min(LEASE_S, self._shard.stack.settings.writer_lease_s)
