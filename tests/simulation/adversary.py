@@ -40,7 +40,7 @@ from aiopersist.testing.model import Model
 KEYS = ["", "a", "b", "ab", "é", "zz" * 40]
 RATES = {Outcome.REFUSED: 0.03, Outcome.LOST: 0.02, Outcome.DROPPED: 0.02, Outcome.LATE: 0.01}
 REFUSED = (ap.UpperMismatch, ap.LeaseExpired, ap.BatchExpired)  # an append that surely did not happen
-ENDLESS_S = 1e12  # a lease that no jump of the clock ends
+ENDLESS_S = 1e9  # a lease that no jump of the clock ends
 Act = Callable[..., Awaitable[None]]
 
 
