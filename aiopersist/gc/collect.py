@@ -22,7 +22,7 @@ from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import EndCollection, MarkBuried
 from aiopersist.state.model import State
-from aiopersist.state.names import Trail, live_parts
+from aiopersist.state.names import Trail
 
 
 class Collected(NamedTuple):
@@ -80,32 +80,22 @@ async def collect(shard: Shard, writer: str | None = None) -> Collected:
     return Collected(parts, versions, len(old))
 
 
-async def bury(shard: Shard) -> Collected | None:
-    """Delete the data of a finalized shard, in the same order; its tombstone, the newest version, stays, and
-    says that this was done. Repeated, it finishes what a crash left; rollups that a crash left go with the
-    tombstone (`graves`). `None` if somebody else is at it."""
+async def bury(shard: Shard) -> Collected:
+    """Delete the data of a finalized shard: every blob under its id, then all versions but the newest, its
+    tombstone, which says at the end that this was done. Every later version is a tombstone, too, so none of
+    it is ever named again. Repeated, it finishes what a crash left; an upload that comes later goes with the
+    tombstone (`graves`). Two requests and a commit, beside a listing and the deletions."""
     stack, key = shard.stack, consensus_key(shard.id)
     head = await stack.consensus.head(key)
-    if head is None or not decode_diff(head.data).changes.finalized:
+    if head is None or not (changes := decode_diff(head.data).changes).finalized or changes.collected:
         return Collected()
-    first = await stack.consensus.scan(key, 0, 1)
-    earliest = first[0].seqno if first else head.seqno
-    try:
-        trail = await _trail_of(stack, shard.id, None, earliest, head.seqno - 1)
-    except Truncated:
-        return None
-    parts, rollups = trail.parts, {rollup.key for rollup in trail.rollups.values()}
-    if earliest in trail.rollups:
-        base = await read_rollup(stack, trail.rollups[earliest].key, trail.rollups[earliest].checksum)
-        if base is not None:
-            parts |= live_parts(base)
-            rollups |= {rollup.key for rollup in base.rollups.values()}
-    await stack.blob.delete(sorted(parts))
+    blobs = [blob async for blob, _ in stack.blob.list(f"{shard.id}/")]
+    await stack.blob.delete(blobs)
     versions = await stack.consensus.truncate(key, head.seqno)
-    await stack.blob.delete(sorted(rollups))
     await shard.register.refresh()
     await commit(shard.register, MarkBuried(), Slot())
-    return Collected(len(parts), versions, len(rollups))
+    rollups = sum(blob.endswith(".rollup") for blob in blobs)
+    return Collected(len(blobs) - rollups, versions, rollups)
 
 
 async def trail_from(stack: Stack, state: State, earliest: int, last: int) -> Trail:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from aiopersist.errors import ShardFinalized, Unsupported
-from aiopersist.gc.collect import Collected, bury, can_collect
+from aiopersist.gc.collect import bury, can_collect
 from aiopersist.gc.graves import Grave, forget, look
 from aiopersist.maintenance.shard import ShardUpkeep
 from aiopersist.resource import run_bounded
@@ -135,7 +135,7 @@ class Rounds:
 
     async def _tend(self, shard: str, head: Versioned) -> MaintenanceRound:
         if decode_diff(head.data).changes.finalized:
-            buried = await bury(self._upkeep_of(shard).shard) or Collected()
+            buried = await bury(self._upkeep_of(shard).shard)
             return MaintenanceRound(looked_at=1, parts=buried.parts, versions=buried.versions)
         upkeep = self._upkeep_of(shard)
         await upkeep.shard.open()
