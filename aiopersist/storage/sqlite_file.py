@@ -28,8 +28,8 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
 
 from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import Runtime
@@ -221,7 +221,7 @@ class SqliteFile(Generic[X]):
         if os.path.isdir(self.path):
             raise InvalidLocation(f"sqlite: {self.path} is a directory")
         connection = sqlite3.connect(
-            f"file:{quote(os.fsencode(self.path))}?psow=1",  # nothing follows a commit record, see the header
+            f"{Path(self.path).as_uri()}?psow=1",  # nothing follows a commit record, see the header
             uri=True,
             timeout=busy_timeout_s,
             isolation_level=None,

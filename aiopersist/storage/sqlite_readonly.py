@@ -20,8 +20,8 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from aiopersist.errors import InvalidLocation, StorageUnavailable
 from aiopersist.runtime import SYSTEM, Runtime
@@ -126,7 +126,7 @@ class SqliteReader:
 
     def _connect(self, how: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"file:{quote(self.path)}?{how}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
+            f"{Path(self.path).as_uri()}?{how}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
         )
         try:
             self._prepare(connection)

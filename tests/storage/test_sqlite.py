@@ -13,6 +13,7 @@ from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, Invali
 from aiopersist.storage import sqlite_sql
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.sqlite import SqliteConsensus
+from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
 
 PYTHON = sys.executable
 
@@ -218,6 +219,19 @@ async def test_a_path_that_cannot_be(tmp_path: Path) -> None:
         await consensus.aclose()
 
 
+@pytest.mark.parametrize("name", ["a b", "a?b#c%20d", "\u00fc", "\udcff"])
+@pytest.mark.parametrize("root", ["", "/"])  # paths may begin with two slashes, as of four in a URL
+async def test_a_path_that_a_uri_would_read_otherwise(tmp_path: Path, root: str, name: str) -> None:
+    path = f"{root}{tmp_path}/{name}"
+    consensus = SqliteConsensus(path)
+    assert await consensus.compare_and_set("k", None, b"0")
+    await consensus.aclose()
+    assert os.path.exists(path)
+    reader = ReadonlySqliteConsensus(path)
+    assert (found := await reader.head("k")) is not None and found.data == b"0"
+    await reader.aclose()
+
+
 async def test_damage_is_corruption(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(b"this is no database at all " * 100)
@@ -265,6 +279,7 @@ async def test_use_after_a_fork_is_an_error(tmp_path: Path) -> None:
 CONTENDER = """
 import asyncio, sys
 from aiopersist.storage.sqlite import SqliteConsensus
+from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
 async def main(path, name):
     consensus, won = SqliteConsensus(path), 0
     while won < 25:
@@ -296,6 +311,7 @@ async def test_several_processes(tmp_path: Path) -> None:
 WATCHER = """
 import asyncio, sys, time
 from aiopersist.storage.sqlite import SqliteConsensus
+from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
 async def main(path):
     consensus = SqliteConsensus(path)
     await consensus.watch("k")
