@@ -7,6 +7,7 @@ for key, val, diff in users.pending():
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -28,12 +29,14 @@ _NATURAL = (str, bytes, int, bool)  # Python orders them as collections do
 
 class TableTransaction(Generic[K, V]):
     """A table that begins with `initial`. `uniqueness_violation(a, b)` says, symmetrically, whether the vals
-    of two different keys may not be there together. Reads see the transaction's own writes.
+    of two different keys may not be there together; `None`: any may. Reads see the transaction's own writes.
 
     What is refused is a `StashError` and changes nothing. `None` is no val: it says "absent". Vals are not
     copied: make new ones instead of changing those that are there."""
 
-    def __init__(self, initial: dict[K, V], uniqueness_violation: Callable[[V, V], bool]) -> None:
+    def __init__(
+        self, initial: dict[K, V], uniqueness_violation: Callable[[V, V], bool] | None = None
+    ) -> None:
         for key, val in initial.items():
             _check_val(key, val)
         # By keys that are equal where a collection says so; beside them those that were given.
@@ -93,14 +96,12 @@ class TableTransaction(Generic[K, V]):
     def pending(self) -> list[tuple[K, V, int]]:
         """End the transaction: the fewest changes `(key, val, diff)` from what it began with to what is
         there, in key order, a retraction before an insertion."""
-        now = self._now()
-        ordered = in_order({**self._initial, **now})
+        now, before = self._now(), self._initial
+        ordered = in_order(at for at in {**before, **now} if not _same(before.get(at), now.get(at)))
         self._ended = True
         changes = []
         for at in ordered:
-            (old_key, old), (new_key, new) = self._initial.get(at, _ABSENT), now.get(at, _ABSENT)
-            if _same(one_nan(old), one_nan(new)):
-                continue
+            (old_key, old), (new_key, new) = before.get(at, _ABSENT), now.get(at, _ABSENT)
             key = new_key if new is not None else old_key
             changes += [(key, val, diff) for val, diff in ((old, -1), (new, 1)) if val is not None]
         return changes
@@ -112,14 +113,22 @@ class TableTransaction(Generic[K, V]):
 
     def _replace(self, changes: dict[Any, tuple[K, V]]) -> None:
         """Put the changes in, unless that violates the rule."""
-        result = {**self._table, **changes}
+        if self._violates is not None:
+            self._check({**self._table, **changes}, changes, self._violates)
+        self._table.update(changes)
+
+    def _check(
+        self,
+        result: dict[Any, tuple[K, V]],
+        changes: dict[Any, tuple[K, V]],
+        violates: Callable[[V, V], bool],
+    ) -> None:
         seen: set[Any] = set()
         for at, (key, val) in changes.items():
             seen.add(at)
             for other, (its_key, its) in result.items():
-                if other not in seen and decided(self._violates, val, its):
+                if other not in seen and decided(violates, val, its):
                     raise StashError(f"key {key!r}: val {val!r} violates uniqueness: {its_key!r} has {its!r}")
-        self._table = result
 
 
 def in_order(keys: Iterable[K]) -> list[K]:
@@ -142,7 +151,9 @@ def one_nan(value: Any) -> Any:
         return _NAN if value != value else value
     if isinstance(value, list | tuple):
         items = list(map(one_nan, value))
-        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+        if all(a is b for a, b in zip(items, value, strict=True)):
+            return value
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
     if isinstance(value, BaseModel):
         fields = {name: one_nan(field) for name, field in value.__dict__.items()}
         changed = {name: field for name, field in fields.items() if field is not value.__dict__[name]}
@@ -167,9 +178,27 @@ def _ranks(keys: list[Any], kinds: set[type]) -> list[Any]:
     return row_keys(column, ["key"])
 
 
-def _same(old: object, new: object) -> bool:
-    """As a collection sees it: a bool is no int."""
-    return isinstance(old, bool) is isinstance(new, bool) and (old is new or bool(old == new))
+def _same(old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> bool:
+    """Whether both entries have one val, as a collection sees it."""
+    return old is new or (old is not None and new is not None and [_told(old[1])] == [_told(new[1])])
+
+
+def _told(val: Any) -> Any:
+    """What a collection holds of a val, which compares by all of it: what its class takes for equal may be
+    less. A bool is no int."""
+    if isinstance(val, bool):
+        return bool, val
+    if isinstance(val, float):
+        return one_nan(val)
+    if isinstance(val, list | tuple):
+        return list(map(_told, val))
+    if isinstance(val, dict):
+        return {name: _told(its) for name, its in val.items()}
+    if isinstance(val, BaseModel):
+        return _told(val.__dict__)
+    if is_dataclass(val):
+        return {field.name: _told(getattr(val, field.name)) for field in fields(val)}
+    return val
 
 
 def _check_val(key: object, val: object) -> None:

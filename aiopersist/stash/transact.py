@@ -109,14 +109,17 @@ async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _Seen:
     upper = stored.frontiers.upper.time
     assert not isinstance(upper, tuple)  # times of a stash are ints
     time = TIME_MAX if upper is None else upper
-    table = await compute(len(stored.rows), partial(table_at, stored.rows, c.schema, time, c.name))
-    return _Seen(c, stored, TableTransaction(by_key(table, c.name), lambda a, b: False))
+
+    def begun() -> TableTransaction[Any, Any]:
+        return TableTransaction(by_key(table_at(stored.rows, c.schema, time, c.name), c.name))
+
+    return _Seen(c, stored, await compute(len(stored.rows), begun))
 
 
 async def _move(seen: _Seen) -> Move | None:
     """What is appended; `None` for no change."""
     c, now = seen.c, seen.stored.frontiers
-    changes = seen.transaction.pending()
+    changes = await compute(len(seen.stored.rows), seen.transaction.pending)
     if not changes:
         return None
     time = rules.next_time(c.name, now)

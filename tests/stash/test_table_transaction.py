@@ -3,10 +3,13 @@ nothing; and what is pending is no more than the difference, in the order of a c
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import math
 import random
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +17,10 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 import aiopersist as ap
-from aiopersist.stash import StashError, TableTransaction, TypedCollection
+from aiopersist.stash import StashError, TableTransaction, TypedCollection, transact
 
 _spec = importlib.util.spec_from_file_location(
     "data_oracle", Path(__file__).parent / "../data/data_oracle.py"
@@ -316,6 +320,47 @@ def test_nan_is_the_same_val_whatever_object_it_is(val: Callable[[str], Any]) ->
     table = TableTransaction({"a": val("nan")}, lambda a, b: False)
     table.set("a", val("nan"))
     assert table.pending() == []
+
+
+@dataclass
+class Seen:
+    name: str
+    at: int = field(compare=False)
+
+
+class Loose(BaseModel):
+    name: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Loose)
+
+
+class Place(NamedTuple):
+    x: float
+    y: float
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        (Seen, Seen("a", 1), Seen("a", 2)),
+        (Loose, Loose(name="a"), Loose(name="b")),
+        (list[Seen], [Seen("a", 1)], [Seen("a", 2)]),
+        (Place, Place(math.nan, 1.0), Place(math.nan, 2.0)),
+    ],
+)
+async def test_a_change_is_one_of_what_is_stored(kind: Any, old: Any, new: Any) -> None:
+    """Goal: what a class takes for equal, or cannot make again of its fields, is written as any other change,
+    and no change is none."""
+    typed = TypedCollection("t", str, kind)
+    async with ap.stash.open("mem://") as stash:
+        await typed.upsert_key(stash, "a", old)
+        await transact(stash, lambda table: table.set("a", new), typed)
+        (found,) = (await typed.peek_one(stash)).values()
+        assert str(found) == str(new)
+        before = await typed.upper(stash)
+        await transact(stash, lambda table: table.set("a", copy.deepcopy(new)), typed)
+        assert await typed.upper(stash) == before
 
 
 async def of_a_coroutine(*arguments: Any) -> bool:
