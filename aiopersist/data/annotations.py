@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from enum import Enum
+from inspect import signature
 from typing import (
     Annotated,
     Any,
@@ -126,7 +127,18 @@ def _record(cls: type, *, frozen: bool, within: tuple[type, ...]) -> Structs:
             raise TypeError(f"field {name!r} of {cls.__qualname__}: {e}") from e
         if name in getattr(cls, "__optional_keys__", ()) and not found[name].nullable:
             raise TypeError(f"field {name!r} of {cls.__qualname__} may be absent, so it must be optional")
-    return Structs(found) if is_typeddict(cls) else Instances(cls, found)
+    if is_typeddict(cls):
+        return Structs(found)
+    _check_made_of(cls, found)
+    return Instances(cls, found)
+
+
+def _check_made_of(cls: type, names: Iterable[str]) -> None:
+    """That an instance can be made again of its fields."""
+    try:
+        signature(cls).bind(**dict.fromkeys(names))
+    except TypeError as e:
+        raise TypeError(f"cannot store {cls.__qualname__}: it is not made of its fields alone ({e})") from e
 
 
 def _annotations(cls: Any) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiopersist.data.floats import canonical
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.types import Refusal, canonical, short
-from aiopersist.data.valid import list_of
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types import short
+from aiopersist.data.valid import list_of, null_where_none_may_be
 
 Array = Any
 
@@ -40,7 +42,7 @@ def retyped(column: Any, wanted: pa.DataType) -> Any:
 
 def _cast_chunk(array: Array, field: pa.Field) -> Array:
     array = canonical(_cast(array, field.type))
-    row = _null_where_none_may_be(array, field)
+    row = null_where_none_may_be(array, field)
     if row is not None:
         raise Refusal(row, f"null in {field.name!r}, which is {field.type} not null")
     return array
@@ -138,29 +140,6 @@ def _cast_fixed(array: Array, wanted: pa.DataType) -> Array:
     except Refusal as e:
         raise Refusal(e.row if e.row < 0 else e.row // wanted.list_size, e.reason) from e
     return pa.FixedSizeListArray.from_arrays(elements, type=wanted)
-
-
-def _null_where_none_may_be(array: Array, field: pa.Field) -> int | None:
-    """The first row with a null where the field, or one within it, has none."""
-    if array.null_count and not field.nullable:
-        row: int = pc.index(array.is_null(), pa.scalar(True)).as_py()
-        return row
-    if pa.types.is_struct(field.type):
-        return _null_in_struct(array, field)
-    if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type):
-        at = _null_where_none_may_be(array.flatten(), field.type.value_field)
-        return None if at is None else _list_of(array, at)
-    return None
-
-
-def _null_in_struct(array: Array, field: pa.Field) -> int | None:
-    """Only where the struct itself is there: the fields of an absent one are null."""
-    present = array.is_valid() if array.null_count else None
-    rows = None if present is None else pc.indices_nonzero(present)
-    inner = array if present is None else array.filter(present)
-    found = [_null_where_none_may_be(c, f) for c, f in zip(inner.flatten(), field.type, strict=True)]
-    first = min((row for row in found if row is not None), default=None)
-    return first if first is None or rows is None else rows[first].as_py()
 
 
 def _list_of(array: Array, element: int) -> int:

@@ -16,7 +16,8 @@ from typing import Any
 from aiopersist.data.cast import cast_column
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.types import Refusal, short
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types import short
 from aiopersist.data.valid import check_table
 from aiopersist.errors import InvalidUpdate
 from aiopersist.frontier import TIME_MAX

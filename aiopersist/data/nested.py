@@ -8,6 +8,7 @@ out. So a null where a field must not be null is found there, and an absent stru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from itertools import accumulate, chain, islice
 from operator import attrgetter
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.types import NONE, BuiltIn, Field, Refusal, scatter, short
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types import NONE, BuiltIn, Field, scatter, short
 
 ELEMENT = "element"  # as Parquet names the elements of a list
 
@@ -108,8 +110,8 @@ class Structs(BuiltIn):
 class Instances(Structs):
     """Instances of a class that takes its fields as arguments: a dataclass, a named tuple."""
 
-    def __init__(self, cls: type[Any], fields: dict[str, Field]) -> None:
-        super().__init__(fields)
+    def __init__(self, cls: type[Any], parts: dict[str, Field]) -> None:
+        super().__init__(parts)
         self.cls = cls
         self.name = cls.__name__
 
@@ -117,8 +119,12 @@ class Instances(Structs):
         if types <= {self.cls, NONE}:
             return
         for row, value in enumerate(values):
-            if value is not None and not isinstance(value, self.cls):
+            if value is None:
+                continue
+            if not isinstance(value, self.cls):
                 raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {self.name}")
+            if more := sorted(_fields_of(type(value)) - self.fields.keys()):
+                raise Refusal(row, f"{short(value)} ({type(value).__name__}) has {more}, {self.name} has not")
 
     def getter(self, name: str) -> Callable[[Any], Any]:
         return attrgetter(name)
@@ -151,6 +157,13 @@ def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
     if cls.__pydantic_post_init__:
         model.model_post_init(None)
     return model
+
+
+def _fields_of(cls: Any) -> set[str]:
+    """The names of the fields of a model, a named tuple or a dataclass."""
+    if issubclass(cls, BaseModel):
+        return set(cls.model_fields)
+    return set(cls._fields) if issubclass(cls, tuple) else {field.name for field in fields(cls)}
 
 
 def _text(field: Field) -> str:

@@ -23,12 +23,14 @@ from contextlib import contextmanager
 from json import dumps, loads
 from typing import Any, NamedTuple, Protocol
 
+from aiopersist.data.cast import retyped
 from aiopersist.data.codec import Schema
 from aiopersist.data.consolidate import diff_sum
 from aiopersist.data.inline import checksum
 from aiopersist.data.layout import layout, writable
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.ranges import Ranges
+from aiopersist.data.refusal import Refusal
 from aiopersist.data.sizes import goodbytes, split
 from aiopersist.data.stats import Record, collect, if_computable, key_lower, merge, trim
 from aiopersist.errors import Corruption, Unsupported
@@ -225,8 +227,7 @@ def iter_row_groups(
     with _reading(schema):
         file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
         for batch in file.iter_batches(batch_size=rows_max, row_groups=row_groups, use_threads=False):
-            table = pa.Table.from_batches([batch])
-            yield table if table.schema.equals(schema.arrow_schema) else table.cast(schema.arrow_schema)
+            yield _as_stored(pa.Table.from_batches([batch]), schema.arrow_schema)
 
 
 def checked(index: PartIndex, offset: int, data: bytes, row_groups: Iterable[int]) -> bytes:
@@ -337,13 +338,21 @@ def _decoded(
     with _reading(schema):
         file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
         large = sum(index.row_groups[number].length for number in chosen) > THREADS_FROM_BYTES
-        table = file.read_row_groups(chosen, columns=columns, use_threads=large).select(names)
-        return table if table.schema.equals(wanted) else table.cast(wanted)
+        return _as_stored(file.read_row_groups(chosen, columns=columns, use_threads=large), wanted)
+
+
+def _as_stored(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """In the types that were written: Parquet has no seconds. Not by Arrow's cast of a table, which makes
+    unsound lists of nulls."""
+    if table.schema.equals(wanted):
+        return table
+    columns = [retyped(table.column(field.name), field.type) for field in wanted]
+    return pa.table(columns, wanted)
 
 
 @contextmanager
 def _reading(schema: Schema[Any, Any, Any]) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, KeyError, ValueError) as e:
+    except (pa.ArrowException, Refusal, OSError, KeyError, ValueError) as e:
         raise Corruption(f"a part cannot be read as {schema!r}: {e}") from e

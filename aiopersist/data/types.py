@@ -20,19 +20,13 @@ from enum import Enum
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from aiopersist.data.floats import canonical, exact_float, narrowed
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.valid import check_array, null_where_none_may_be
 from aiopersist.errors import Unsupported
 
 NONE = type(None)
-
-
-class Refusal(Exception):
-    """A value that cannot be stored: its row among the values given, and why."""
-
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
-        self.row = row
-        self.reason = reason
 
 
 class Codec(ABC):
@@ -96,39 +90,6 @@ def scatter(array: pa.Array, present: Sequence[bool]) -> pa.Array:
     return array.take(pa.array([next(positions) if p else None for p in present], pa.int64()))
 
 
-def canonical(array: pa.Array) -> pa.Array:
-    """Floats at any depth in the one form that they are stored in: -0.0 becomes 0.0, every NaN the same."""
-    t = array.type
-    if pa.types.is_floating(t):
-        return _canonical_floats(array)
-    if not _has_floats(t):
-        return array
-    mask = array.is_null() if array.null_count else None
-    if pa.types.is_struct(t):
-        children = [canonical(child) for child in array.flatten()]
-        return pa.StructArray.from_arrays(children, fields=list(t), mask=mask)
-    if pa.types.is_fixed_size_list(t):
-        values = array.values.slice(array.offset * t.list_size, len(array) * t.list_size)
-        return pa.FixedSizeListArray.from_arrays(canonical(values), type=t, mask=mask)
-    cls = type(array)
-    plain_offsets = pa.concat_arrays([array.offsets])  # a slice has an offset, which a mask refuses
-    return cls.from_arrays(plain_offsets, canonical(array.values), type=t, mask=mask)
-
-
-def _has_floats(t: pa.DataType) -> bool:
-    if pa.types.is_nested(t):
-        return any(_has_floats(t.field(i).type) for i in range(t.num_fields))
-    return bool(pa.types.is_floating(t))
-
-
-def _canonical_floats(array: pa.Array) -> pa.Array:
-    array = pc.add(array, pa.scalar(0.0, array.type))  # -0.0 + 0.0 is 0.0
-    nans = pc.is_nan(array)
-    if pc.any(nans).as_py():
-        array = pc.if_else(nans, pa.scalar(float("nan"), array.type), array)
-    return array
-
-
 def first_failure(values: Sequence[Any], attempt: Callable[[Sequence[Any]], object]) -> tuple[int, str]:
     """The first row that makes `attempt` fail, and the reason; it is known to fail on all of them."""
     good, bad = 0, len(values)  # a prefix of length `good` passes, one of length `bad` fails
@@ -190,8 +151,8 @@ class Plain(BuiltIn):
         if not self.floating:
             return pa.array(values, self.arrow_type)
         if types - {float, NONE}:
-            values = [v if v is None else _exact_float(v) for v in values]
-        return canonical(pa.array(values, self.arrow_type))
+            values = [v if v is None else exact_float(v) for v in values]
+        return canonical(narrowed(pa.array(values, pa.float64()), self.arrow_type))
 
     def _check_types(self, values: Sequence[Any]) -> None:
         """Subclasses pass, except those that mean something else: a bool is no int, a datetime no date."""
@@ -199,24 +160,60 @@ class Plain(BuiltIn):
             wrong = (bool in type(value).__mro__ and bool not in self.accepted) or (
                 isinstance(value, dt.datetime) and dt.datetime not in self.accepted
             )
-            if value is not None and (wrong or not isinstance(value, self.accepted)):
+            finer = getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)  # as pandas has them
+            if value is not None and (wrong or finer or not isinstance(value, self.accepted)):
                 raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {self.name}")
 
     def _check_values(self, values: Sequence[Any]) -> None:
         """What Arrow would accept but should not."""
 
 
-class Timestamps(Plain):
+class Moments(Plain):
+    """Points in time, times of day and durations: nothing that the unit does not hold is cut off."""
+
+    def _array(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        return pa.array(values, _in_microseconds(self.arrow_type)).cast(self.arrow_type)
+
+
+class Times(Moments):
+    """Times of day, without a zone."""
+
+    def _check_values(self, values: Sequence[Any]) -> None:
+        if {v.tzinfo for v in values if v is not None} <= {None}:
+            return
+        row = next(i for i, v in enumerate(values) if v is not None and v.tzinfo is not None)
+        raise Refusal(row, f"{short(values[row])} has a time zone")
+
+
+class Timestamps(Moments):
     """Points in time: aware where the type has a zone (stored as UTC), naive where it has none."""
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        array = super().build(values, types)
+        if self.arrow_type.tz is not None:
+            for moment in pc.min_max(array).values():
+                self._check_is_told(moment, values, array)
+        return array
 
     def _check_values(self, values: Sequence[Any]) -> None:
         zones = {v.tzinfo: v for v in values if v is not None}
         naive = {zone for zone, v in zones.items() if v.utcoffset() is None}
         wrong = naive if self.arrow_type.tz else zones.keys() - naive
+        fault = "is naive: it has no time zone" if self.arrow_type.tz else "has a time zone"
+        if not wrong:  # Arrow cuts such an offset
+            wrong = {zone for zone, v in zones.items() if zone not in naive and v.utcoffset().microseconds}
+            fault = "is no whole number of seconds from UTC"
         if wrong:
             row = next(i for i, v in enumerate(values) if v is not None and v.tzinfo in wrong)
-            fault = "is naive: it has no time zone" if self.arrow_type.tz else "has a time zone"
             raise Refusal(row, f"{short(values[row])} {fault}")
+
+    def _check_is_told(self, moment: pa.Scalar, values: Sequence[Any], array: pa.Array) -> None:
+        """That Python can say it in the zone that is stored: at both ends of its years it cannot."""
+        try:
+            moment.as_py()
+        except (OverflowError, ValueError) as e:
+            row = pc.index(array, moment).as_py()
+            raise Refusal(row, f"{short(values[row])} is no {self.name} that can be read again: {e}") from e
 
 
 class Uuids(BuiltIn):
@@ -279,12 +276,19 @@ def plain(arrow_type: pa.DataType) -> BuiltIn:
     t = arrow_type
     if is_.is_null(t):
         return Units()
-    if is_.is_timestamp(t) and t.unit != "ns":
-        return Timestamps(t, (dt.datetime,))
     for accepted, applies in _accepted(t):
         if applies:
-            return Plain(t, accepted)
+            return _class_of(t)(t, accepted)
     raise TypeError(f"cannot store {t}")
+
+
+def _class_of(t: pa.DataType) -> type[Plain]:
+    is_ = pa.types
+    if is_.is_timestamp(t):
+        return Timestamps
+    if is_.is_time(t):
+        return Times
+    return Moments if is_.is_duration(t) else Plain
 
 
 def check_storable(t: pa.DataType) -> None:
@@ -305,17 +309,18 @@ def _accepted(t: pa.DataType) -> Iterable[tuple[tuple[type, ...], bool]]:
     yield (float, int), is_.is_float32(t) or is_.is_float64(t)
     yield (str,), is_.is_string(t) or is_.is_large_string(t)
     yield (bytes,), is_.is_binary(t) or is_.is_large_binary(t) or is_.is_fixed_size_binary(t)
+    yield (dt.datetime,), is_.is_timestamp(t) and t.unit != "ns"
     yield (dt.date,), is_.is_date32(t)
     yield (dt.time,), is_.is_time(t) and t.unit != "ns"  # Python has no nanoseconds
     yield (dt.timedelta,), is_.is_duration(t) and t.unit != "ns"
     yield (Decimal,), is_.is_decimal128(t)
 
 
-def _exact_float(value: float) -> float:
-    result = float(value)
-    if result != value and result == result:
-        raise ValueError("the nearest float is another number")
-    return result
+def _in_microseconds(t: pa.DataType) -> pa.DataType:
+    """The type in the unit of Python's own values."""
+    if pa.types.is_timestamp(t):
+        return pa.timestamp("us", t.tz)
+    return pa.duration("us") if pa.types.is_duration(t) else pa.time64("us")
 
 
 def _refuse_others(values: Sequence[Any], types: set[type], cls: type, name: str) -> None:
@@ -343,7 +348,7 @@ def _checked(codec: Codec, values: Sequence[Any]) -> pa.Array:
         array = array.combine_chunks()
     if array.type != codec.arrow_type or len(array) != len(values):
         raise TypeError(f"gave {len(array)} of {array.type} for {len(values)} of {codec.arrow_type}")
-    array.validate(full=True)
-    if array.null_count:
-        raise ValueError("gave null for a value")
+    check_array(array)
+    if null_where_none_may_be(array, pa.field("", codec.arrow_type, nullable=False)) is not None:
+        raise ValueError("gave null where there may be none")
     return canonical(array)

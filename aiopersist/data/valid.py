@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.types import Refusal
+from aiopersist.data.refusal import Refusal
 
 Array = Any
 
@@ -235,3 +235,29 @@ def list_of(array: Array, element: int) -> int:
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
     row: int = pc.index(pc.greater(ends, element), pa.scalar(True)).as_py()
     return row
+
+
+# --- nulls -----------------------------------------------------------------------------------------
+
+
+def null_where_none_may_be(array: Array, field: pa.Field) -> int | None:
+    """The first row with a null where the field, or one within it, has none."""
+    if array.null_count and not field.nullable:
+        row: int = pc.index(array.is_null(), pa.scalar(True)).as_py()
+        return row
+    if pa.types.is_struct(field.type):
+        return _null_in_struct(array, field)
+    if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type):
+        at = null_where_none_may_be(array.flatten(), field.type.value_field)
+        return None if at is None else list_of(array, at)
+    return None
+
+
+def _null_in_struct(array: Array, field: pa.Field) -> int | None:
+    """Only where the struct itself is there: the fields of an absent one are null."""
+    present = array.is_valid() if array.null_count else None
+    rows = None if present is None else pc.indices_nonzero(present)
+    inner = array if present is None else array.filter(present)
+    found = [null_where_none_may_be(c, f) for c, f in zip(inner.flatten(), field.type, strict=True)]
+    first = min((row for row in found if row is not None), default=None)
+    return first if first is None or rows is None else rows[first].as_py()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from aiopersist.data.cast import cast_column
 from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
-from aiopersist.data.types import Refusal
+from aiopersist.data.refusal import Refusal
 from aiopersist.data.valid import check_column
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.spark.columns import Source, invalid, sources

@@ -21,7 +21,8 @@ from aiopersist.data.convert import to_table
 from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
-from aiopersist.data.types import Refusal, short
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types import short
 from aiopersist.errors import CodecMismatch, Corruption, InvalidUpdate
 from aiopersist.frontier import Antichain
 from aiopersist.stash.errors import StashError

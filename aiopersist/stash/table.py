@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from aiopersist.data.annotations import field_of
 from aiopersist.data.lazy import pa
 from aiopersist.data.order import row_keys
-from aiopersist.data.types import Refusal
+from aiopersist.data.refusal import Refusal
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.plain import decided
 
