@@ -130,8 +130,13 @@ class Instances(Structs):
         return attrgetter(name)
 
     def make(self, fields: dict[str, Any]) -> Any:
-        """The instance with these fields."""
-        return self.cls(**fields)
+        """The instance with these fields, also where its class makes others of what it is given: what is
+        read is what is stored, so it can be retracted."""
+        made = self.cls(**fields)
+        if hasattr(self.cls, "__post_init__"):
+            for name, value in fields.items():
+                object.__setattr__(made, name, value)  # a frozen dataclass refuses its own
+        return made
 
     def decode(self, array: pa.Array) -> list[Any]:
         make = self.make
@@ -155,7 +160,9 @@ def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
     put(model, "__pydantic_extra__", None)
     put(model, "__pydantic_private__", None)
     if cls.__pydantic_post_init__:
+        stored = dict(fields)
         model.model_post_init(None)
+        fields |= stored
     return model
 
 
