@@ -21,7 +21,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.state.ids import PAGE, Ids
 from aiopersist.state.model import (
     FORMAT,
-    FORMAT_WITHOUT_IDS,
+    FORMAT_OF_MOST,
     Claim,
     CriticalReader,
     HollowBatch,
@@ -32,6 +32,7 @@ from aiopersist.state.model import (
     State,
     Transaction,
     Writer,
+    are_known_earlier,
 )
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.streams import StreamsChanges, changed_streams, gone_parts, new_parts
@@ -101,10 +102,11 @@ class Diff(Record):
 def seal(changes: Changes, state: State | None, *, commit: str, at: float) -> Diff:
     """The version that makes `changes` of `state` (`None`: of nothing, the first version)."""
     if state is None:
-        first = {"format": FORMAT_WITHOUT_IDS, "seqno": 0, "prev": None, "rollup": None}
+        first = {"format": FORMAT_OF_MOST, "seqno": 0, "prev": None, "rollup": None}
         return Diff.of(**first, commit=commit, at=at, changes=changes)
+    is_new = changes.spent or not are_known_earlier(changes.readers.values())
     return Diff.of(
-        format=FORMAT if changes.spent else FORMAT_WITHOUT_IDS,
+        format=FORMAT if is_new else FORMAT_OF_MOST,
         seqno=state.seqno + 1,
         commit=commit,
         prev=state.commit,
@@ -316,7 +318,8 @@ def encode_rollup(state: State) -> bytes:
     """JSON, compressed: a line `{"format": 1, "state": {...}}`. Many ids are left out there, and follow as
     lines of their own."""
     if not state.spent and len(state.transactions) <= PAGE:
-        file = RollupFile.of(format=FORMAT_WITHOUT_IDS, state=state)
+        known = are_known_earlier(state.readers.values())
+        file = RollupFile.of(format=FORMAT_OF_MOST if known else FORMAT, state=state)
         lines = [file.model_dump_json(exclude={"state": {"spent"}}).encode()]
     else:
         rest = state.replace(transactions=Ids(), spent={})

@@ -11,6 +11,7 @@ One state serves two kinds of contents. A shard has a trace: `since`, `upper`, `
 Times of the clock are Unix seconds of the consensus store's clock.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.streams import Streams
 
 FORMAT = 2  # the latest of diffs and rollups; a reader refuses a later one
-FORMAT_WITHOUT_IDS = 1  # what holds no ids of batches is written so: earlier versions read it, too
+FORMAT_OF_MOST = 1  # what says nothing that earlier versions do not know: they read it, too
 
 
 class HollowBatch(Record):
@@ -90,6 +91,12 @@ class LeasedReader(Record):
     name: str | None = None
     owner: str | None = None
     """Of a named hold: whose calls count. A takeover replaces it."""
+
+
+def are_known_earlier(readers: Iterable[LeasedReader]) -> bool:
+    """Whether versions of the library that read `FORMAT_OF_MOST` alone can read these: to them each holds a
+    version."""
+    return all(reader.seqno_hold is not None for reader in readers)
 
 
 class CriticalReader(Record):

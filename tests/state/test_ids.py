@@ -16,6 +16,7 @@ from aiopersist.state.ids import PAGE, Ids
 from aiopersist.state.invariants import check_state
 from aiopersist.state.lifecycle import Create
 from aiopersist.state.model import HollowBatch, State, Transaction
+from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
 from aiopersist.state.record import HollowPart
 from aiopersist.state.writing import (
     Append,
@@ -138,6 +139,25 @@ def test_a_rollup_of_many_ids_is_read_page_by_page() -> None:
     assert json.loads(line)["format"] == 1
     assert "spent" not in json.loads(line)["state"]
     assert diffs.decode_rollup(data, diffs.checksum_of(data)) == few
+
+
+def test_a_hold_of_no_versions_has_a_format_that_earlier_versions_refuse() -> None:
+    """Goal: they would take its versions for damaged; they read all others, and go on once it ended."""
+    reader = RegisterReader("r1", Antichain(0), 10.0)
+    own = RegisterReader("r2", Antichain(0), 10.0, reads=False)
+    named = TakeNamedHold("n", "owner", None, 10.0)
+    state, written = of(*BEGIN, reader, own, named, RenewReader("r2"), append(0))
+    assert [diffs.decode_diff(data).format for data in written] == [1, 1, 1, 2, 2, 2, 1]
+    assert _format_of_rollup(state) == 2
+    state, written = of(ExpireReader("r2"), ExpireReader(named_reader("n"), "owner"), state=state)
+    assert [diffs.decode_diff(data).format for data in written] == [1, 1]
+    assert _format_of_rollup(state) == 1
+
+
+def _format_of_rollup(state: State) -> int:
+    data = diffs.encode_rollup(state)
+    assert diffs.decode_rollup(data, diffs.checksum_of(data)) == state
+    return int(json.loads(gzip.decompress(data).splitlines()[0])["format"])
 
 
 # --- what earlier versions wrote ---------------------------------------------------------------------
