@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from aiopersist.data.codec import Schema
+from aiopersist.data.given import GivenRows, GivenUpdates
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening, Resource, Scope
@@ -91,7 +92,7 @@ class WriteHandle(Resource, Generic[K, V]):
 
     async def compare_and_append(
         self,
-        updates: Any,
+        updates: GivenUpdates[K, V],
         expected_upper: Antichain | Time,
         new_upper: Antichain | Time,
         txn: Txn | None = None,
@@ -110,7 +111,9 @@ class WriteHandle(Resource, Generic[K, V]):
             lower, upper = check_bounds(expected_upper, new_upper, self._schema)
             await append_all([RowsAppend(self._session, lower, upper, check_txn(txn), updates=updates)])
 
-    async def append(self, updates: Any, lower: Antichain | Time, upper: Antichain | Time) -> None:
+    async def append(
+        self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
+    ) -> None:
         """Append definite data that replicas of this writer write as well: what the shard has already
         is dropped, so overlapping and repeated appends of the same data land once. `UpperMismatch`
         if the shard's upper is below `lower` or incomparable: there would be a gap."""
@@ -119,7 +122,7 @@ class WriteHandle(Resource, Generic[K, V]):
             bounds = check_bounds(lower, upper, self._schema)
             await append_all([RowsAppend(self._session, *bounds, {}, replica=True, updates=updates)])
 
-    async def write(self, rows: Any, diff: int = 1, txn: Txn | None = None) -> int:
+    async def write(self, rows: GivenRows[K, V], diff: int = 1, txn: Txn | None = None) -> int:
         """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return it.
         Calls that wait at the same moment share one commit. Int times only. `txn` as of
         `compare_and_append`: an older number is a success that writes nothing."""
@@ -136,7 +139,9 @@ class WriteHandle(Resource, Generic[K, V]):
 
     # --- staged batches --------------------------------------------------------------------------
 
-    async def batch(self, updates: Any, lower: Antichain | Time, upper: Antichain | Time) -> Batch:
+    async def batch(
+        self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
+    ) -> Batch:
         """Stage `updates`, whose times lie in `[lower, upper)`, to be appended later, or elsewhere. Its
         parts are uploaded while the input is taken; a small batch stays in memory. No commit."""
         with self._scope.call():

@@ -1,0 +1,36 @@
+"""What a writer may be given, as types: rows of the types of its schema, or Arrow data, which has its own.
+
+A type checker so refuses rows of another schema. Arrow data is checked when it is given, as rows are.
+"""
+
+from collections.abc import AsyncIterable, Iterable
+from typing import Protocol, TypeAlias, TypeVar
+
+from aiopersist.frontier import Time
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ArrowStream(Protocol):
+    """Tables, readers, frames of polars and pandas."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+class ArrowArray(Protocol):
+    """Record batches."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> object: ...
+
+
+Arrow: TypeAlias = ArrowStream | ArrowArray
+Chunks: TypeAlias = Iterable[Arrow] | AsyncIterable[Arrow]
+Update: TypeAlias = tuple[K, V, Time, int]
+Row: TypeAlias = tuple[K, V] | tuple[K, V, int]
+
+GivenUpdates: TypeAlias = Arrow | Chunks | Iterable[Update[K, V]] | AsyncIterable[Update[K, V]]
+"""`(key, val, time, diff)`, in bulk or as they come."""
+
+GivenRows: TypeAlias = Arrow | Chunks | Iterable[Row[K, V]] | AsyncIterable[Row[K, V]]
+"""`(key, val)` or `(key, val, diff)`: the time is picked by the library."""
