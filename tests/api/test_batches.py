@@ -1207,8 +1207,8 @@ async def test_parts_without_statistics_are_read() -> None:
 
 
 @BOTH
-async def test_statistics_that_cannot_be_computed(limits: dict[str, int]) -> None:
-    """Goal: Arrow has no least duration: such a part is written without."""
+async def test_statistics_of_durations(limits: dict[str, int]) -> None:
+    """Goal: Arrow has no least duration; a part has bounds of them nevertheless."""
     schema = ap.Schema(key=str, val=pa.duration("s"))
     updates = [("a", timedelta(1), 0, 1), ("b", timedelta(2), 0, 1)]
     async with open_mem(**limits) as client, client.writer("t", schema) as w:
@@ -1218,7 +1218,8 @@ async def test_statistics_that_cannot_be_computed(limits: dict[str, int]) -> Non
         async with client.reader("t", schema) as r, r.snapshot(0) as s:
             assert [row[0] for row in await s.rows()] == ["a", "b"]
         assert part.key_lower == "a"
-        assert part.stats is None
+        assert part.stats is not None
+        assert part.stats["val"] == (timedelta(1), timedelta(2), 0)
 
 
 @pytest.mark.parametrize("kind", ["str", "bytes"])

@@ -990,7 +990,7 @@ class Game:
 
     async def play(self) -> None:
         first = await self.maintainer()
-        refused = await asyncio.gather(first.indexed(NAME, readonly=True)._open(), return_exceptions=True)
+        refused = await asyncio.gather(first.indexed(NAME, readonly=True), return_exceptions=True)
         assert isinstance(refused[0], UnknownStream)
         await first.aclose()
         if self.faulty:

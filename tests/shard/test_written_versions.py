@@ -49,7 +49,7 @@ def test_a_setting_of_seconds_is_finite(monkeypatch: pytest.MonkeyPatch, name: s
     with pytest.raises(ValidationError, match=name):
         ap.Settings(**{name: value})
     monkeypatch.setenv(f"AIOPERSIST_{name.upper()}", str(value))
-    with pytest.raises(ValidationError, match=name):
+    with pytest.raises(ValidationError, match=f"AIOPERSIST_{name.upper()}"):
         ap.Settings()
 
 

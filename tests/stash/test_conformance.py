@@ -218,5 +218,5 @@ async def test_a_server_that_cannot_be_reached(mode: dict[str, Any]) -> None:
 
 async def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ap.StorageUnavailable):
+    with pytest.raises(ap.InvalidLocation, match="file is not a directory"):
         await ap.stash.open(f"sqlite://{tmp_path}/file/stash.db", ap.Settings(open_timeout_s=0.1))
