@@ -134,7 +134,7 @@ def test_a_class_that_is_not_made_of_its_fields_is_refused() -> None:
 def test_lists_of_nulls_beside_seconds_are_read_again(t: pa.DataType) -> None:
     # Parquet has no seconds, and a cast of the whole table makes unsound lists of nulls.
     schema: Schema[Any, Any, Any] = Schema(key=t, val=pa.field("val", pa.list_(pa.null())))
-    lists = pa.array([[None, None], None, [None]] * 20, pa.list_(pa.null()))
+    lists = pa.array([[None, None, None], None, [None]] * 20, pa.list_(pa.null()))
     keys = pa.array(range(60), pa.int32() if t.bit_width == 32 else pa.int64()).cast(t)
     numbers = pa.array([1] * 60, pa.int64())
     table = to_table(pa.table([keys, lists, numbers, numbers], ["key", "val", "time", "diff"]), schema)
