@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from aiopersist.data.cast import retyped
-from aiopersist.data.int64 import integer_of
+from aiopersist.data.int64 import compared, integer_of
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.times import components, from_components
 
@@ -38,8 +38,17 @@ def flatten(column: Column, leaves: list[Column]) -> Rebuild:
     if pa.types.is_temporal(t):  # as integers: polars knows neither every unit nor every zone
         leaves.append(column.cast(integer_of(t)))
         return lambda found, _: next(found).cast(t)
-    leaves.append(column)
-    return lambda found, _: retyped(next(found), t)
+    known = _without_moments(t)
+    leaves.append(_viewed(column, known))
+    return lambda found, _: _viewed(retyped(next(found), known), t)
+
+
+def flat(table: pa.Table | pa.RecordBatch) -> pa.Table:
+    """The leaves of all columns, as polars takes them."""
+    leaves: list[Column] = []
+    for column in table.columns:
+        flatten(column, leaves)
+    return pa.table(leaves, [str(i) for i in range(len(leaves))])
 
 
 def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -69,6 +78,31 @@ def _flatten_struct(column: Column, leaves: list[Column]) -> Rebuild:
         return pa.StructArray.from_arrays(children, fields=list(t), mask=mask)
 
     return rebuild
+
+
+def _without_moments(t: pa.DataType) -> pa.DataType:
+    """The type of lists with integers in the place of points in time, at any depth."""
+    if pa.types.is_list(t):
+        return pa.list_(t.value_field.with_type(_without_moments(t.value_type)))
+    if pa.types.is_struct(t):
+        return pa.struct([field.with_type(_without_moments(field.type)) for field in t])
+    return compared(t)
+
+
+def _viewed(column: Column, t: pa.DataType) -> Column:
+    """The same bytes as values of the type `t`."""
+    if column.type == t:
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_viewed(chunk, t) for chunk in column.chunks], t)
+    if not pa.types.is_nested(t):
+        return column.view(t)
+    mask = column.is_null() if column.null_count else None
+    if pa.types.is_list(t):
+        offsets = pa.concat_arrays([column.offsets])  # a slice has an offset, which a mask refuses
+        return pa.ListArray.from_arrays(offsets, _viewed(column.values, t.value_type), type=t, mask=mask)
+    parts = [_viewed(part, field.type) for part, field in zip(column.flatten(), t, strict=True)]
+    return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
 
 
 def _one(column: Column) -> pa.Array:

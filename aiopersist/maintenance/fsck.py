@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
-from aiopersist.data.order import row_key
+from aiopersist.data.order import flat, row_key
 from aiopersist.data.times import advance, filter_times
 from aiopersist.errors import Corruption, Error, Indeterminate, LeaseExpired, StorageUnavailable
 from aiopersist.frontier import Antichain
@@ -159,7 +159,7 @@ def _same(a: "pa.Table", b: "pa.Table") -> bool:
         return True
     import polars as pl
 
-    frames = [pl.from_arrow(table) for table in (a, b)]
+    frames = [pl.from_arrow(flat(table)) for table in (a, b)]
     return all(isinstance(frame, pl.DataFrame) for frame in frames) and bool(frames[0].equals(frames[1]))  # type: ignore[arg-type]
 
 

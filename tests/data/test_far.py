@@ -16,6 +16,7 @@ from aiopersist.data.convert import to_table
 from aiopersist.data.jsonable import scalar_from_json
 from aiopersist.data.key_range import bounds_of, condition, divide, leaves
 from aiopersist.data.layout import layout
+from aiopersist.data.order import row_keys
 from aiopersist.data.select import apply_where, resolve_columns
 from aiopersist.data.stats import collect, decode_key_lower, decode_stats, key_lower, leaf_types, merge
 from aiopersist.errors import DiffOverflow, InvalidUpdate, Unsupported
@@ -181,3 +182,31 @@ def test_moments_that_python_has_are_python_values_still() -> None:
     row = (dt.datetime(9999, 12, 31, tzinfo=dt.UTC), dt.date(1, 1, 1), 0, 1)
     found = decode_stats(collect(to_table([row], schema)), schema)
     assert (found["key"].min, found["val"].max) == row[:2]
+
+
+@pytest.mark.parametrize("zone", ["+05:30", "Nowhere/Nothing"])
+async def test_lists_of_moments_in_any_zone_are_sorted(zone: str) -> None:
+    # polars, which sorts lists, knows zones by their names alone.
+    moment = pa.field("at", pa.timestamp("us", zone), nullable=False)
+    inner = pa.struct([moment, pa.field("none", pa.null()), pa.field("x", pa.float64())])
+    t = pa.list_(pa.field("element", inner, nullable=False))
+    n = 40
+    moments = pa.array([i * 7 % n - 2**60 for i in range(n)], pa.int64()).view(moment.type)
+    floats = pa.array([float("nan"), None] * (n // 2))
+    structs = pa.StructArray.from_arrays([moments, pa.nulls(n), floats], fields=list(inner))
+    ends = pa.array([0, *range(3, n, 3), n], pa.int32())
+    lists = pa.ListArray.from_arrays(ends, structs, type=t)
+    rows = pa.concat_arrays([lists.slice(1), lists, lists.slice(3)])
+    ones = pa.array([1] * len(rows), pa.int64())
+    given = pa.table({"key": rows, "val": rows, "time": ones, "diff": ones})
+    async with ap.open("mem://", maintenance=False) as client:
+        async with client.writer("s", Schema(key=t, val=t)) as w, client.reader("s") as r:
+            await w.compare_and_append(given, 0, 2)
+            for _ in range(2):
+                async with r.snapshot() as s:
+                    found = await s.to_arrow()
+                    assert len(found) == len(lists)
+                    assert found["diff"].to_pylist().count(3) == len(lists) - 3
+                    assert row_keys(found, ["val"]) == sorted(row_keys(given.slice(13, 14), ["val"]))
+                assert (await client.fsck("s")).ok
+                await client.force_compaction("s")
