@@ -10,11 +10,12 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Set, Sized
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aiopersist.data.convert import is_arrow
 from aiopersist.errors import (
     AlreadyAppended,
     Corruption,
@@ -78,8 +79,9 @@ class RowsAppend(AppendIntent):
 
     @property
     def can_begin_again(self) -> bool:
-        """Of an iterator nothing is left."""
-        return isinstance(self.updates, Sized)
+        """Of an iterator nothing is left, though it tells a length, as a progress bar does."""
+        updates = self.updates
+        return isinstance(updates, Sequence | Set) or (is_arrow(updates) and isinstance(updates, Sized))
 
     def release(self) -> list[asyncio.Task[None]]:
         registration, self.registration = self.registration, None

@@ -85,6 +85,19 @@ def rows_one_by_one() -> Iterator[tuple[str, int, int, int]]:
     yield from UPDATES
 
 
+class Counted:
+    """As a progress bar is: it tells how many there are, and gives them once."""
+
+    def __init__(self) -> None:
+        self._updates = rows_one_by_one()
+
+    def __len__(self) -> int:
+        return len(UPDATES)
+
+    def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
+        yield from self._updates
+
+
 async def as_they_come() -> AsyncIterator[tuple[str, int, int, int]]:
     for update in UPDATES:
         yield update
@@ -105,6 +118,7 @@ HELD: dict[str, Append] = {
 }
 GIVEN_AWAY: dict[str, Append] = {
     "of an iterator": lambda w: w.compare_and_append(rows_one_by_one(), 0, 1),
+    "of a counted iterator": lambda w: w.compare_and_append(Counted(), 0, 1),
     "of an async iterator": lambda w: w.append(as_they_come(), 0, 1),
 }
 
