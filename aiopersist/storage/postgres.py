@@ -62,12 +62,15 @@ DEFAULT_SCHEMA = "aiopersist"
 class PostgresConsensus(Consensus):
     """Versions in the Postgres database at `url`, in the tables of `?schema=` (default `aiopersist`), which
     are created on first use, unless `readonly`: then `SELECT` on them, and `USAGE` of the schema, is all that
-    its role needs. Other options are those of libpq.
+    its role needs. Other options are those of libpq. Servers that are no primary are passed over; only with
+    `readonly` may the URL ask for others.
 
     A compare-and-set is one round trip, shared by those of other keys that wait at the same moment."""
 
     def __init__(self, url: str, *, runtime: Runtime = SYSTEM, readonly: bool = False) -> None:
         address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
+        if not readonly:
+            address.check_newest()
         schema = address.schema
         self._shown = address.shown
         self._runtime = runtime

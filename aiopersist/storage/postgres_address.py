@@ -1,4 +1,9 @@
-"""What the URL of a Postgres says: where it is, and which schema is meant."""
+"""What the URL of a Postgres says: where it is, and which schema is meant.
+
+Of several servers, or behind a name that moves, the primary alone is meant: a standby answers, too, and may
+not have what was acknowledged. Who took its answers for the newest would see appends vanish, and would delete
+the blobs of those for leaks.
+"""
 
 from dataclasses import dataclass
 from typing import Self
@@ -14,6 +19,8 @@ _DRIVER_OPTIONS = {  # handed on as they are
     "sslkey", "sslpassword", "sslcrl", "sslnegotiation", "target_session_attrs", "krbsrvname", "gsslib",
     "service", "servicefile",
 }  # fmt: skip
+_SERVERS = "target_session_attrs"
+_WRITABLE = ("primary", "read-write")
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,6 +30,8 @@ class PostgresAddress:
     arguments: dict[str, str]
     schema: str
     shown: str
+    may_lag: bool = False
+    """Whether it asks for a standby, or takes one."""
 
     @classmethod
     def parse(cls, url: str, *, schema: str) -> Self:
@@ -34,15 +43,22 @@ class PostgresAddress:
         name = address.options.get("schema", schema)
         if not 0 < len(name.encode()) <= SCHEMA_BYTES_MAX or "\0" in name:
             raise InvalidLocation("postgres: option 'schema' is not the name of a schema")
-        return cls(_driver_arguments(url, address), name, repr(address))
+        may_lag = address.options.get(_SERVERS, _WRITABLE[0]) not in _WRITABLE
+        return cls(_driver_arguments(url, address), name, repr(address), may_lag)
+
+    def check_newest(self) -> None:
+        """`InvalidLocation` if the URL asks for a server that may lag behind."""
+        if self.may_lag:
+            raise InvalidLocation(f"postgres: option {_SERVERS!r} is {' or '.join(_WRITABLE)}")
 
 
 def _driver_arguments(url: str, address: Address) -> dict[str, str]:
     """The URL without what is ours. The password goes beside it, so that no text of the driver shows it."""
-    options = {name: value for name, value in address.options.items() if name in _DRIVER_OPTIONS}
+    options = {_SERVERS: _WRITABLE[0]}
+    options |= {name: value for name, value in address.options.items() if name in _DRIVER_OPTIONS}
     host = url.partition("://")[2].partition("?")[0].partition("/")[0].rpartition("@")[2]
     password = options.pop("password", "") or address.password
     user = f"{quote(address.user, safe='')}@" if address.user else ""
     dsn = f"postgresql://{user}{host}{quote(address.path)}"
-    arguments = {"dsn": dsn + ("?" + urlencode(options) if options else "")}
+    arguments = {"dsn": f"{dsn}?{urlencode(options)}"}
     return arguments | ({"password": password} if password else {})

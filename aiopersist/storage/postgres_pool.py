@@ -44,6 +44,8 @@ _PASSING = ("40", "53", "55", "57", "58", "08")
 _CORRUPT = ("XX001", "XX002")
 # A failover: read-only; shut down, crashed, starting up, database dropped or idle for too long (57P0x).
 _MOVED = ("25006", "57P0")
+# No server, or none that is the primary: one may be promoted in a moment.
+_UNREACHABLE = (OSError, TimeoutError, asyncpg.TargetServerAttributeNotMatched)
 
 SESSION = {
     "application_name": "aiopersist",
@@ -197,7 +199,7 @@ class Pool:
             return error
         secret = self._arguments.get("password") or ""
         text = f"postgres: cannot connect: {type(error).__name__}: {error}"
-        if isinstance(error, OSError | TimeoutError):
+        if isinstance(error, _UNREACHABLE):
             return StorageUnavailable(text.replace(secret, "***") if secret else text)
         if isinstance(error, asyncpg.PostgresError):
             lasting = (error.sqlstate or "").startswith(_LASTING)

@@ -81,26 +81,49 @@ def postgres_server(options: Mapping[str, object] | None = None) -> Iterator[Pos
     """A fresh Postgres of its own, fsync on; `options` go to its configuration."""
     with _directory("pg") as directory:
         bin_path, user = _init_postgres(directory / "data")
-        for attempt in range(PORT_ATTEMPTS):
-            port = free_port()
-            conf = {
-                "listen_addresses": "127.0.0.1",
-                "port": port,
-                "unix_socket_directories": str(directory / "data"),  # where its user may write
-                "max_connections": 200,
-                **(options or {}),
-            }
-            command = [str(bin_path / "postgres"), "-D", str(directory / "data")]
-            command += [arg for name, value in conf.items() for arg in ("-c", f"{name}={value}")]
-            with ExitStack() as stack:
-                guard = stack.enter_context(_process(command, directory / "log", "INT", user=user))
-                ready = _wait_until(_postgres_accepts, port, guard)
-                if not ready:
-                    if attempt + 1 < PORT_ATTEMPTS and "in use" in _tail(directory / "log"):
-                        continue
-                    raise RuntimeError(f"Postgres did not start:\n{_tail(directory / 'log')}")
-                yield PostgresServer("127.0.0.1", port, str(directory / "data"))
-                return
+        with _postgres(directory, bin_path, user, options or {}) as server:
+            yield server
+
+
+@contextmanager
+def postgres_standby(primary: PostgresServer) -> Iterator[PostgresServer]:
+    """A standby that has what `primary` has now, and never hears of more."""
+    with _directory("pg") as directory:
+        data = directory / "data"
+        bin_path, user = _init_postgres(data)
+        for path in data.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        backup = [str(bin_path / "pg_basebackup"), "-d", primary.dsn(), "-D", str(data), "-c", "fast", "-N"]
+        subprocess.run(backup, check=True, capture_output=True, user=user, cwd=data)
+        (data / "standby.signal").touch()
+        with _postgres(directory, bin_path, user, {}) as server:
+            yield server
+
+
+@contextmanager
+def _postgres(
+    directory: Path, bin_path: Path, user: str | None, options: Mapping[str, object]
+) -> Iterator[PostgresServer]:
+    for attempt in range(PORT_ATTEMPTS):
+        port = free_port()
+        conf = {
+            "listen_addresses": "127.0.0.1",
+            "port": port,
+            "unix_socket_directories": str(directory / "data"),  # where its user may write
+            "max_connections": 200,
+            **options,
+        }
+        command = [str(bin_path / "postgres"), "-D", str(directory / "data")]
+        command += [arg for name, value in conf.items() for arg in ("-c", f"{name}={value}")]
+        with ExitStack() as stack:
+            guard = stack.enter_context(_process(command, directory / "log", "INT", user=user))
+            ready = _wait_until(_postgres_accepts, port, guard)
+            if not ready:
+                if attempt + 1 < PORT_ATTEMPTS and "in use" in _tail(directory / "log"):
+                    continue
+                raise RuntimeError(f"Postgres did not start:\n{_tail(directory / 'log')}")
+            yield PostgresServer("127.0.0.1", port, str(directory / "data"))
+            return
 
 
 def s3_labels() -> list[str]:
