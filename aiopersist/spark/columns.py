@@ -199,7 +199,9 @@ def _sources(field: pa.Field, half: str) -> list[Source]:
 
 def _column(table: pa.Table | pa.RecordBatch, source: Source) -> Any:
     column = table.column(source.half)
-    return column if source.field is None else pc.struct_field(column, source.field)
+    if source.field is None:
+        return column
+    return pc.struct_field(column, [column.type.get_field_index(source.field)])  # a name may look like a path
 
 
 def invalid(message: str, column: str) -> InvalidUsage:

@@ -80,11 +80,14 @@ def as_lists(array: Any) -> Any:
 
 
 def as_maps(array: Any, wanted: pa.DataType) -> Any:
-    """An array of lists as the type that `shown_type` gave, whose leaves it has already."""
+    """An array of lists as the type that Spark takes, with maps. Arrow's own cast of what is nested makes
+    unsound lists of nulls."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    if not has_map(wanted):
-        return array if array.type == wanted else array.cast(wanted)
+    if array.type == wanted:
+        return array
+    if not pa.types.is_nested(wanted):
+        return array.cast(wanted)
     mask = array.is_null() if array.null_count else None
     if pa.types.is_struct(wanted):
         children = [as_maps(c, f.type) for c, f in zip(array.flatten(), wanted, strict=True)]
