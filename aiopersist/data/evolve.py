@@ -22,9 +22,9 @@ def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> N
         raise IncompatibleSchema(f"times of length {old.time} cannot become times of length {new.time}")
     for name in ("key", "val"):
         _check_field(name, old.arrow_schema.field(name), new.arrow_schema.field(name))
+    known = {path for name in ("key", "val") for path in _paths(name, old.arrow_schema.field(name).type)}
     for path in old.own.keys() | new.own.keys():
-        added = _field_at(old, path) is None
-        if not added and old.own.get(path) != new.own.get(path):
+        if path in known and old.own.get(path) != new.own.get(path):
             raise IncompatibleSchema(f"{path}: codec {old.own.get(path)} cannot become {new.own.get(path)}")
 
 
@@ -131,18 +131,13 @@ def _adapted(array: pa.Array, wanted: pa.Field) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
 
 
-def _field_at(schema: Schema[Any, Any, Any], path: str) -> pa.Field | None:
-    """The field at a dotted path (`val.items.element`)."""
-    first, *rest = path.split(".")
-    field = schema.arrow_schema.field(first)
-    for name in rest:
-        if pa.types.is_list(field.type):
-            field = field.type.value_field
-        elif pa.types.is_struct(field.type) and field.type.get_field_index(name) >= 0:
-            field = field.type.field(name)
-        else:
-            return None
-    return field
+def _paths(path: str, t: pa.DataType) -> Iterator[str]:
+    """The dotted paths of a field and of all within it (`val.items.element`). Names may have dots."""
+    yield path
+    if pa.types.is_list(t):
+        yield from _paths(f"{path}.element", t.value_type)
+    for field in t if pa.types.is_struct(t) else ():
+        yield from _paths(f"{path}.{field.name}", field.type)
 
 
 def _text(field: pa.Field) -> str:

@@ -5,7 +5,7 @@ import enum
 import json
 import pickle
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NewType, Optional
+from typing import Annotated, Any, Literal, NewType, Optional, TypedDict
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
@@ -337,6 +337,20 @@ def test_schemas_evolve_by_optional_fields_alone() -> None:
     assert not compatible_evolution(Schema(key=int, val=V2), old)
     assert not compatible_evolution(old, Schema(key=int, val=V1, time=2))
     assert not compatible_evolution(Schema(key=int, val=int), Schema(key=int, val=Money()))
+
+
+class Cents(Money):
+    name = "cents"
+
+
+def test_a_codec_stays_though_its_field_has_dots() -> None:
+    old, new = (
+        Schema(key=int, val=TypedDict("Dotted", {"a.b": Annotated[str, codec]}))
+        for codec in (Money(), Cents())
+    )
+    assert old.arrow_schema == new.arrow_schema
+    assert not compatible_evolution(old, new)
+    assert compatible_evolution(old, old)
 
 
 def test_columns_are_widened_and_narrowed() -> None:
