@@ -133,7 +133,8 @@ class WriteHandle(Resource, Generic[K, V]):
     async def settle(self) -> Committed | NotCommitted | None:
         """The outcome of this handle's last append that was cancelled, timed out or raised
         `Indeterminate`, until the next append begins; `None` where there was none. `Indeterminate`
-        if it cannot be known."""
+        if it cannot be known. A call that was cancelled before its first step, as `asyncio.wait_for` with no
+        time left does, never began: then this is still the outcome of the one before."""
         with self._scope.call():
             return await self._session.outcome()
 
