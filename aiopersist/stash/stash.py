@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from aiopersist.data.codec import Schema
 from aiopersist.errors import shown
-from aiopersist.frontier import TIME_MAX, Antichain, Time
+from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Root, Scope
 from aiopersist.stash import rules
 from aiopersist.stash.collection import (
@@ -307,13 +307,13 @@ class Stash(Root):
             await self._moves([c for c, _ in given], move)
 
     async def _contents(
-        self, c: StashCollection[Any, Any], key: str | None = None, *, next_too: bool = False
+        self, c: StashCollection[Any, Any], key: str | None = None
     ) -> tuple[Frontiers, dict[str, Item]]:
         """The contents at the last sealed time, all or of the key with that text, and the frontiers of the
-        same moment; `next_too`: at the time that is sealed next, of which some may be there."""
+        same moment."""
         with self._scope.call():
             stored = await self._load(c, key)
-            time = min(rules.last_sealed(c.name, stored.frontiers) + next_too, TIME_MAX)
+            time = rules.last_sealed(c.name, stored.frontiers)
             work = partial(table_at, stored.rows, c.schema, time, c.name)
             return stored.frontiers, await compute(len(stored.rows), work)
 

@@ -117,13 +117,13 @@ class TypedCollection(Generic[K, V]):
     async def _append(
         self, stash: Stash, plan: Callable[[Table], tuple[Rows | None, T]], *, key: str | None = None
     ) -> T:
-        """Change the table, or only a key, as `plan` says: from what is there when that is sealed to rows at
-        any time, `None` for no append, and what to return."""
+        """Change the table, or only a key, as `plan` says: from what is there to rows at any time, `None` for
+        no append, and what to return."""
         c = await self.get(stash)
         async with stash._turns[c.id]:
             while True:
                 try:
-                    now, there = await stash._contents(c, key, next_too=True)
+                    now, there = await stash._contents(c, key)
                 except NothingSealed:
                     now, there = (await stash._head(c)).frontiers, None
                 rows, result = (Rows(), None) if there is None else plan(there)

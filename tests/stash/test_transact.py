@@ -5,7 +5,7 @@ import asyncio
 import subprocess
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,25 +227,6 @@ async def test_a_broken_table_can_be_mended(url: str) -> None:
 
 
 # --- transact ----------------------------------------------------------------------------------------
-
-
-async def test_an_update_that_is_sealed_with_the_next_write(url: str) -> None:
-    """Goal: what somebody added at upper, and the next write of a table seals, is there for that write."""
-    async with ap.stash.open(url) as stash:
-        await prepared(stash)
-        c = await ACCOUNTS.get(stash)
-        writes: dict[str, Callable[[], Awaitable[Any]]] = {
-            "ann": lambda: ACCOUNTS.upsert_key(stash, "new0", 7),
-            "bob": lambda: ACCOUNTS.upsert(stash, {"new1": 7}),
-            "eve": lambda: transact(stash, lambda accounts: accounts.set("new2", 7), ACCOUNTS),
-        }
-        for number, (name, write) in enumerate(writes.items()):
-            upper = (await stash.upper(c)).time
-            assert isinstance(upper, int)
-            changes = [((name, TOTAL // 3), upper, -1), ((f"new{number}", 1), upper, 1)]
-            await stash.update_many(c, changes)
-            await write()
-        assert await ACCOUNTS.peek_one(stash) == {"new0": 7, "new1": 7, "new2": 7}
 
 
 async def test_what_it_returns_and_what_it_writes(url: str) -> None:
