@@ -45,6 +45,8 @@ async def write_rollup(shard: Shard, writer: str) -> bool:
 
 
 async def _forget_transactions(shard: Shard, state: State) -> None:
+    if not state.transactions:
+        return
     oldest = await shard.stack.consensus.now() - shard.stack.settings.txn_retention_s
     stale = await shard.stack.compute(_last_used_before, state, oldest)
     for begin in range(0, len(stale), FORGOTTEN_AT_ONCE):

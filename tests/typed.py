@@ -1,4 +1,4 @@
-"""What a type checker knows of reads and writes; `test_types.py` has mypy check it. Nothing of it runs."""
+"""What a type checker knows of reads and writes; `tox -e types` has mypy check it. Nothing of it runs."""
 
 from typing import Any, assert_type
 

@@ -85,10 +85,10 @@ def compare_and_set(connection: sqlite3.Connection, entries: Sequence[Entry]) ->
 
 def scan(connection: sqlite3.Connection, key: str, from_seqno: int, limit: int) -> list[Versioned]:
     rows = connection.execute(
-        "SELECT seqno, data FROM versions WHERE key = ?1 "
-        "AND seqno >= max(?2, coalesce((SELECT -min(seqno) FROM versions WHERE key = ?1), 0)) "
-        "ORDER BY seqno LIMIT ?3",
-        (key, from_seqno, limit),
+        "SELECT seqno, data FROM versions WHERE key = ? "
+        "AND seqno >= max(?, coalesce((SELECT -min(seqno) FROM versions WHERE key = ?), 0)) "
+        "ORDER BY seqno LIMIT ?",
+        (key, from_seqno, key, limit),
     )
     return [Versioned(*row) for row in rows.fetchall()]
 

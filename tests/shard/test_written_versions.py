@@ -2,6 +2,7 @@
 too; and once a version is won nothing tells its caller that it failed."""
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -151,7 +152,8 @@ def test_an_optimised_interpreter_refuses_the_same() -> None:
     """Goal: these tests pass with `python -O`, too."""
     command = [sys.executable, "-O", "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     chosen = ["-Wignore::pytest.PytestConfigWarning", "-k", "invariant or bytes_do_not_say or a_listener"]
-    found = subprocess.run([*command, *chosen], capture_output=True, text=True, check=False)
+    env = {name: text for name, text in os.environ.items() if name != "AIOPERSIST_TEST_REQUIRE_REAL_S3"}
+    found = subprocess.run([*command, *chosen], capture_output=True, text=True, check=False, env=env)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
 
 
