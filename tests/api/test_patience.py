@@ -8,25 +8,11 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import Runtime
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.memory import MemoryConsensus
+from tests.hurried import Hurried
 
 SCHEMA = ap.Schema(key=str, val=int)
-
-
-class Hurried(Runtime):
-    """Time passes only by sleeping, and then at once."""
-
-    def __init__(self) -> None:
-        self.passed = 0.0
-
-    def monotonic(self) -> float:
-        return self.passed
-
-    async def sleep(self, seconds: float) -> None:
-        self.passed += seconds
-        await asyncio.sleep(0)
 
 
 class Refusing(MemoryConsensus):

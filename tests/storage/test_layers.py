@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
@@ -15,21 +14,7 @@ from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.layers import Metrics, stack
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
-
-
-class Hurried(Runtime):
-    """Time passes only by sleeping, and then at once."""
-
-    def __init__(self) -> None:
-        self.passed = 0.0
-
-    def monotonic(self) -> float:
-        return self.passed
-
-    async def sleep(self, seconds: float) -> None:
-        self.passed += seconds
-        await asyncio.sleep(0)
-
+from tests.hurried import Hurried
 
 Stores = tuple[Blob, Consensus]
 OPERATIONS: dict[str, Callable[[Stores], Awaitable[object]]] = {

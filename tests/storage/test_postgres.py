@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
-from aiopersist.runtime import Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.postgres import PostgresConsensus
 from aiopersist.storage.postgres_hints import PAYLOAD_BYTES_MAX, payloads
 from aiopersist.testing.proxy import completes_command
 from aiopersist.testing.servers import PostgresServer
+from tests.hurried import Hurried
 
 Admin = "asyncpg.Connection[asyncpg.Record]"
 
@@ -342,20 +342,6 @@ async def test_what_a_failover_leaves_is_not_used_again(postgres_url: str, role:
         assert await consensus.compare_and_set(key, 0, b"1")
     assert await asyncio.gather(*(consensus.compare_and_set(key, 1, b"2") for key in keys)) == [True] * 4
     await consensus.aclose()
-
-
-class Hurried(Runtime):
-    """Time passes only by sleeping, and then at once."""
-
-    def __init__(self) -> None:
-        self.passed = 0.0
-
-    def monotonic(self) -> float:
-        return self.passed
-
-    async def sleep(self, seconds: float) -> None:
-        self.passed += seconds
-        await asyncio.sleep(0)
 
 
 async def test_a_server_that_lets_nobody_listen_is_asked_ever_less(
