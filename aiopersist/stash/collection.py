@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiopersist.data.codec import Schema
-from aiopersist.data.nested import Lists, Models, Structs
+from aiopersist.data.nested import Instances, Lists, Structs
 from aiopersist.data.types import Field
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
@@ -141,7 +141,7 @@ def check_keys(name: str, schema: Schema[Any, Any, Any]) -> None:
 
 def _is_hashable(field: Field) -> bool:
     codec = field.codec
-    if isinstance(codec, Models):
+    if isinstance(codec, Instances):
         return all(map(_is_hashable, codec.fields.values()))
     return not isinstance(codec, Lists | Structs)
 

@@ -23,7 +23,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _NAN = float("nan")
-_ABSENT: tuple[Any, Any] = (None, None)
 _NATURAL = (str, bytes, int, bool)  # Python orders them as collections do
 
 
@@ -99,12 +98,14 @@ class TableTransaction(Generic[K, V]):
         now, before = self._now(), self._initial
         ordered = in_order(at for at in {**before, **now} if not _same(before.get(at), now.get(at)))
         self._ended = True
-        changes = []
-        for at in ordered:
-            (old_key, old), (new_key, new) = before.get(at, _ABSENT), now.get(at, _ABSENT)
-            key = new_key if new is not None else old_key
-            changes += [(key, val, diff) for val, diff in ((old, -1), (new, 1)) if val is not None]
-        return changes
+        both = [((before.get(at), -1), (now.get(at), 1)) for at in ordered]
+        return [(*item, diff) for pair in both for item, diff in pair if item is not None]
+
+    def _end(self) -> list[tuple[K, V]]:
+        """End the transaction: all entries that are there."""
+        items = list(self._now().values())
+        self._ended = True
+        return items
 
     def _now(self) -> dict[Any, tuple[K, V]]:
         if self._ended:
@@ -179,8 +180,8 @@ def _ranks(keys: list[Any], kinds: set[type]) -> list[Any]:
 
 
 def _same(old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> bool:
-    """Whether both entries have one val, as a collection sees it."""
-    return old is new or (old is not None and new is not None and [_told(old[1])] == [_told(new[1])])
+    """Whether both entries are one, as a collection sees it."""
+    return old is new or (old is not None and new is not None and _told(old) == _told(new))
 
 
 def _told(val: Any) -> Any:

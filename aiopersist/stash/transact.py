@@ -4,10 +4,15 @@
 2. Let the caller's function change them in memory (`TableTransaction`).
 3. Commit what it changed, if each table has that revision still, also those that were only read; else begin
    again. So what is written follows from what was there when it was written.
+
+What changed is told by the texts that are stored: by those that were read, and those of the table in the
+end. So a retraction always names a row that is there, whatever the classes of keys and vals take for equal,
+however often their codecs give other texts for one val, and whether a val was replaced or changed in place.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -15,12 +20,12 @@ from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.stash import rules
 from aiopersist.stash.collection import StashCollection, one
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.model import Change, Move, Select, Stored
+from aiopersist.stash.model import Change, Move, Rows, Select, Stored
 from aiopersist.stash.plain import decided
-from aiopersist.stash.rows import by_key, compute, encode, table_at
+from aiopersist.stash.rows import Item, by_key, compute, table_at
 from aiopersist.stash.stash import Stash
 from aiopersist.stash.table import TableTransaction
-from aiopersist.stash.typed import TypedCollection
+from aiopersist.stash.typed import Given, TypedCollection, given
 
 T = TypeVar("T")
 K1 = TypeVar("K1")
@@ -62,7 +67,8 @@ async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedColl
 
     If another append came between, `change` is called again with what is there then: it is a plain function
     without other effects. What it raises ends the transaction, and nothing is written. Nothing is appended
-    to a table that it did not change. A table that nothing was sealed in is empty. The tables' rule of
+    to a table that it did not change; a val that it changed in place is changed. `StashError` where two keys
+    of a table would be stored as one. A table that nothing was sealed in is empty. The tables' rule of
     uniqueness is `change`'s own to keep. Two requests; one if nothing is changed."""
     stash._session.writing()
     collections = [await table.get(stash) for table in tables]
@@ -94,6 +100,8 @@ class _Seen(NamedTuple):
 
     c: StashCollection[Any, Any]
     stored: Stored
+    there: dict[str, Item]
+    """By the texts of the keys."""
     transaction: TableTransaction[Any, Any]
 
 
@@ -110,21 +118,33 @@ async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _Seen:
     assert not isinstance(upper, tuple)  # times of a stash are ints
     time = TIME_MAX if upper is None else upper
 
-    def begun() -> TableTransaction[Any, Any]:
-        return TableTransaction(by_key(table_at(stored.rows, c.schema, time, c.name), c.name))
+    def begun() -> _Seen:
+        there = table_at(stored.rows, c.schema, time, c.name)
+        return _Seen(c, stored, there, TableTransaction(by_key(there, c.name)))
 
-    return _Seen(c, stored, await compute(len(stored.rows), begun))
+    return await compute(len(stored.rows), begun)
 
 
 async def _move(seen: _Seen) -> Move | None:
     """What is appended; `None` for no change."""
     c, now = seen.c, seen.stored.frontiers
-    changes = await compute(len(seen.stored.rows), seen.transaction.pending)
-    if not changes:
+    pairs = seen.transaction._end()
+    rows = await compute(len(pairs) + len(seen.there), partial(_changes, seen, pairs))
+    if not rows:
         return None
     time = rules.next_time(c.name, now)
-    entries = [((key, val), time, diff) for key, val, diff in changes]
-    rows = await compute(len(entries), partial(encode, entries, c.schema, c.name))
     at, beyond = Antichain(time), Antichain(time + 1)
-    frontiers = rules.appended(c.name, now, at, beyond, at, rows.times)
-    return Move(frontiers, rows)
+    frontiers = rules.appended(c.name, now, at, beyond, at, [time])
+    return Move(frontiers, replace(rows, times=[time] * len(rows)))
+
+
+def _changes(seen: _Seen, pairs: list[tuple[Any, Any]]) -> Rows:
+    """From what is stored to the table of these pairs; `StashError` where two of their keys are stored as
+    one."""
+    c, there = seen.c, seen.there
+    now = given(pairs, c.schema, c.name).items
+    if len(now) < len(pairs):
+        raise StashError(f"collection {c.name!r}: two keys of the table are one when they are stored")
+    gone = {text: item for text, item in there.items() if text not in now or now[text].text != item.text}
+    new = {text: item for text, item in now.items() if text not in there or there[text].text != item.text}
+    return Given(gone).rows(-1) + Given(new).rows(1)

@@ -112,7 +112,7 @@ class TypedCollection(Generic[K, V]):
 
     async def _given(self, pairs: list[Any], *, first: bool = False) -> "Given":
         """The pairs `(key, val)`, checked; of several of a key the last, or the first."""
-        return await compute(len(pairs), partial(_given, pairs, self._schema, self.name, first=first))
+        return await compute(len(pairs), partial(given, pairs, self._schema, self.name, first=first))
 
     async def _append(
         self, stash: Stash, plan: Callable[[Table], tuple[Rows | None, T]], *, key: str | None = None
@@ -161,7 +161,8 @@ class Given:
         return Given({text: there[text] for text in self.items if text in there}).rows(-1) + self.rows(1)
 
 
-def _given(pairs: list[Any], schema: Schema[Any, Any, Any], name: str, *, first: bool) -> Given:
+def given(pairs: list[Any], schema: Schema[Any, Any, Any], name: str, *, first: bool = False) -> Given:
+    """The pairs `(key, val)`, checked; of several of a key the last, or the first."""
     rows = encode([(pair, 0, 1) for pair in pairs], schema, name)
     items: Table = {}
     for (key, val), key_text, val_text in zip(pairs, rows.keys, rows.vals, strict=True):
