@@ -68,7 +68,13 @@ def _grave(head: Versioned) -> Grave | None:
 
 
 async def forget(stack: Stack, shard: str, grave: Grave) -> None:
-    """Remove the tombstone, of a shard that nobody knows any more. Three requests. `Unsupported` where the
-    store cannot."""
-    await stack.blob.delete([key async for key, _ in stack.blob.list(f"{shard}/")])
-    await stack.consensus.remove(consensus_key(shard), grave.seqno)
+    """Remove the tombstone, of a shard that nobody knows any more. By now another may have removed it, and
+    somebody may have made the shard anew under its id: so what is deleted was listed before a look that finds
+    the tombstone, and that very version is removed, not one of its number. Four requests. `Unsupported` where
+    the store cannot."""
+    late = [key async for key, _ in stack.blob.list(f"{shard}/")]
+    head = await stack.consensus.head(consensus_key(shard))
+    if head is None or _grave(head) != grave:
+        return
+    await stack.blob.delete(late)
+    await stack.consensus.remove(consensus_key(shard), head)

@@ -166,7 +166,7 @@ async def _forget_name(stack: Stack, key: str, head: Versioned, oldest: float) -
         patience = Patience(lambda: f"a look at the name {name!r}", stack.runtime)
         await _write(stack, name, ShardId, head.seqno, None, patience)
     elif freed_at < oldest:
-        await stack.consensus.remove(key, head.seqno)
+        await stack.consensus.remove(key, head)
 
 
 async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int | None]:

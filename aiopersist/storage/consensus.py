@@ -78,11 +78,12 @@ class Consensus(ABC):
         """Drop versions `< seqno` and return how many; the head always stays. `ValueError` if `seqno`
         is beyond the head (or the key is not there). Repeating it is harmless."""
 
-    async def remove(self, key: str, expected: int) -> bool:
-        """Take away the key with all its versions, iff `expected` is the head; whether it is away now, also
-        where it was before. `False` only when a head was read and differs. After it the key is as one that
-        never had a version: the next one is 0, made with `expected=None`. So who removes a key must know that
-        no such statement of old can be on its way. Repeating it is harmless.
+    async def remove(self, key: str, expected: Versioned) -> bool:
+        """Take away the key with all its versions, iff `expected` is the head, number and data; whether it is
+        away now, also where it was before. `False` only when a head was read and differs. After it the key is
+        as one that never had a version: the next one is 0, made with `expected=None`. So who removes a key
+        must know that no such statement of old can be on its way. Numbers come again, data that is unique
+        does not: so repeating a removal is harmless, however late, though the key was made anew.
 
         `Unsupported` where the store cannot, as this one: then what nobody needs any more stays."""
         raise Unsupported("this consensus store removes no keys")

@@ -169,7 +169,7 @@ class MetricsConsensus(Consensus):
     async def truncate(self, key: str, seqno: int) -> int:
         return await self._measure("truncate", lambda: self.inner.truncate(key, seqno), _nothing)
 
-    async def remove(self, key: str, expected: int) -> bool:
+    async def remove(self, key: str, expected: Versioned) -> bool:
         return await self._measure("remove", lambda: self.inner.remove(key, expected), _nothing)
 
     async def list_keys(self, prefix: str) -> list[str]:
@@ -314,7 +314,7 @@ class RetryConsensus(Consensus):
     async def truncate(self, key: str, seqno: int) -> int:
         return await self._retry.repeat("truncate", lambda: self.inner.truncate(key, seqno))
 
-    async def remove(self, key: str, expected: int) -> bool:
+    async def remove(self, key: str, expected: Versioned) -> bool:
         return await self._retry.repeat("remove", lambda: self.inner.remove(key, expected))
 
     async def list_keys(self, prefix: str) -> list[str]:

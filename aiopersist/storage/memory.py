@@ -182,11 +182,12 @@ class MemoryConsensus(Consensus):
             log.first += dropped
             return dropped
 
-    async def remove(self, key: str, expected: int) -> bool:
+    async def remove(self, key: str, expected: Versioned) -> bool:
         await asyncio.sleep(0)  # noqa: TID251  # no time passes
         self._check([key])
         with self._place.lock:
-            if self._expected(key) not in (None, expected):
+            log = self._place.logs.get(key)
+            if log is not None and (log.head, log.data[-1]) != expected:
                 return False
             self._place.logs.pop(key, None)
         self._place.watchers.wake([key])

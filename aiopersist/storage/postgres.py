@@ -21,9 +21,10 @@ skips rows whose deletion it waited for.
 
 *A removal* deletes the head row where `seqno = expected`, under the same rule as a compare-and-set: of a race
 with one, either the head has moved, and nothing is deleted, or the compare-and-set finds no row, and is a
-mismatch. It deletes the versions of its snapshot, which are all of them: had another come since, the
-predicate would have met its seqno. A row of the same key that was made since the snapshot is not seen, and
-stays with its version. Rows of the log are locked in order, as by a truncate. Where nothing was deleted,
+mismatch. Its snapshot says whether the version of that seqno is the expected one. It deletes the versions of
+its snapshot, which are all of them: had another come since, the predicate would have met its seqno. A row of
+the same key that was made since the snapshot, perhaps up to the same seqno, is not seen, and stays with its
+versions. Rows of the log are locked in order, as by a truncate. Where nothing was deleted,
 another read tells whether the key is away.
 
 *First versions*: INSERT ... ON CONFLICT DO NOTHING waits for the end of another's insert of the same key
@@ -154,10 +155,10 @@ class PostgresConsensus(Consensus):
         dropped: int = row["dropped"]
         return dropped
 
-    async def remove(self, key: str, expected: int) -> bool:
+    async def remove(self, key: str, expected: Versioned) -> bool:
         check_consensus_key(key)
-        bounds = key, min(expected, _SEQNO_MAX)
-        removed = await self._pool.write(lambda connection: connection.fetchval(self._sql.remove, *bounds))
+        head = key, min(expected.seqno, _SEQNO_MAX), expected.data
+        removed = await self._pool.write(lambda connection: connection.fetchval(self._sql.remove, *head))
         if removed:
             self._hints.moved([key])
             return True

@@ -101,7 +101,10 @@ _TEXTS = {
         )
         SELECT (SELECT seqno FROM head) AS head, (SELECT count(*) FROM dropped) AS dropped""",
     "remove": """
-        WITH gone AS (DELETE FROM {heads} WHERE key = $1 AND seqno = $2 RETURNING key),
+        WITH gone AS (
+            DELETE FROM {heads} WHERE key = $1 AND seqno = $2
+            AND EXISTS (SELECT FROM {log} WHERE key = $1 AND seqno = $2 AND data = $3) RETURNING key
+        ),
         doomed AS (
             SELECT l.key, l.seqno FROM {log} l JOIN gone g ON l.key = g.key ORDER BY l.seqno FOR UPDATE OF l
         ),

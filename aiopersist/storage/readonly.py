@@ -67,7 +67,7 @@ class ReadonlyConsensus(Consensus):
     async def truncate(self, key: str, seqno: int) -> int:
         refuse("this call")
 
-    async def remove(self, key: str, expected: int) -> bool:
+    async def remove(self, key: str, expected: Versioned) -> bool:
         refuse("this call")
 
     async def list_keys(self, prefix: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage import sqlite_sql as sql
-from aiopersist.storage.consensus import Entry
+from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.hints import HintListener, HintSender
 from aiopersist.storage.keys import check_consensus_key, check_entries
 from aiopersist.storage.sqlite_file import BUSY_DELAY_MAX_S, SqliteFile, Transaction
@@ -72,7 +72,7 @@ class SqliteConsensus(SqliteReads):
             unfinished = (await self._file.write(work)).unfinished
         return dropped
 
-    async def remove(self, key: str, expected: int) -> bool:
+    async def remove(self, key: str, expected: Versioned) -> bool:
         check_consensus_key(key)
 
         def work(transaction: _Moves) -> bool:

@@ -127,8 +127,8 @@ def _slice(connection: sqlite3.Connection, key: str, floor: int) -> tuple[int, i
     return found[0][0], found[max(fitting, 1) - 1][0] + 1
 
 
-def remove(connection: sqlite3.Connection, key: str, expected: int) -> bool:
-    if _head_seqno(connection, key) not in (None, expected):
+def remove(connection: sqlite3.Connection, key: str, expected: Versioned) -> bool:
+    if head(connection, key) not in (None, expected):
         return False
     connection.execute("DELETE FROM versions WHERE key = ?", (key,))
     return True

@@ -196,7 +196,7 @@ class FaultyConsensus(Consensus):
     async def truncate(self, key: str, seqno: int) -> int:
         return await self.faults.call("truncate", lambda: self.inner.truncate(key, seqno))
 
-    async def remove(self, key: str, expected: int) -> bool:
+    async def remove(self, key: str, expected: Versioned) -> bool:
         return await self.faults.call("remove", lambda: self.inner.remove(key, expected))
 
     async def list_keys(self, prefix: str) -> list[str]:

@@ -10,10 +10,15 @@ from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.testing.storage_heads import Handles, grow
 
 
-async def removed(consensus: Consensus, key: str, expected: int) -> bool:
+def numbered(seqno: int) -> Versioned:
+    """As `grow` makes it."""
+    return Versioned(seqno, b"%d" % seqno)
+
+
+async def removed(consensus: Consensus, key: str, seqno: int) -> bool:
     """Skip the test where the store removes nothing."""
     try:
-        return await consensus.remove(key, expected)
+        return await consensus.remove(key, numbered(seqno))
     except Unsupported:
         pytest.skip("removes no keys")
 
@@ -30,14 +35,14 @@ class RemoveConformance:
             assert await removed(one, "k", other) is False
         assert await two.head("k") == Versioned(3, b"3")
         assert await one.truncate("k", 2) == 2
-        assert await one.remove("k", 3) is True
+        assert await one.remove("k", numbered(3)) is True
         assert await two.head("k") is None
         assert await two.scan("k", 0, 10) == []
         assert await two.list_keys("") == ["kk"]
         assert await two.heads({"k": 3, "kk": 1}) == {"k": None}
         assert await two.head("kk") == Versioned(1, b"1")
-        assert await two.remove("k", 3) is True  # repeated: it is away
-        assert await two.remove("never", 0) is True
+        assert await two.remove("k", numbered(3)) is True  # repeated: it is away
+        assert await two.remove("never", numbered(0)) is True
 
     async def test_a_key_that_was_removed_begins_anew(self, handles: Handles) -> None:
         one, two = handles
@@ -47,7 +52,19 @@ class RemoveConformance:
         assert await two.compare_and_set_many([]) is True
         await grow(two, "k", 2)
         assert await one.scan("k", 0, 10) == [Versioned(0, b"0"), Versioned(1, b"1")]
-        assert await one.remove("k", 2) is False
+        assert await one.remove("k", numbered(2)) is False
+
+    async def test_remove_of_a_version_that_is_another(self, handles: Handles) -> None:
+        """A key that was removed and made anew up to the same number stays, however late the request."""
+        one, two = handles
+        await grow(one, "k", 3)
+        assert await removed(one, "k", 2) is True
+        await grow(two, "k", 2)
+        assert await two.compare_and_set("k", 1, b"new") is True
+        assert await one.remove("k", numbered(2)) is False
+        assert await one.scan("k", 0, 10) == [numbered(0), numbered(1), Versioned(2, b"new")]
+        assert await one.remove("k", Versioned(2, b"new")) is True
+        assert await two.head("k") is None
 
     async def test_remove_races_with_compare_and_set(self, handles: Handles) -> None:
         """One of them wins, each time, and nothing is half there."""

@@ -11,7 +11,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
-from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.consensus import Consensus, Versioned
 from tests.elsewhere import Place
 
 SCHEMA = ap.Schema(key=str, val=int)
@@ -159,7 +159,7 @@ async def test_a_name_that_an_earlier_version_freed_goes_too(place: Place) -> No
 
 async def test_a_store_that_removes_nothing_keeps_what_is_left() -> None:
     class Keeps(type(Place(AsyncExitStack(), {}).clock)):  # type: ignore[misc]
-        async def remove(self, key: str, expected: int) -> bool:
+        async def remove(self, key: str, expected: Versioned) -> bool:
             return await Consensus.remove(self, key, expected)
 
     async with AsyncExitStack() as stack:
@@ -216,8 +216,8 @@ async def test_a_shard_that_is_gone_too_soon_is_corruption(place: Place) -> None
     """Goal: a store that was restored from a backup is not taken for a drop."""
     client = await place.client()
     async with client.writer("tmp", SCHEMA) as w:
-        state = w._shard.state
-        assert await place.clock.remove(consensus_key(w.shard_id), state.seqno)
+        head = await place.clock.head(consensus_key(w.shard_id))
+        assert head is not None and await place.clock.remove(consensus_key(w.shard_id), head)
         with pytest.raises(ap.Corruption, match="backup"):
             await w.fetch_recent_upper()
         with pytest.raises(ap.Corruption, match="backup"):

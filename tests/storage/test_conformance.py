@@ -78,7 +78,7 @@ class OurConsensus(ConsensusConformance):
         with pytest.raises(InvalidUsage):
             await one.heads({key: None})
         with pytest.raises((InvalidUsage, Unsupported)):
-            await one.remove(key, 0)
+            await one.remove(key, Versioned(0, b""))
         with pytest.raises(InvalidUsage):
             await one.compare_and_set(key, None, b"")
 

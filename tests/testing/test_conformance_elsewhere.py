@@ -68,7 +68,7 @@ class MyConsensus(ap.Consensus):
         return len(gone)
     async def remove(self, key, expected):
         if key not in self.data: return True
-        return self.top(key) == expected and bool(self.data.pop(key))
+        return await self.head(key) == expected and bool(self.data.pop(key))
     async def list_keys(self, prefix): return sorted(key for key in self.data if key.startswith(prefix))
     async def watch(self, key): pass
     async def now(self): return time.time()
