@@ -101,7 +101,7 @@ class SharedCompaction(Resource):
             work, target = self._work, target_of(self._shard, self._work, self._registration.writer)
             fetch = Fetch(self._shard, target.schema, cached=False)
             selection = Selection(advance_to=target.since)
-            found = await shared_out(fetch, work.parts, selection, "", max(tasks, 1))
+            found = await shared_out(fetch, work.read, selection, "", max(tasks, 1))
             self._pieces, self._division = len(found), str(self._shard.stack.runtime.uuid())
             return [
                 PIECE.seal(

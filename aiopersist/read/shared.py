@@ -37,6 +37,7 @@ from aiopersist.shard.divide import (
 from aiopersist.shard.envelope import Envelope
 from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, keep_alive
+from aiopersist.shard.runs import plan_runs
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.names import live_parts
@@ -113,16 +114,18 @@ class SharedRead(Resource):
         with self._scope.call():
             if type(tasks) is not int or tasks < 1:
                 raise ValueError(f"tasks={tasks!r} is no positive int")
-            found = await shared_out(self._fetch, self._parts, self._range.selection, self._reader, tasks)
+            runs = plan_runs(self._parts)
+            found = await shared_out(self._fetch, runs, self._range.selection, self._reader, tasks)
             return await self._fetch.stack.compute(lambda: [self._sealed(piece) for piece in found])
 
     async def pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:
         """As `pieces`, and with each a piece of the updates in staged batches, which has all of them whose
         keys may be in the first: for who looks up what is to be replaced."""
         with self._scope.call():
-            beside = [(batch, part) for batch in staged for part in batch.parts]
+            runs = plan_runs(self._parts)
+            beside = plan_runs([(batch, part) for batch in staged for part in batch.parts])
             found = await shared_out_beside(
-                self._fetch, self._parts, self._range.selection, self._reader, tasks, beside
+                self._fetch, runs, self._range.selection, self._reader, tasks, beside
             )
             return [(self._sealed(mine), self._sealed(other, ALL)) for mine, other in found]
 

@@ -10,7 +10,7 @@ each larger part, at most `FOOTERS_MAX`.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.key_range import (
@@ -33,7 +33,6 @@ from aiopersist.resource import run_bounded
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.parts import inline_part
-from aiopersist.shard.runs import plan_runs
 from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch
@@ -44,6 +43,9 @@ if TYPE_CHECKING:
 
 FOOTERS_MAX = 1024  # the largest parts: of the others the state tells enough
 BLOCKS_PER_TASK = 16  # finer ones would not make shares more equal
+
+Runs: TypeAlias = Sequence[Sequence[Named]]
+"""The parts of each in order. Who has chosen some of a batch's knows them; the batch tells only of all."""
 
 
 class Piece(Record):
@@ -95,45 +97,43 @@ class _Input(NamedTuple):
     """What is shared out: runs of parts in blobs, and the rows of inline ones."""
 
     fetch: Fetch
-    runs: list[list[Named]]
+    runs: Runs
     inline: "pa.Table"
 
     @classmethod
-    async def of(cls, fetch: Fetch, parts: Sequence[Named], selection: Selection, reader: str) -> "_Input":
-        inline = [named for named in parts if named[1].inline is not None]
+    async def of(cls, fetch: Fetch, runs: Runs, selection: Selection, reader: str) -> "_Input":
+        inline = [named for run in runs for named in run if named[1].inline is not None]
         rows = await fetch.table(inline, selection, reader)
-        runs = [[n for n in run if n[1].inline is None] for run in plan_runs(parts)]
-        return cls(fetch, [run for run in runs if run], rows)
+        in_blobs = [[named for named in run if named[1].inline is None] for run in runs]
+        return cls(fetch, [run for run in in_blobs if run], rows)
 
     @property
     def parts(self) -> list[Named]:
         return [named for run in self.runs for named in run]
 
 
-async def shared_out(
-    fetch: Fetch, parts: Sequence[Named], selection: Selection, reader: str, tasks: int
-) -> list[Piece]:
-    """About as many pieces as `tasks`, at least one, of what `selection` asks for of the parts. Bounds on
+async def shared_out(fetch: Fetch, runs: Runs, selection: Selection, reader: str, tasks: int) -> list[Piece]:
+    """About as many pieces as `tasks`, at least one, of what `selection` asks for of the runs. Bounds on
     times are applied again when a piece is read; a condition is not: it must be given again."""
     order = leaves(fetch.schema)
-    found = await _Input.of(fetch, parts, selection, reader)
+    found = await _Input.of(fetch, runs, selection, reader)
     blocks = await _blocks(fetch, found.parts, reader, order, tasks) if tasks > 1 else []
     return await fetch.stack.compute(_pieces, found, divide(blocks, tasks), order)
 
 
 async def shared_out_beside(
     fetch: Fetch,
-    parts: Sequence[Named],
+    runs: Runs,
     selection: Selection,
     reader: str,
     tasks: int,
-    beside: Sequence[Named],
+    beside: Runs,
 ) -> list[tuple[Piece, Piece]]:
-    """Pieces as `shared_out` gives them, and with each a piece of the parts `beside`, which has all of their
+    """Pieces as `shared_out` gives them, and with each a piece of the runs `beside`, which has all of their
     rows with the same keys."""
     order = leaves(fetch.schema)
     key_leaves = sum(leaf.path[0] == "key" for leaf in order)
-    found = await _Input.of(fetch, parts, selection, reader)
+    found = await _Input.of(fetch, runs, selection, reader)
     other = await _Input.of(fetch, beside, Selection(), "")
     blocks = await _blocks(fetch, found.parts, reader, order, tasks)
     blocks += await _blocks(fetch, other.parts, "", order, tasks)
@@ -157,7 +157,9 @@ def _pieces(given: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[Pi
     return pieces
 
 
-def _of_range(run: list[Named], keys: KeyRange, bounds: dict[int, tuple[Bound, ...]]) -> HollowBatch | None:
+def _of_range(
+    run: Sequence[Named], keys: KeyRange, bounds: dict[int, tuple[Bound, ...]]
+) -> HollowBatch | None:
     """Of one run the parts that may hold rows of the range. Their statistics have served their purpose."""
     parts = tuple(
         part.replace(stats=None, key_lower=None) for _, part in run if overlaps(keys, bounds[id(part)])

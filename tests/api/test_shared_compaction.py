@@ -322,6 +322,21 @@ async def test_more_runs_than_fit_take_several_rounds(place: Place) -> None:
     await is_the_model(client, model)
 
 
+async def test_a_batch_of_more_runs_than_fit(place: Place) -> None:
+    """Goal: of the runs of a single batch some are merged in each round, those of few updates first, whatever
+    their places in the batch; runs of several parts stay as they are."""
+    client = await place.client(**BLOBS, compaction_memory_bytes=2000)
+    model = Model()
+    rows = [(f"k{n:03}", run, 0, 1) for run, rows in enumerate((150, 30, 90, 31, 60)) for n in range(rows)]
+    async with client.writer("t", SCHEMA) as w:
+        await append(w, model, rows, 1)
+    (batch,) = (await state_of(client)).batches.values()
+    assert 0 < len(batch.runs) < len(batch.parts) - 1
+    while await compacted(client, [client]):
+        await is_the_model(client, model)
+    await is_one_run(client)
+
+
 async def test_nothing_there_and_nobody_to_read_it(place: Place) -> None:
     client = await place.client(**BLOBS)
     with pytest.raises(ap.UnknownShard):
