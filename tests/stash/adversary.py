@@ -1,9 +1,9 @@
 """An adversary for stashes: `play(seed)` is one game of several openers on one place.
 
-Their tasks append, upsert, transfer between tables, migrate and consolidate, all at once. Each call of a
-store may be refused, lose its answer, never arrive, or arrive long after its caller was told that it was lost;
-it takes its time before and after. Openers are taken over from, share, are closed amid their calls and
-forgotten by the store as after a long pause; callers are cancelled at any await.
+Their tasks append, upsert, transfer, migrate and consolidate, all at once. Each call of a store may be
+refused, lose its answer, never arrive, or arrive long after its caller was told that it was lost; it takes
+its time. Openers are taken over from, share, are closed amid their calls and forgotten by the store as
+after a long pause; callers are cancelled at any await.
 
 Each change leaves an entry of its own in one collection. So a naive model is enough: what was acknowledged is
 there once; what was refused is not there, and never will be; all else is there once or not at all, and as a
