@@ -140,11 +140,10 @@ def _target(
 ) -> tuple[Antichain | None, tuple[Mark, ...]]:
     """Where the hold is to go, `None` if not yet; and the uppers that are remembered from now on."""
     if record.times is not None:
-        upper = state.upper.time
-        if not isinstance(upper, int):
+        upper, hold = state.upper.time, record.hold.time
+        if not isinstance(upper, int) or not isinstance(hold, int):  # one of them is {}: it goes no further
             return None, record.marks
-        at, hold = min(upper - record.times, upper - 1), record.hold.time
-        assert isinstance(hold, int)
+        at = min(upper - record.times, upper - 1)
         due = at > hold and (exact or at - hold > record.times // 2)
         return (Antichain(at) if due else None), record.marks
     assert record.seconds is not None

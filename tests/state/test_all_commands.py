@@ -1,0 +1,260 @@
+"""Goal: whatever commands are run, in whatever order, with whatever clock: none fails otherwise than by a
+refusal, what was refused changes nothing, and each version reads back as the state that its writer has: by
+its bytes, and by a rollup of it. Commands are drawn by a seed; a failure names it."""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from aiopersist.frontier import Antichain
+from aiopersist.state import diff as diffs
+from aiopersist.state.command import Command, Commit
+from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Replace, TakeClaim, Total
+from aiopersist.state.invariants import check_state
+from aiopersist.state.lifecycle import (
+    AddRollup,
+    EndCollection,
+    EvolveSchema,
+    ExpireOverdue,
+    Finalize,
+    ForgetTransactions,
+    MarkBuried,
+)
+from aiopersist.state.model import HollowBatch, Rollup
+from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader, TakeNamedHold
+from aiopersist.state.record import HollowPart
+from aiopersist.state.retention import (
+    ApplyRetention,
+    DowngradeCritical,
+    RegisterCritical,
+    ReleaseCritical,
+    SetRetention,
+)
+from aiopersist.state.writing import (
+    Append,
+    ExpireWriter,
+    HeartbeatWriter,
+    Occupy,
+    RegisterWriter,
+    Spend,
+    Staged,
+    Write,
+)
+from tests.state.test_commands import LEASE_S, READERS, ROOM, SHARD, WRITERS, ZERO, History, created
+
+LONG_SEEDS = int(os.environ.get("AIOPERSIST_TEST_STATES", "5000"))
+FAR = 2**62  # a time where a frontier is empty
+SKIPS_S = (1.0, LEASE_S * 2, -500.0, 500.0, 1e6, -1e6)
+
+
+class Game:
+    """A life of a shard."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.history: History = created()
+        self.specs: list[dict[int, HollowBatch]] = []
+        """What compactions have read, now or earlier."""
+        self.counts: Counter[str] = Counter()
+
+    def play(self) -> Counter[str]:
+        for _ in range(self.rng.randrange(5, 150)):
+            if self.rng.random() < 0.04:
+                self.history.now += self.rng.choice(SKIPS_S)
+            self.step(self.rng.choice(LIVE if not self.history.live.finalized else OVER)(self))
+        return self.counts
+
+    def step(self, command: Command) -> None:
+        before = self.history.live
+        outcome = self.history.run(command)  # reads the bytes back, and checks what must hold
+        self.counts[type(command).__name__] += isinstance(outcome, Commit)
+        if not isinstance(outcome, Commit):
+            assert self.history.live is before
+            return
+        after = self.history.live
+        diffs.reads_as(self.history.versions[-1], diffs.decode_diff(self.history.versions[-1]))
+        data = diffs.encode_rollup(after)
+        read = diffs.decode_rollup(data, diffs.checksum_of(data))
+        assert check_state(read) == after
+        assert list(read.batches) == list(after.batches)
+        assert {claim.writer for claim in after.claims.values()} <= after.writers.keys()
+        if (happened := getattr(command, "happened", None)) is not None:
+            assert happened(after) is not False
+
+    # --- what commands are made of -------------------------------------------------------------------
+
+    @property
+    def writer(self) -> str:
+        return self.rng.choice(WRITERS)
+
+    @property
+    def reader(self) -> str:
+        return self.rng.choice(READERS)
+
+    @property
+    def upper(self) -> int:
+        return _int(self.history.live.upper)
+
+    @property
+    def since(self) -> Antichain:
+        """One near the shard's, or the empty one."""
+        if self.rng.random() < 0.1:
+            return Antichain()
+        return Antichain(_int(self.history.live.since) + self.rng.randrange(6))
+
+    @property
+    def token(self) -> str:
+        return f"t{len(self.history.versions)}"
+
+    @property
+    def transactions(self) -> dict[str, int]:
+        return {self.rng.choice("abc"): self.rng.randrange(9)} if self.rng.random() < 0.3 else {}
+
+    @property
+    def staged(self) -> tuple[Staged, ...]:
+        some = range(self.rng.choice((0, 0, 1, 2)))
+        return tuple(Staged(self.writer, f"b{self.rng.randrange(4)}", self.rng.random() < 0.5) for _ in some)
+
+    def batch(self, lower: int, upper: int, rows: int = -1, writer: str | None = None) -> HollowBatch:
+        """With blobs of that writer, or of any."""
+        rng = self.rng
+        rows = rng.choice((0, 1, 1, 3, 50, 5000)) if rows < 0 else rows
+        whole = rows if lower < upper else 0
+        first = whole // rng.choice((1, 2))
+        parts = tuple(self.part(n, writer or self.writer) for n in (first, whole - first) if n)
+        bounds = {"lower": Antichain(lower), "upper": Antichain(upper), "since": ZERO}
+        return HollowBatch(**bounds, parts=parts, runs=(1,) if len(parts) > 1 else ())
+
+    def part(self, rows: int, writer: str) -> HollowPart:
+        size = self.rng.randrange(50)
+        if self.rng.random() < 0.5:
+            return HollowPart(inline=b"x" * size, size=size, rows=rows, checksum="c")
+        key = f"{SHARD}/{writer}/{self.rng.random()}.parquet"
+        return HollowPart(key=key, size=size, rows=rows, checksum="c")
+
+    def append(self) -> Append:
+        new = self.batch(self.upper, self.upper + self.rng.randrange(5))
+        limits = {"staged": self.staged, "transactions_max": self.rng.choice((2, 99))}
+        return Append(
+            self.writer, self.token, new, self.transactions, self.rng.choice((ROOM, 200)), False, **limits
+        )
+
+    def replicated(self) -> Append:
+        lower = max(self.upper - self.rng.randrange(5), 0)
+        new = self.batch(lower, lower + self.rng.randrange(9))
+        return Append(self.writer, self.token, new, {}, ROOM, replica=True)
+
+    def write(self) -> Write:
+        new = self.batch(max(self.upper - self.rng.randrange(5), 0), self.upper + 1)
+        return Write(self.writer, self.token, new, self.transactions, ROOM)
+
+    def spec(self) -> dict[int, HollowBatch] | None:
+        """Neighbours, as they are or were."""
+        there = list(self.history.live.batches.items())
+        if there:
+            begin = self.rng.randrange(len(there))
+            self.specs.append(dict(there[begin : begin + self.rng.choice((1, 2, 3, 9))]))
+        return self.rng.choice(self.specs[-3:]) if self.specs else None
+
+    def compaction(self) -> Command:
+        spec, writer = self.spec(), self.writer
+        if spec is None or self.rng.random() < 0.3:
+            return Occupy(writer) if spec is None else TakeClaim(writer, spec)
+        first, *_, last = [*spec.values()] * 2
+        rows = sum(batch.len for batch in spec.values())
+        made = self.batch(0, 1, self.rng.randrange(rows + 1), writer)
+        made = made.replace(lower=first.lower, upper=last.upper, since=self.rng.choice((ZERO, self.since)))
+        return Replace(writer, spec, made, Total(rows, 7), Total(made.len, 7))
+
+    def rollup(self) -> AddRollup:
+        seqno = max(self.history.live.seqno - self.rng.randrange(9), 0)
+        writer = self.writer
+        key = f"{SHARD}/{writer}/{self.rng.randrange(9)}.rollup"
+        return AddRollup(writer, seqno, Rollup(key=key, checksum="c", size=1))
+
+    def collection(self) -> Command:
+        live = self.history.live
+        return ClaimCollection(self.writer, live.latest_rollup, live.collected)
+
+
+def _int(frontier: Antichain) -> int:
+    return frontier.time if isinstance(frontier.time, int) else FAR
+
+
+Draw = Callable[[Game], Command]
+HOLDS: list[Draw] = [
+    lambda g: RegisterReader(g.reader, g.since, LEASE_S, g.rng.random() < 0.5),
+    lambda g: RenewReader(g.reader, downgrade=g.since),
+    lambda g: RenewReader(g.reader, hold=g.since),
+    lambda g: KeepReader(g.reader),
+    lambda g: ExpireReader(g.reader),
+    lambda g: TakeNamedHold("n", g.rng.choice("ab"), g.since, LEASE_S),
+    lambda g: RenewReader("name:n", g.rng.choice("ab"), downgrade=g.since),
+    lambda g: RegisterCritical("c", g.rng.randrange(3)),
+    lambda g: DowngradeCritical("c", g.rng.randrange(3), g.rng.randrange(3), g.since),
+    lambda g: ReleaseCritical("c", g.rng.randrange(3)),
+    lambda g: SetRetention(*g.rng.choice([(None, None), (0, None), (3, None), (None, 0.0), (None, 9.0)])),
+    lambda g: ApplyRetention(g.rng.random() < 0.5),
+]
+WRITES: list[Draw] = [
+    lambda g: RegisterWriter(g.writer, LEASE_S),
+    Game.append,
+    Game.append,
+    Game.replicated,
+    Game.write,
+]
+UPKEEP: list[Draw] = [
+    Game.compaction,
+    Game.compaction,
+    Game.rollup,
+    Game.collection,
+    lambda g: HeartbeatWriter(g.writer),
+    lambda g: ExpireWriter(g.writer),
+    lambda g: EndCollection(g.rng.randrange(g.history.live.seqno + 1), g.writer),
+    lambda g: ReleaseClaim(g.writer, g.rng.choice([-1, *g.history.live.batches])),
+    lambda g: ForgetTransactions(["a", "b"], g.history.now - g.rng.randrange(9)),
+    lambda g: Spend(g.staged),
+]
+OVER: list[Draw] = [lambda g: ExpireOverdue(), lambda g: Occupy(g.writer), lambda g: MarkBuried()]
+RARELY: Draw = lambda g: Finalize(SHARD) if g.rng.random() < 0.1 else EvolveSchema(0, {"key": "str2"})  # noqa: E731
+LIVE = HOLDS * 2 + WRITES * 6 + UPKEEP * 2 + OVER[:2] + [RARELY]
+
+
+def _play(seeds: range) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            counts += Game(seed).play()
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+    return counts
+
+
+def test_lives_of_shards() -> None:
+    counts = _play(range(50))
+    wanted = (Append, Write, Replace, TakeClaim, ApplyRetention, DowngradeCritical, Spend, Finalize)
+    assert all(counts[command.__name__] for command in wanted), counts
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_many_lives_of_shards() -> None:
+    """`AIOPERSIST_TEST_STATES` says how many."""
+    _play(range(1000, 1000 + LONG_SEEDS))
+
+
+@pytest.mark.parametrize("times", [0, 3])
+def test_a_policy_of_a_shard_whose_since_is_empty(times: int) -> None:
+    """Goal: it moves nothing, and is in nobody's way."""
+    history = created()
+    history.run(RegisterReader("r1", ZERO, LEASE_S))
+    history.run(RenewReader("r1", downgrade=Antichain()))
+    history.run(SetRetention(times, None))
+    assert history.live.since == Antichain()
+    for exact in (False, True):
+        history.run(ApplyRetention(exact))
+        assert history.live.since == Antichain()
