@@ -10,6 +10,7 @@ A piece that is done twice, or whose process was killed, leaves parts that nobod
 gone the sweep finds them. More runs than the memory of one process may read at once take several rounds.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from aiopersist.compact.local import Work, bounded, target_of
 from aiopersist.errors import BatchExpired, Corruption, Error, InvalidUpdate, LeaseExpired
 from aiopersist.frontier import Antichain
-from aiopersist.resource import Opening, Resource, Scope
+from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.commit import commit
@@ -153,15 +154,9 @@ class SharedCompaction(Resource):
 
     async def aclose(self) -> None:
         """Give the claim back, and end the writer of the parts: those that were not applied are the sweep's.
-        Idempotent. One commit."""
+        In the background, if the caller is cancelled or the store takes long. Idempotent. One commit."""
         if self._scope.close() and self._registration is not None:
-            self._registration.release()
-            self._registration.stop()
-            try:
-                await self._registration.expire()
-            except Error as error:  # what was applied is
-                label = self._shard.label
-                log.warning("the claim of a compaction of %s is left to its lease: %s", label, error)
+            await asyncio.wait([_ended(self._shard, self._registration)], timeout=RELEASE_DEADLINE_S)
 
     def __repr__(self) -> str:
         return f"<SharedCompaction of {self._shard.id}: {'claimed' if self.is_needed else 'nothing to do'}>"
@@ -240,12 +235,24 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
             patience.note("another process compacts it")
             await shard.stack.runtime.sleep(next(delays))
     except BaseException:
-        registration.release()
-        shard.stack.supervisor.spawn(registration.expire(), "end the writer of a compaction")
+        _ended(shard, registration)
         raise
-    registration.release()
-    await registration.expire()
+    await asyncio.wait([_ended(shard, registration)], timeout=RELEASE_DEADLINE_S)
     return SharedCompaction(shard, None, None, goal, scope)
+
+
+def _ended(shard: Shard, registration: Registration) -> "asyncio.Task[None]":
+    """A task that ends the writer, and so gives its claim back, whoever waits for it."""
+    registration.release()
+    registration.stop()
+    return shard.stack.supervisor.spawn(_expire(shard, registration), "end the writer of a compaction")
+
+
+async def _expire(shard: Shard, registration: Registration) -> None:
+    try:
+        await registration.expire()
+    except Error as error:  # what was applied is
+        log.warning("the claim of a compaction of %s is left to its lease: %s", shard.label, error)
 
 
 def _in_order(results: Sequence[bytes], division: str, pieces: int) -> list[CompactedPiece]:

@@ -8,6 +8,7 @@
 5. Release the lease, or leave it to its end.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -22,7 +23,7 @@ from aiopersist.read.query import Query
 from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
 from aiopersist.read.snapshot import Items
 from aiopersist.read.stream import in_batches
-from aiopersist.resource import Opening, Resource, Scope
+from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.client_part import ClientPart
 from aiopersist.shard.commit import commit, settle
@@ -147,8 +148,13 @@ class SharedRead(Resource):
             await self._end()
 
     async def _end(self) -> None:
+        """In the background, if the caller is cancelled or the store takes long."""
         if self._beating is not None:
             self._beating.cancel()
+        ending = self._fetch.stack.supervisor.spawn(self._expire(), "end the lease of a shared read")
+        await asyncio.wait([ending], timeout=RELEASE_DEADLINE_S)
+
+    async def _expire(self) -> None:
         try:
             await commit(self._fetch.shard.register, ExpireReader(self._reader), Slot())
         except Error as error:  # what was made of the read stays right

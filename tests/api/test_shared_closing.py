@@ -1,0 +1,26 @@
+"""Goal: closing what several processes share gives back its lease or claim, also when it is cut off."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from tests.cancelling import cancelled_after
+
+SCHEMA = ap.Schema(key=str, val=int)
+TURNS = range(1, 6)  # of the loop, after which closing is cut off
+
+
+@pytest.mark.parametrize("what", ["shared_read", "shared_compaction"])
+@pytest.mark.parametrize("turns", TURNS)
+async def test_closing_that_is_cut_off_gives_it_back(what: str, turns: int) -> None:
+    async with ap.open("mem://", maintenance=False) as client, client.writer("t", SCHEMA) as w:
+        for time in range(2):
+            await w.compare_and_append([("a", time, time, 1)], time, time + 1)
+        shared: Any = await getattr(client, what)("t")
+        await cancelled_after(shared.aclose(), turns)
+        async with asyncio.timeout(20):
+            while (view := await client.inspect("t")).readers or view.writers.keys() != {w.writer_id}:
+                await asyncio.sleep(0.01)
+        assert not view.claims

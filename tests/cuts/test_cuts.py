@@ -1,0 +1,104 @@
+"""Goal: whatever goes wrong at whichever store call or wait of any call, nothing acknowledged is lost, what
+was refused is not there, nobody hangs, and everything goes on.
+
+By default one trouble of some scenes, drawn from a seed; all of all in the long run."""
+
+import asyncio
+import random
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import tests.cuts.scenes_above
+import tests.cuts.scenes_upkeep  # noqa: F401  # both add theirs
+from aiopersist.shard import commit
+from tests.cuts.scenes import SCENES
+from tests.cuts.stage import MAY_RAISE, staged
+from tests.cuts.trouble import Cut, Fault, Met, troubled
+
+TROUBLES: list[Fault | Cut] = [*Fault, *Cut]
+HEALS = [
+    Fault.REFUSED,
+    Fault.DROPPED,
+    Fault.LOST,
+    Fault.LATE,
+    Fault.RAISES,
+    Fault.RAISES_LATE,
+]
+"""What is over when the call is made again."""
+SEED = 7
+SAMPLE = 12  # scenes
+DRAWN_FROM = 5  # calls and waits, the first ones; some scenes have fewer
+
+
+async def play(
+    name: str, trouble: Fault | Cut, at: int, place: Path | None = None, *, patient: bool = False
+) -> Met:
+    """The scene, with that trouble there; all is checked. Who is patient hears of nothing that heals."""
+    try:
+        async with staged(place, None if patient else 0.0) as stage:
+            stage.client = await stage.opened()
+            call = await SCENES[name](stage)
+            met = await troubled(stage.trouble, call(), trouble, at)
+            if met.raised is not None:
+                cut = trouble is Fault.CANCELLED or isinstance(trouble, Cut)
+                may = (*MAY_RAISE, asyncio.CancelledError) if cut else () if patient else MAY_RAISE
+                if not isinstance(met.raised, may):
+                    raise met.raised
+            await stage.verify()
+            return met
+    except BaseException as error:
+        error.add_note(f"{name}: {trouble} at {at}")
+        raise
+
+
+@pytest.mark.parametrize("name", random.Random(SEED).sample(sorted(SCENES), SAMPLE))
+async def test_a_sample(name: str) -> None:
+    rng = random.Random(f"{SEED} {name}")
+    await play(name, rng.choice(TROUBLES), rng.randint(1, DRAWN_FROM))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("trouble", TROUBLES, ids=str)
+@pytest.mark.parametrize("name", SCENES)
+async def test_everywhere(name: str, trouble: Fault | Cut) -> None:
+    for at in count(1):
+        if not (await play(name, trouble, at)).reached:
+            break
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("trouble", TROUBLES, ids=str)
+@pytest.mark.parametrize("name", SCENES)
+async def test_everywhere_on_disk(name: str, trouble: Fault | Cut, tmp_path: Path) -> None:
+    for at in count(1):
+        if not (await play(name, trouble, at, tmp_path / str(at))).reached:
+            break
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("trouble", HEALS, ids=str)
+@pytest.mark.parametrize("name", SCENES)
+async def test_who_is_patient_hears_of_nothing(name: str, trouble: Fault) -> None:
+    for at in count(1):
+        if not (await play(name, trouble, at, patient=True)).reached:
+            break
+
+
+# --- controls: the stage notices what would be wrong --------------------------------------------------
+
+
+async def test_a_wrong_outcome_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: who takes what happened for what did not writes it twice."""
+
+    async def looks_away(*args: object) -> bool:
+        return False
+
+    monkeypatch.setattr(commit, "_look", looks_away)
+    with pytest.raises(AssertionError, match="Told"):
+        for at in range(1, 9):
+            await play("write", Fault.LOST, at)
