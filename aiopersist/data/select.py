@@ -40,7 +40,7 @@ def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
     try:
         _with_flat(row, schema).filter(where)
     except (pa.ArrowException, ValueError) as e:
-        raise _invalid(f"where={where}: {e}") from e
+        raise _invalid(f"where={_written(where)}: {e}") from e
 
 
 def apply_where(table: pa.Table, where: Any, schema: Schema[Any, Any, Any]) -> pa.Table:
@@ -49,7 +49,7 @@ def apply_where(table: pa.Table, where: Any, schema: Schema[Any, Any, Any]) -> p
     try:
         return _with_flat(table, schema).filter(where).select(names)
     except pa.ArrowException as e:  # a division by zero, say
-        raise _invalid(f"where={where}: {e}") from e
+        raise _invalid(f"where={_written(where)}: {e}") from e
 
 
 def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
@@ -138,7 +138,7 @@ def prune(
     columns that are left out prune nothing. `schema` is that of the statistics' data or an evolved
     one: a column that they do not tell of may hold anything."""
     types = leaf_types(schema)
-    if set(re.findall(r"\bnan\b|(?<=\b)\w+(?=\()", str(where))) - _WITHOUT_NAN:
+    if set(re.findall(r"\bnan\b|(?<=\b)\w+(?=\()", _written(where))) - _WITHOUT_NAN:
         types = {name: t for name, t in types.items() if not pa.types.is_floating(t)}
     leaves = [(name, leaf_paths(schema)[name], types[name]) for name in types]
     flat = {path: name for name, path in flat_names(schema).items()}
@@ -181,6 +181,15 @@ def _facts(field: Any, entry: Mapping[str, Any], t: pa.DataType) -> list[Any]:
         return []
     within = reduce(lambda a, b: a & b, bounds)
     return [within | field.is_null()] if entry["nulls"] else [within]
+
+
+def _written(where: Any) -> str:
+    """The expression as text. Arrow cuts long texts in it, perhaps within a character: one of a list of them
+    cannot be written then."""
+    try:
+        return str(where)
+    except UnicodeDecodeError:
+        return "unknown(...)"
 
 
 def _with_flat(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
