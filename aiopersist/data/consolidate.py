@@ -23,6 +23,7 @@ from typing import Any
 
 from aiopersist.data.codec import Schema
 from aiopersist.data.int64 import int64_array, int64_scalar
+from aiopersist.data.jsonable import to_json
 from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.data.order import flatten, row_keys
 from aiopersist.data.types import Field
@@ -217,10 +218,11 @@ def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:
 
 
 def _shown(field: Field, column: Any) -> Any:
+    """Points in time as integers where Python has not all of them."""
     try:
         return field.decode(column)[0]
     except Unsupported:
-        return column[0]
+        return to_json(column[0])
 
 
 def _summed(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

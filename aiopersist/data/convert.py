@@ -112,10 +112,18 @@ def _reader(value: Any) -> Any:
     if isinstance(value, pa.RecordBatch):
         return [value]
     if isinstance(value, pa.Table):
-        return value.to_batches() or [pa.RecordBatch.from_pylist([], value.schema)]
+        return value.to_batches() or [_no_rows(value)]
     if hasattr(value, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(value)
     return [pa.record_batch(value)]
+
+
+def _no_rows(table: pa.Table) -> Any:
+    """A batch without rows, whose types are checked, too; the table itself where Arrow can make none."""
+    try:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in table.schema], schema=table.schema)
+    except pa.ArrowException:
+        return table
 
 
 def _arrow(value: Any) -> pa.Table | None:

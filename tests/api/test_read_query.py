@@ -384,8 +384,9 @@ async def test_a_condition_is_checked_where_there_are_no_rows(where: Any) -> Non
                 await s.rows(where=where)
             assert caught.value.kind is ap.UsageKind.INVALID_COLUMN
 
+
 async def test_a_condition_on_long_texts_is_taken_though_it_cannot_be_written() -> None:
-    """Goal: Arrow writes a list of long texts only in part, and may cut a character; what is read is right."""
+    """Goal: Arrow writes a list of long texts only in part, and may cut a character; what is read is so."""
     long = "\U0010ffff" * 80
     async with ap.open("mem://", settings=ap.Settings(inline_writes_single_max_bytes=0)) as client:
         w = await client.writer("t", ap.Schema(key=str, val=float))

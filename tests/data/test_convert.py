@@ -255,6 +255,29 @@ def test_one_update_has_a_largest_size() -> None:
     assert e.value.row == 13
 
 
+RUNS = pa.run_end_encoded(pa.int32(), pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("t", "plain"),
+    [
+        (pa.dictionary(pa.int8(), pa.date32()), pa.date32()),
+        (RUNS, int),
+        (pa.struct([pa.field("x", RUNS)]), pa.struct([pa.field("x", pa.int64())])),
+    ],
+    ids=["dictionary", "runs", "struct of runs"],
+)
+def test_a_table_without_batches_is_no_updates(t: pa.DataType, plain: Any) -> None:
+    """Goal: also of types of which Arrow makes no array without values."""
+    schema = pa.schema({"key": t, "val": pa.int64(), "time": pa.int64(), "diff": pa.int64()})
+    nothing = pa.table([pa.chunked_array([], field.type) for field in schema], schema)
+    (piece,) = pieces_of(nothing)
+    assert to_table(piece, Schema(key=plain, val=int)).num_rows == 0
+    if not pa.types.is_struct(t):
+        with pytest.raises(InvalidUpdate):
+            to_table(piece, Schema(key=bytes, val=int))
+
+
 def test_pieces_of_an_iterator_are_bounded_in_bytes_too() -> None:
     """Goal: memory is bounded however large the rows are."""
     large = ((i, b"x" * 1_000_000, 0, 1) for i in range(40))

@@ -102,15 +102,18 @@ def test_errors_about_far_values_name_them() -> None:
     assert e.value.row == 1
 
 
-async def test_a_sum_out_of_range_of_a_far_key_is_told() -> None:
-    t = pa.timestamp("us", "UTC")
-    async with ap.open("mem://") as client, client.writer("s", Schema(key=t, val=t)) as w:
-        rows = table(t, [2**62] * 2).set_column(3, "diff", [[2**62] * 2])
-        await w.compare_and_append(rows, 0, 1)
+@pytest.mark.parametrize("t", [pa.timestamp("us", "UTC"), pa.date32()], ids=str)
+async def test_a_sum_out_of_range_of_a_far_key_is_told(t: pa.DataType) -> None:
+    far = 2 ** (t.bit_width - 2)
+    async with ap.open("mem://") as client, client.writer("s", Schema(key=t, val=pa.list_(t))) as w:
+        moments = column(t, [far] * 2)
+        lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), moments)
+        names = ["key", "val", "time", "diff"]
+        await w.compare_and_append(pa.table([moments, lists, [0, 0], [2**62] * 2], names), 0, 1)
         async with client.reader("s") as r, r.snapshot(0) as s:
-            with pytest.raises(DiffOverflow) as e:
+            with pytest.raises(DiffOverflow, match=str(far)) as e:
                 await s.to_arrow()
-            assert e.value.key.value == 2**62
+            assert (e.value.key, e.value.val) == (far, [far])
 
 
 def test_statistics_that_cannot_be_computed_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
