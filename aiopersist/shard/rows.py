@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from aiopersist.data.assemble import concat
 from aiopersist.data.codec import Schema
 from aiopersist.data.slices import leaf_count, row_slices
+from aiopersist.errors import InvalidUpdate
 from aiopersist.shard.stack import Stack
 
 if TYPE_CHECKING:
@@ -16,9 +17,13 @@ async def columns_of(
     stack: Stack, rows: Any, convert: "Callable[[Any, int], pa.Table]", schema: Schema[Any, Any, Any]
 ) -> "pa.Table":
     """What `convert` makes of a sequence of rows, or of Arrow data, on worker threads; it is given the number
-    of the first row that it gets, too."""
+    of the first row that it gets, too. `InvalidUpdate` if there are more or fewer rows in the end than there
+    were: a part of them must not pass for all."""
     if not isinstance(rows, Sequence) or not rows:
         return await stack.compute(convert, rows, 0)
     leaves = sum(leaf_count(field.type) for field in schema.arrow_schema)
+    given = len(rows)
     tables = [await stack.compute(convert, some, start) for start, some in row_slices(rows, leaves)]
+    if len(rows) != given:
+        raise InvalidUpdate(f"the {given} rows became {len(rows)} while they were converted: give a copy")
     return concat(tables, schema)
