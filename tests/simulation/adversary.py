@@ -239,7 +239,10 @@ class Game:
             try:
                 if held and rng.random() < 0.3:
                     await self.give_up(rng, handle)
-                await self.look(rng, handle)
+                if rng.random() < 0.2:
+                    await self.share(rng, client, handle)
+                else:
+                    await self.look(rng, handle)
             except ap.SinceViolation as error:
                 kept = held and handle.since.less_equal(error.as_of)
                 self.seen.promise(not kept and not error.since.less_equal(error.as_of), error)
@@ -272,15 +275,27 @@ class Game:
         if targets:
             await handle.downgrade_since(ap.Antichain(*rng.choices(targets, k=rng.choice([1, 2]))))
 
-    async def look(self, rng: random.Random, handle: ap.ReadHandle[str, int]) -> None:
+    def some_time(self, rng: random.Random, handle: ap.ReadHandle[str, int]) -> Any:
+        """To read at, perhaps beyond what is complete; for int times also `None`."""
         if rng.random() < 0.3 and not self.product:
-            opening = handle.snapshot(wait=False)
-        else:
-            time = rng.choice(
-                self.within(handle.since, self.after(rng, self.after(rng, handle.upper))) or [0]
-            )
-            opening = handle.snapshot((0, 0) if self.product and time == 0 else time, wait=False)
-        async with opening as snapshot:
+            return None
+        times = self.within(handle.since, self.after(rng, self.after(rng, handle.upper)))
+        return rng.choice(times or [(0, 0) if self.product else 0])
+
+    async def share(self, rng: random.Random, client: ap.Client, handle: ap.ReadHandle[str, int]) -> None:
+        """A snapshot in pieces, some of which another process reads."""
+        opening = client.shared_read(self.name, self.some_time(rng, handle), wait=False)
+        async with opening as read, self.client(rng) as other:
+            rows = []
+            for piece in await read.pieces(rng.choice([1, 3])):
+                await (nap(rng) if rng.random() < 0.1 else pause(rng))
+                async for batch in rng.choice([client, other]).read_piece(piece):
+                    rows += [(r["key"], r["val"], r["diff"]) for r in batch.to_pylist()]
+            self.seen.snapshots.append((read.as_of, rows))
+            self.counts["shared reads"] += 1
+
+    async def look(self, rng: random.Random, handle: ap.ReadHandle[str, int]) -> None:
+        async with handle.snapshot(self.some_time(rng, handle), wait=False) as snapshot:
             await (nap(rng) if rng.random() < 0.1 else pause(rng))
             way = rng.randrange(4)
             if way == 0:
@@ -481,7 +496,9 @@ class Game:
         """Asks for every kind of upkeep; that it is asked for at a bad moment is told honestly."""
         for _ in range(moves):
             await pause(rng)
-            what = rng.choice(["compact", "compact", "gc", "gc", "sweep", "maintain", "retain", "fsck"])
+            what = rng.choice(
+                ["compact", "compact", "share", "gc", "gc", "sweep", "maintain", "retain", "fsck"]
+            )
             try:
                 await self.upkeep(rng, client, what)
                 self.counts[what] += 1
@@ -491,6 +508,8 @@ class Game:
     async def upkeep(self, rng: random.Random, client: ap.Client, what: str) -> None:
         if what == "compact":
             await client.force_compaction(self.name)
+        elif what == "share":
+            await self.share_compaction(rng, client)
         elif what == "gc":
             collected = await client.force_gc(self.name)
             self.counts["parts collected"] += collected.parts
@@ -509,6 +528,19 @@ class Game:
         else:
             report = await client.fsck(self.name)
             self.seen.promise(report.ok, report.problems)
+
+    async def share_compaction(self, rng: random.Random, client: ap.Client) -> None:
+        """Some rounds, whose pieces another process does in part."""
+        goal = None
+        async with self.client(rng) as other:
+            for _ in range(rng.choice([1, 5])):
+                async with client.shared_compaction(self.name, goal) as compaction:
+                    goal, results = compaction.goal, []
+                    for piece in await compaction.pieces(rng.choice([1, 3])):
+                        await pause(rng)
+                        results.append(await rng.choice([client, other]).compact_piece(piece))
+                    if compaction.is_needed:
+                        self.counts["compacted together"] += await compaction.apply(results)
 
     async def clock(self, rng: random.Random, client: ap.Client, moves: int) -> None:
         """Jumps: a reader has a lease of 900 s, a writer one of 3600 s."""

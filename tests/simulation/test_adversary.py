@@ -36,6 +36,7 @@ LIVELY = ("cut off", "UpperMismatch", "resumed", "snapshots", "followed", "lease
 LIVELY_IF_LONG = (
     *("and committed", "BatchExpired", "history given up", "fenced", "killed"),
     *("compacted", "compact", "gc", "parts collected", "sweep", "blobs swept", "maintain", "fsck"),
+    *("shared reads", "compacted together"),
 )
 
 
