@@ -30,7 +30,7 @@ def newest() -> str:
 
 
 OTHERS = "tests/state tests/test_package.py tests/storage/test_s3.py " + " ".join(
-    f"tests/api/test_{name}.py" for name in ("client", "batches", "batches_s3", "upkeep")
+    f"tests/api/test_{name}.py" for name in ("client", "batches", "batches_s3", "maintenance")
 )
 
 add_pyenv_to_path()

@@ -4,11 +4,11 @@
 """
 
 from aiopersist import stash
-from aiopersist.client import Client, open  # noqa: A004  # `ap.open`
-from aiopersist.compact.shared import SharedCompaction
-from aiopersist.data.codec import Codec, Schema
-from aiopersist.data.stats import ColumnStats
-from aiopersist.data.updates import Update, Updates
+from aiopersist.client import Client
+from aiopersist.compact.shared_compaction import SharedCompaction
+from aiopersist.data.part.stats import ColumnStats
+from aiopersist.data.types.schema import Codec, Schema
+from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.errors import (
     AlreadyAppended,
     BatchExpired,
@@ -40,10 +40,11 @@ from aiopersist.gc.sweep import Sweep, Usage
 from aiopersist.maintenance.fsck import FsckReport
 from aiopersist.maintenance.inspect import ShardView
 from aiopersist.maintenance.rounds import MaintenanceRound
+from aiopersist.opening import open  # noqa: A004  # `ap.open`
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.leased import LeasedPart
 from aiopersist.read.listen import Listen, Progress, Step
-from aiopersist.read.shared import SharedRead
+from aiopersist.read.shared_read import SharedRead
 from aiopersist.read.since import SinceHandle
 from aiopersist.read.snapshot import Snapshot, SnapshotStats
 from aiopersist.settings import Settings, UntrimmableColumns

@@ -1,136 +1,81 @@
-"""The client: builds the stack once, opens handles, owns every task.
+"""The client: what a user can ask of a location, and where it is answered.
 
 It belongs to the process and the event loop that opened it. Closing it closes what it opened,
 gives statements under way a moment to end, and closes the stores it opened itself.
 """
 
 import asyncio
-import os
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar, overload
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from aiopersist.compact.shared import SharesCompactions
-from aiopersist.data.codec import Schema
-from aiopersist.data.evolve import check_evolution
-from aiopersist.data.lazy import arrow_is_imported, import_arrow, is_warm, warm_up
-from aiopersist.errors import (
-    IncompatibleSchema,
-    Indeterminate,
-    SchemaMismatch,
-    StorageUnavailable,
-    UnknownShard,
-    shown,
-)
-from aiopersist.frontier import Antichain, Time, frontier
-from aiopersist.gc.collect import bury
+from aiopersist.compact.shared_compaction import Goal, SharedCompaction, compact_piece, shared_compaction
+from aiopersist.data.lazy import is_warm, warm_up
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.updates import Updates
+from aiopersist.frontier import Antichain, Time
+from aiopersist.gc.collect import Collected
+from aiopersist.gc.drop import drop, finalize
+from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
+from aiopersist.indexed.indexed import Indexed
+from aiopersist.indexed.open import open_indexed
 from aiopersist.maintenance.background import Maintenance
-from aiopersist.maintenance.rounds import Rounds
-from aiopersist.maintenance.shard import ShardUpkeep
-from aiopersist.maintenance.upkeep import Upkeep
-from aiopersist.more import OpensMore
+from aiopersist.maintenance.fsck import FsckReport, fsck
+from aiopersist.maintenance.inspect import ShardView, inspect
+from aiopersist.maintenance.on_demand import force_gc, retain
+from aiopersist.maintenance.rounds import MaintenanceRound, Rounds
 from aiopersist.read.handle import ReadHandle
-from aiopersist.read.leased import FetchesParts
-from aiopersist.read.shared import SharesReads
+from aiopersist.read.leased import fetch_part
+from aiopersist.read.open import open_reader, open_since
+from aiopersist.read.shared_read import SharedRead, read_piece, shared_read
 from aiopersist.read.since import SinceHandle
-from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Root, Scope, Supervisor, run_bounded
-from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings, settings_from_environment
+from aiopersist.read.snapshot import Items
+from aiopersist.resource import Opening, Root
+from aiopersist.runtime import Runtime
+from aiopersist.settings import Settings
 from aiopersist.shard import catalog
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.client_part import SHARDS_KEPT, labels
-from aiopersist.shard.commit import commit
-from aiopersist.shard.follow import Follower
-from aiopersist.shard.lease import check_lease_s
-from aiopersist.shard.shard import Shard
-from aiopersist.shard.stack import Stack
-from aiopersist.state.lifecycle import EvolveSchema, Finalize
-from aiopersist.storage.blob import Blob
-from aiopersist.storage.consensus import Consensus
-from aiopersist.storage.identity import check_identity
-from aiopersist.storage.layers import Metrics, stack
-from aiopersist.storage.urls import Location, Stores, open_stores, parse_location
+from aiopersist.shard.evolve import evolve_schema
+from aiopersist.shard.shards import Shards
+from aiopersist.stash.open import DEFAULT_NAME, Mode, opened, place_beside
+from aiopersist.stash.stash import Stash
+from aiopersist.storage.identity import check_in_time
+from aiopersist.storage.layers import Metrics, wrap_stores
+from aiopersist.storage.readonly import refuse
+from aiopersist.storage.urls import Stores
 from aiopersist.write.append_many import Append, append_to_many
+from aiopersist.write.builder import BatchBuilder
 from aiopersist.write.handle import WriteHandle
-from aiopersist.write.remote import BuildsElsewhere
+from aiopersist.write.open import open_writer
+from aiopersist.write.remote import open_builder, register_writer, release_writer
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 K = TypeVar("K")
 V = TypeVar("V")
-H = TypeVar("H", bound=Handle)
-
-CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a few statements
 
 _closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is cancelled
 
 
-def open(  # noqa: A001  # `ap.open`
-    location: str | os.PathLike[str] | Location | None = None,
-    *,
-    blob: str | Blob | None = None,
-    consensus: str | Consensus | None = None,
-    settings: Settings | None = None,
-    maintenance: bool = True,
-    readonly: bool = False,
-    runtime: Runtime = SYSTEM,
-) -> Opening["Client"]:
-    """A client of a location: a directory, `mem://`, or two stores as URLs or instances; with nothing
-    given, what the environment says (`AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
-    `AIOPERSIST_CONSENSUS`).
-
-    `InvalidLocation` at once for what cannot be used, `StorageUnavailable` after
-    `settings.open_timeout_s` for a store that cannot be reached. Costs two requests.
-    `maintenance=False` runs no upkeep but the heartbeats of its own handles.
-
-    `readonly=True` needs no right to write, to a directory, a role or a bucket, and makes no location
-    (`InvalidLocation` where none is). It takes no leases and does no upkeep: a snapshot, a listen reads what
-    the retention of others leaves, and `LeaseExpired` or `SinceViolation` says that it was left no longer.
-    Every call that writes is `Unsupported`.
-    """
-    found = parse_location(location, blob, consensus)
-    chosen = settings or settings_from_environment()
-    stores = open_stores(found, runtime=runtime, readonly=readonly)
-
-    async def connect() -> Client:
-        client = Client(stores, chosen, runtime, maintenance)
-        try:
-            await client.ping()
-            if not arrow_is_imported():
-                await client._stack.compute(import_arrow)
-        except BaseException:
-            await client.aclose()
-            raise
-        client._tasks = client._stack.supervisor
-        return client
-
-    return Opening(connect, "aiopersist.open(...)")
-
-
-class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactions, OpensMore, Root):
+class Client(Root):
     """Opens writers and readers of the shards of one location. Serves many tasks at once."""
 
     def __init__(self, stores: Stores, settings: Settings, runtime: Runtime, maintenance: bool) -> None:
-        self._shards: WeakValueDictionary[str, Shard] = WeakValueDictionary()
-        label_of = labels(self._shards)
-        self._calls = Scope("the client", label_of=label_of)  # ends first: then nothing new begins
-        self._scope = Scope("the client", label_of=label_of)  # of handles: ends once they are released
-        self._openings: set[asyncio.Future[None]] = set()
-        self._closing: asyncio.Task[None] | None = None
-        self._stores = stores
-        blob, consensus, self._metrics = stack(*stores.guarded(), settings, runtime)
-        owner = Supervisor(runtime, label_of)
-        follower = Follower(consensus, settings.watch_timeout_s, owner)
-        self._stack = Stack(blob, consensus, settings, runtime, owner, follower, readonly=stores.readonly)
+        readonly = stores.readonly
+        blob, consensus, self._metrics = wrap_stores(*stores.guarded(), settings, runtime)
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
-        self._hasty_blob, self._hasty_consensus, _ = stack(*stores.guarded(), hasty, runtime)
-        self._maintenance = Maintenance(self._stack, background=maintenance and not stores.readonly)
+        self._hasty = wrap_stores(*stores.guarded(), hasty, runtime)[:2]
+        self._stores = stores
+        self._shards = Shards(blob, consensus, settings, runtime, readonly=readonly)
+        self._stack = self._shards.stack
+        self._maintenance = Maintenance(self._stack, background=maintenance and not readonly)
+        self._shards.on_new = self._maintenance.add
         self._rounds = Rounds(
-            self._stack, lambda shard: self._maintenance.of(self._shard(catalog.id_of(shard)))
+            self._stack, lambda shard: self._maintenance.of(self._shards.at(catalog.id_of(shard)))
         )
-        self._handles: set[Handle] = set()
-        self._recent: deque[Shard] = deque(maxlen=SHARDS_KEPT)
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def metrics(self) -> Metrics:
@@ -140,18 +85,9 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
     async def ping(self) -> None:
         """Return if both stores answer and belong together; else `StorageUnavailable` after
         `settings.open_timeout_s`, or `InvalidLocation`. Two requests."""
-        deadline = self._stack.settings.open_timeout_s
-        with self._calls.call():
-            try:
-                async with asyncio.timeout(deadline * 1.5):  # a store that accepts and never answers
-                    create = not self._stack.readonly
-                    await check_identity(
-                        self._hasty_blob, self._hasty_consensus, self._stack.runtime, create=create
-                    )
-            except TimeoutError as error:
-                raise StorageUnavailable(f"the stores did not answer within {deadline} s") from error
-            except Indeterminate as error:
-                raise StorageUnavailable(f"the stores cannot be used: {error}") from error
+        with self._shards.calls.call():
+            create, deadline_s = not self._stack.readonly, self._stack.settings.open_timeout_s
+            await check_in_time(*self._hasty, self._stack.runtime, create=create, deadline_s=deadline_s)
 
     # --- handles ---------------------------------------------------------------------------------
 
@@ -159,16 +95,7 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         """A writer of the shard of that name or id, which is created on first use with
         `since = upper = {minimum}`. `CodecMismatch` if it is stored with another schema. One commit
         (two for a new shard)."""
-
-        async def open_writer() -> WriteHandle[K, V]:
-            _checked(schema)
-            if not is_warm():
-                await self._stack.compute(warm_up)
-            self._maintenance.expect_writes()
-            found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId), shard)
-            return await WriteHandle.open(found, schema, self._scope)
-
-        return Opening(lambda: self._opened(open_writer), f"client.writer({shard!r}, ...)")
+        return open_writer(self._shards, shard, schema, self._ready_to_write)
 
     @overload
     def reader(
@@ -209,80 +136,63 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         (`SinceViolation` if it is gone already). `hold_name` is a hold that a restarted process
         takes over, at the frontier it had. One commit for the first reader of a process, one more
         for a hold."""
-
-        async def open_reader() -> ReadHandle[Any, Any]:
-            if schema is not None:
-                _checked(schema)
-            if lease_s is not None:
-                check_lease_s(lease_s)
-            if create and schema is not None:
-                found = self._shard(await catalog.resolve_or_create(self._stack, shard, ShardId), shard)
-                await found.open_or_create(schema)
-            else:
-                found = await self._existing(shard)
-            stored = found.schema(found.state.schema_id)
-            if schema is not None:
-                found.schema_id(schema)
-            return await ReadHandle.open(
-                found,
-                stored if schema is None else schema,
-                self._scope,
-                hold=None if hold is None else frontier(hold),
-                hold_name=None if hold_name is None else catalog.check_name(hold_name),
-                lease_s=lease_s,
-            )
-
-        return Opening(lambda: self._opened(open_reader), f"client.reader({shard!r})")
+        return open_reader(
+            self._shards, shard, schema, hold=hold, hold_name=hold_name, lease_s=lease_s, create=create
+        )
 
     def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
         """The hold of that id, which never expires; made at the shard's since, with `opaque`, if it is not
         there. `UnknownShard` if the shard is not. One commit for a new one."""
+        return open_since(self._shards, shard, critical_reader_id, opaque)
 
-        async def open_since() -> SinceHandle:
-            reader = catalog.check_name(critical_reader_id)
-            found = await self._existing(shard)
-            return await SinceHandle.open(found, reader, opaque, self._scope)
+    def indexed(self, name: str, *, readonly: bool = False, background: bool = True) -> Opening[Indexed]:
+        """The `Indexed` of that name, made on first use; it takes over from the instance before it.
+        `readonly`: any number of these follow along; `UnknownStream` if it is not there. `background=False`:
+        its maintenance is done by hand (`step`). Two commits (one for a reader), and a request for its name.
+        """
+        return open_indexed(self._shards, name, readonly=readonly, background=background)
 
-        return Opening(lambda: self._opened(open_since), f"client.critical_since({shard!r}, ...)")
+    def stash(
+        self,
+        name: str = DEFAULT_NAME,
+        *,
+        exclusive: bool = True,
+        readonly: bool = False,
+        savepoint: bool = False,
+    ) -> Opening[Stash]:
+        """The stash of that name in the consensus database of this location; modes and errors are those of
+        `aiopersist.stash.open`. `Unsupported` if the consensus store was given as an instance."""
+        mode = Mode(exclusive, readonly, savepoint)
+        mode.check()
+        if self._stack.readonly and not readonly:
+            refuse("a stash that is not opened with readonly=True")
+        stores, settings, runtime = self._stores, self._stack.settings, self._stack.runtime
+        place = place_beside(stores.consensus_url, stores.consensus, name, runtime=runtime, settings=settings)
+        opener = partial(opened, place, mode, settings, runtime, self._shards.scope)
+        return self._shards.opening(opener, "client.stash(...)")
 
     # --- shards ----------------------------------------------------------------------------------
 
     async def shard_id(self, name: str) -> ShardId:
         """The id of the shard of that name; `UnknownShard`. One request; for an id a look at the shard."""
-        with self._calls.call():
+        with self._shards.calls.call():
             found = await catalog.resolve(self._stack, name)
-            return (await self._existing(found)).id if found == name else found
-
-    async def upper(self, shard: str) -> Antichain:
-        """The shard's upper. Linearizable: one request."""
-        with self._calls.call():
-            return (await self._existing(shard)).state.upper
+            return (await self._shards.existing(found)).id if found == name else found
 
     async def list_shards(self) -> dict[str, ShardId]:
         """All names in use. Two requests, one more for every few hundred."""
-        with self._calls.call():
+        with self._shards.calls.call():
             return await catalog.names(self._stack)
 
-    async def drop(self, name: str) -> None:
-        """Finalize the shard and free its name: both frontiers become empty, every handle is fenced, what
-        waits ends with `ShardFinalized`. A shard that was named and is not there yet is never made.
-        Repeating it after a crash finishes the work. What is left, so that handles elsewhere find it
-        finalized, `maintain` removes after `settings.tombstone_retention_s`."""
-        with self._calls.call():
-            shard_id = await catalog.resolve(self._stack, name)
-            shard = self._shard(shard_id, name)
-            state = await shard.register.refresh()
-            if state is None and name == shard_id:
-                raise UnknownShard(f"there is no {shard.label}", shard_id=shard_id)
-            await commit(shard.register, Finalize(shard_id), Slot())
-            await bury(shard)  # first: repeated after a crash, it finds the shard by its name
-            await catalog.free(self._stack, name, shard_id)
+    async def upper(self, shard: str) -> Antichain:
+        """The shard's upper. Linearizable: one request."""
+        with self._shards.calls.call():
+            return (await self._shards.existing(shard)).state.upper
 
     async def txn_number(self, shard: str, app_id: str) -> int | None:
         """The last transaction number of that application; `None` if there is none. Linearizable."""
-        with self._calls.call():
-            found = await self._existing(shard)
-            record = found.state.transactions.get(app_id)
+        with self._shards.calls.call():
+            record = (await self._shards.existing(shard)).state.transactions.get(app_id)
             return record.number if record else None
 
     async def compare_and_append_many(self, appends: Sequence[Append]) -> None:
@@ -291,13 +201,13 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         a writer of another client; `Unsupported` where the consensus store cannot do it. After a
         cancellation each writer's `settle` answers for its own shard. One request to the consensus
         store, beside what staging costs."""
-        with self._calls.call():
+        with self._shards.calls.call():
             await append_to_many(appends, self._stack)
 
     async def schema(self, shard: str) -> tuple[int, Schema[Any, Any, Any]]:
         """The current schema of the shard and its id. Linearizable."""
-        with self._calls.call():
-            found = await self._existing(shard)
+        with self._shards.calls.call():
+            found = await self._shards.existing(shard)
             return found.state.schema_id, found.schema(found.state.schema_id)
 
     async def compare_and_evolve_schema(
@@ -306,27 +216,168 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         """Make `schema`, which may add optional fields to the current one, the current one; returns its
         id. `SchemaMismatch` if the current id is not `expected_id`, `IncompatibleSchema` for any
         other change. One commit."""
-        with self._calls.call():
-            found = await self._existing(shard)
-            current = found.state.schema_id
-            if current != expected_id:
-                raise SchemaMismatch(expected_id, current, shard_id=found.id)
-            try:
-                check_evolution(found.schema(current), _checked(schema))
-            except IncompatibleSchema as error:
-                error.shard_id = found.id
-                raise
-            command = EvolveSchema(expected_id, schema.to_record())
-            evolved: int = await commit(found.register, command, Slot())
-            return evolved
+        with self._shards.calls.call():
+            return await evolve_schema(await self._shards.existing(shard), expected_id, schema)
+
+    async def drop(self, name: str) -> None:
+        """Finalize the shard and free its name: both frontiers become empty, every handle is fenced, what
+        waits ends with `ShardFinalized`. A shard that was named and is not there yet is never made.
+        Repeating it after a crash finishes the work. What is left, so that handles elsewhere find it
+        finalized, `maintain` removes after `settings.tombstone_retention_s`."""
+        with self._shards.calls.call():
+            await drop(self._shards, name)
+
+    async def finalize(self, shard: str) -> None:
+        """Delete the data of a shard that nobody can read or write any more: since and upper are both empty,
+        else `FINALIZATION_ERROR`. A tombstone stays for as long as the shard has a name, and then for
+        `settings.tombstone_retention_s`. Repeating it after a crash finishes the work."""
+        with self._shards.calls.call():
+            await finalize(self._shards, shard)
+
+    # --- work shared by several processes --------------------------------------------------------
+
+    def shared_read(
+        self,
+        shard: str,
+        as_of: Time | None = None,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        wait: bool = True,
+        lease_s: float | None = None,
+        keep: bool = False,
+    ) -> Opening[SharedRead]:
+        """A read to be shared among processes: the contents at `as_of` (`None`: the greatest complete time),
+        or, with `start`, the changes of `[start, end)`, unmodified (`end=None`: up to the shard's upper).
+
+        `SinceViolation` if history there is gone: changes need `since < start`, or both at the minimum.
+        What is not complete yet is waited for, or `NotReadable` with `wait=False`; contents without `as_of`
+        of a shard that nothing was appended to are `NotReadable` at once. The lease lasts
+        `lease_s` (that of readers); it is renewed until it is closed; with `keep=True` it is neither, and
+        ends by itself. One commit, one more to end it."""
+        return shared_read(self._shards, shard, as_of, start, end, wait=wait, lease_s=lease_s, keep=keep)
+
+    def read_piece(self, data: bytes, where: Any = None) -> "Items[pa.RecordBatch]":
+        """The rows of a piece of a shared read, here or in another process, as Arrow batches in order:
+        `key, val, diff` of contents, `key, val, time, diff` of changes, consolidated. `where` as of a
+        snapshot. In memory are `settings.read_memory_bytes`, about, and a row group of each run of parts as
+        it was fetched.
+
+        The lease is renewed if nobody did for a quarter of it. `InvalidUpdate` for what is no piece,
+        `LeaseExpired` once the read was closed and a part is gone."""
+        self._shards.calls.check()
+        return read_piece(self._shards, data, where)
+
+    async def fetch_part(
+        self, data: bytes, schema: Schema[Any, Any, Any] | None = None
+    ) -> Updates[Any, Any, Any]:
+        """The updates of a part that a snapshot gave, here or in another process: at times `<= as_of`, told
+        as of that time, not consolidated across parts. By the stored schema, or one that is the same.
+
+        `InvalidUpdate` for what is no part; `LeaseExpired` once the snapshot was closed, or its lease lost,
+        and the part is gone. One request for the shard's head (its whole state, if this client does not
+        know it), and one for the part if it is not inline."""
+        with self._shards.calls.call():
+            return await fetch_part(self._shards, data, schema)
+
+    async def register_writer(self, shard: str, schema: Schema[Any, Any, Any], lease_s: float) -> bytes:
+        """A writer for others alone, as `WriteHandle.to_transmittable` names it: no handle keeps it, its
+        lease lasts `lease_s` from the last heartbeat of those who build under it. The shard is made if it is
+        not there. One commit, two for a new shard."""
+        with self._shards.calls.call():
+            return await register_writer(self._shards, shard, schema, lease_s)
+
+    async def release_writer(self, data: bytes) -> None:
+        """End that registration: what is staged under it can no longer be appended, and is the sweep's. One
+        commit; none if it has ended."""
+        with self._shards.calls.call():
+            await release_writer(self._shards, data)
+
+    def builder_from_transmittable(
+        self, data: bytes, lower: Antichain | Time, schema: Schema[Any, Any, Any] | None = None
+    ) -> Opening[BatchBuilder]:
+        """A builder under the writer that `WriteHandle.to_transmittable` named, whose registration it keeps
+        alive. By the writer's schema, as it is stored, or one that is the same. `BatchExpired` if that
+        writer is gone, or 65,536 batches of it were appended or deleted: then a new one is to be named.
+        `InvalidUpdate` for what names none. One request, a commit if a heartbeat is due."""
+        return open_builder(self._shards, data, lower, schema)
+
+    def shared_compaction(self, shard: str, goal: Goal | None = None) -> Opening[SharedCompaction]:
+        """One round of a compaction of all that is there, to be shared among processes: applies `retain`, and
+        claims; waits where another process has claimed a part of it. `goal`: that of the round before, if
+        this goes on with it. Three commits, one more to end it."""
+        return shared_compaction(self._shards, shard, goal)
+
+    async def compact_piece(self, data: bytes) -> bytes:
+        """Do a piece of a compaction, here or in another process; the result is for its `apply`. In memory
+        are `settings.compaction_memory_bytes`. Whatever it raises, what was written is deleted.
+        `InvalidUpdate` for what is no piece, `LeaseExpired` if a part is gone: the claim was lost, and others
+        have replaced it. Requests for every part that is read or written."""
+        with self._shards.calls.call():
+            return await compact_piece(self._shards, data)
+
+    # --- maintenance -----------------------------------------------------------------------------
+
+    async def retain(self, shard: str, keep: int | timedelta | None) -> None:
+        """How much history maintenance keeps, from now on and for every client: it moves since to
+        `upper - keep`, never nearer, at rest within `2 * keep`, and no further than holds allow. A
+        `timedelta`: to the upper that the shard had that long ago. It never passes the last complete time, so
+        the current contents stay readable. `None`: maintenance does not move since. One commit."""
+        with self._shards.calls.call():
+            await retain(self._shards, self._maintenance, shard, keep)
+
+    async def maintain(self) -> MaintenanceRound:
+        """One round of maintenance over *all* shards of the location, for a process that does nothing else:
+        moves since where a policy says so, compacts what the spines ask for, collects what nobody needs, ends
+        what was finalized. Any number of processes may do it: claims in the shards' states share the work
+        out. A shard that fails is told in the result and logged. A share of a request for a shard that has
+        not changed since the round before; a few for one with nothing to do."""
+        with self._shards.calls.call():
+            return await self._rounds.once()
+
+    async def force_compaction(self, shard: str) -> None:
+        """Apply `retain`, merge all that is there into one batch, sorted, consolidated, with times advanced
+        to since, and return when that is applied. In memory are `settings.compaction_memory_bytes`, at any
+        size."""
+        with self._shards.calls.call():
+            await self._maintenance.of(await self._shards.existing(shard)).force_compaction()
+
+    async def force_gc(self, shard: str) -> Collected:
+        """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Says what was
+        removed. What the snapshots of this client have let go of is told first; a reader with a hold of its
+        own tells with its next heartbeat."""
+        with self._shards.calls.call():
+            return await force_gc(self._shards, self._maintenance, shard)
+
+    async def inspect(self, shard: str) -> ShardView:
+        """The shard from within, at its newest version. Two requests."""
+        with self._shards.calls.call():
+            return await inspect(await self._shards.existing(shard))
+
+    async def fsck(self, shard: str) -> FsckReport:
+        """Read everything and say what is not as it must be: `ok` is false for damage only, a store that is
+        away is `StorageUnavailable`. Changes nothing."""
+        with self._shards.calls.call():
+            return await fsck(self._shards.at(await catalog.resolve(self._stack, shard), shard))
+
+    async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
+        """Find the blobs that crashed or cancelled writers left, which no state names and none can name any
+        more; with `dry_run=False` delete them. Safe beside everything else that goes on."""
+        with self._shards.calls.call():
+            return await sweep(self._stack, dry_run=dry_run)
+
+    async def usage(self) -> Usage:
+        """Bytes in the blob store: all, referenced by some live version, current, live."""
+        with self._shards.calls.call():
+            return await usage(self._stack)
 
     # --- the end ---------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Close every handle and release what the client holds. Idempotent; goes on in the background if
-        the caller is cancelled."""
+        """Give the claim back, and end the writer of the parts: those that were not applied are the sweep's.
+        Idempotent. One commit."""
         if self._closing is None or not self._closing.done():
-            self._calls.check_place()
+            self._shards.calls.check_place()
         if self._closing is None:
             self._tasks = None
             task = self._closing = asyncio.create_task(self._close(), name="close a client")
@@ -335,60 +386,15 @@ class Client(Upkeep, FetchesParts, SharesReads, BuildsElsewhere, SharesCompactio
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self._calls.close()
-        handles = list(self._handles)
-        await run_bounded(CLOSE_AT_ONCE, [self._drain, *(handle.aclose for handle in handles)])
+        await self._shards.release()
         await self._maintenance.aclose()
-        self._scope.close()
+        self._shards.scope.close()
         await self._stack.supervisor.aclose()
         for store in self._stores.mine:
             await store.aclose()
 
-    async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
-        self._calls.check()
-        opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._openings.add(opening)
-        try:
-            with self._scope.call():
-                handle = await opener()
-            self._handles.add(handle)  # also one that nobody keeps must be released
-            handle._scope.on_close = partial(self._ended, handle, handle._scope.on_close)
-            if self._calls.closed:
-                await handle.aclose()
-                self._calls.check()
-            return handle
-        finally:
-            self._openings.discard(opening)
-            opening.set_result(None)
-
-    def _ended(self, handle: Handle, before: Callable[[], None]) -> None:
-        self._handles.discard(handle)
-        before()
-
-    async def _drain(self) -> None:
-        """What is being opened has a moment to be there; whoever opens it then releases it."""
-        if self._openings:
-            await asyncio.wait(self._openings, timeout=RELEASE_DEADLINE_S)
-
-    async def _existing(self, name: str) -> Shard:
-        shard = self._shard(await catalog.resolve(self._stack, name), name)
-        await shard.open()
-        return shard
-
-    def _upkeep_of(self, shard_id: str) -> ShardUpkeep:
-        return self._maintenance.of(self._shard(catalog.id_of(shard_id)))
-
-    def _shard(self, shard_id: ShardId, name: str | None = None) -> Shard:
-        shard = self._shards.get(shard_id)
-        if shard is None:
-            shard = self._shards[shard_id] = Shard(self._stack, shard_id)
-            self._maintenance.tend(shard)
-        if name is not None and name != shard_id:
-            shard.name = name
-        return shard
-
-
-def _checked(schema: object) -> Schema[Any, Any, Any]:
-    if not isinstance(schema, Schema):
-        raise TypeError(f"{shown(schema)} is not an aiopersist.Schema")
-    return schema
+    async def _ready_to_write(self) -> None:
+        """What the first writer needs is imported on a thread."""
+        if not is_warm():
+            await self._stack.compute(warm_up)
+        self._maintenance.expect_writes()

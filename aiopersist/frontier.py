@@ -208,13 +208,13 @@ def advance(time: Time, frontier: Antichain | Time) -> Time:
     return result
 
 
-class _Description(NamedTuple):
+class _DescriptionFields(NamedTuple):
     lower: Antichain
     upper: Antichain
     since: Antichain
 
 
-class Description(_Description):
+class Description(_DescriptionFields):
     """What a batch holds: updates at times beyond `lower` and not beyond `upper`, as seen by
     readers at times beyond `since`."""
 

@@ -130,7 +130,7 @@ class Settings(BaseModel):
     """Memory of one read that merges sorted runs (`batches()`, a piece of a shared read), about, at any size
     of input: of more runs less is decoded at once. Beside it a row group of each is held as fetched."""
 
-    # Upkeep
+    # Maintenance
     compaction_memory_bytes: PositiveInt = 256 * MIB
     """Memory of one compaction, at any size of input."""
     compaction_inputs_min: PositiveInt = 8

@@ -206,7 +206,7 @@ async def sound(place: Place, client: Any) -> None:
 
 
 async def expire_writers(client: Any, shard_id: str) -> None:
-    shard = client._shard(ap.ShardId.parse(shard_id))
+    shard = client._shards.at(ap.ShardId.parse(shard_id))
     state = await shard.register.refresh()
     for writer in state.writers:
         await commit(shard.register, ExpireWriter(writer), Slot())

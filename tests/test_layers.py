@@ -27,13 +27,14 @@ ORDER = (
     ("resource",),
     ("data", "storage", "state"),
     ("shard", "stash"),
-    ("write", "read", "rollup", "compact", "gc"),
+    ("parts", "gc"),
+    ("write", "read", "compact"),
     ("maintenance",),
     ("indexed",),
-    ("more",),
     ("client",),
-    ("inspect",),
-    ("spark", "web"),
+    ("opening",),
+    ("spark",),
+    ("demo",),
     ("cli",),
 )
 LAYERS = {name: layer for layer, names in enumerate(ORDER) for name in names}

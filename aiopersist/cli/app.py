@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from aiopersist.cli import demo as demo_
-from aiopersist.cli import demo_indexed, demo_spark
 from aiopersist.cli import maintain as maintain_
-from aiopersist.cli.git import GitError
+from aiopersist.demo import history as demo_
+from aiopersist.demo import indexed as demo_indexed
+from aiopersist.demo import spark as demo_spark
+from aiopersist.demo.git import GitError
 from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
 
 CANNOT_BEGIN = 2
@@ -44,7 +45,7 @@ def demo(
     _check_place(location, blob, consensus)
     if location is not None and "://" in location:
         _stop("--location is a directory; a URL is for --blob or --consensus", CANNOT_BEGIN)
-    options = demo_.Options(repo, None if location is None else Path(location), blob, consensus, limit)
+    options = demo_.DemoOptions(repo, None if location is None else Path(location), blob, consensus, limit)
     if indexed and spark:
         _stop("--indexed and --spark are two demos", CANNOT_BEGIN)
     run = demo_indexed.run if indexed else demo_spark.run if spark else demo_.run
@@ -64,10 +65,10 @@ def maintain(
         float, typer.Option(min=0.0, help="Seconds between two sweeps of leaked blobs.")
     ] = 3600.0,
 ) -> None:
-    """Tend all shards of a location: compact, collect garbage, apply retention, sweep leaked blobs."""
+    """Maintain all shards of a location: compact, collect garbage, apply retention, sweep leaked blobs."""
     _check_place(location, blob, consensus)
     pace = maintain_.Pace(every_s, sweep_every_s, once)
-    _run(maintain_.run(maintain_.Place(location, blob, consensus), pace, Console()))
+    _run(maintain_.run(maintain_.LocationOptions(location, blob, consensus), pace, Console()))
 
 
 def _check_place(location: object, blob: str | None, consensus: str | None) -> None:

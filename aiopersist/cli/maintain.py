@@ -1,4 +1,4 @@
-"""`aiopersist maintain`: a process that only tends a location.
+"""`aiopersist maintain`: a process that only maintains a location.
 
 Applications beside it open their clients with `maintenance=False`, or leave it on: claims in the states
 of the shards share the work out, between any number of such processes and clients.
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from rich.console import Console
 
 from aiopersist.client import Client
-from aiopersist.client import open as open_client
 from aiopersist.maintenance.rounds import MaintenanceRound
+from aiopersist.opening import open as open_client
 from aiopersist.runtime import SYSTEM
 
 
 class RoundFailed(Exception):
-    """A round that was asked for alone could not tend every shard."""
+    """A round that was asked for alone could not maintain every shard."""
 
 
-class Place(NamedTuple):
+class LocationOptions(NamedTuple):
     """Where; nothing given: where the environment says."""
 
     location: str | None
@@ -36,7 +36,7 @@ class Pace(NamedTuple):
     once: bool
 
 
-async def run(place: Place, pace: Pace, console: Console) -> None:
+async def run(place: LocationOptions, pace: Pace, console: Console) -> None:
     """Rounds until the process is told to end by SIGTERM or SIGINT; what is under way is given back.
     `InvalidLocation` where there is no location: it makes none, since a path may be mistyped."""
     location, blob, consensus = place
@@ -58,7 +58,7 @@ async def _once(client: Client, pace: Pace, console: Console) -> None:
     done = await _round(client, console)
     await _sweep(client, console)
     if done.failures:
-        raise RoundFailed(f"{len(done.failures)} of {done.shards} shards could not be tended")
+        raise RoundFailed(f"{len(done.failures)} of {done.shards} shards could not be maintained")
 
 
 async def _rounds(client: Client, pace: Pace, console: Console) -> None:
@@ -70,7 +70,7 @@ async def _rounds(client: Client, pace: Pace, console: Console) -> None:
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + pace.sweep_every_s
                 await _sweep(client, console)
-        except Exception as error:  # whatever it is, the next round tends what this one did not come to
+        except Exception as error:  # whatever it is, the next round maintains what this one did not come to
             _say(console, f"a round was cut off: {type(error).__name__}: {error}")
         await SYSTEM.sleep(pace.every_s)
 
@@ -84,7 +84,7 @@ async def _round(client: Client, console: Console) -> MaintenanceRound:
             f"{done.collections} collections of {done.parts} parts and {done.versions} versions",
         )
     for shard, failure in done.failures.items():
-        _say(console, f"{shard} could not be tended: {failure}")
+        _say(console, f"{shard} could not be maintained: {failure}")
     return done
 
 

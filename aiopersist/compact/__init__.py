@@ -3,5 +3,7 @@
 | module   | what it has                                                              |
 |----------|--------------------------------------------------------------------------|
 | `local`  | one process does it, in bounded memory                                   |
-| `shared` | one process claims and applies it, any number of others do the work      |
+| `shared_compaction` | one process claims and applies it, any number of others do the work      |
+
+Imports `parts` and `shard`.
 """

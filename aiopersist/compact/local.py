@@ -1,7 +1,7 @@
 """Compaction: neighbouring batches become one, sorted and consolidated, with times advanced to since.
 
 1. *Claim* what the spec names, unless it is small and inline, which costs less than a claim.
-2. *Rewrite* (`shard/rewrite.py`). If there are more runs than the memory allows, only some of them, or fewer
+2. *Rewrite* (`parts/rewrite.py`). If there are more runs than the memory allows, only some of them, or fewer
    batches: the next attempt goes on from there.
 3. *Apply*: the state replaces the inputs, if they are still what was read. If not, what was written is
    deleted; if it is not known whether it was applied, it is left to the sweep.
@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from aiopersist.errors import BatchExpired, Corruption, LeaseExpired
 from aiopersist.frontier import Antichain
+from aiopersist.parts.fetch import Named, Selection
+from aiopersist.parts.rewrite import Budget, Target, rewrite
+from aiopersist.parts.runs import plan_runs
+from aiopersist.parts.sorted_parts import SortedParts
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit
-from aiopersist.shard.fetch import Named, Selection
 from aiopersist.shard.registration import Registration
-from aiopersist.shard.rewrite import Budget, Target, rewrite
-from aiopersist.shard.runs import plan_runs
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.sorted_parts import SortedParts
 from aiopersist.state.compaction import ReleaseClaim, Replace, Spec, TakeClaim, Total, plan_all, run_count
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart

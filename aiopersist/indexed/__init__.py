@@ -12,7 +12,7 @@
 | `commands`    | how the streams become others in the versioned state; pure              |
 | `committer`   | the queue of commands, and group commit                                 |
 | `raw`, `work` | reading and writing batches                                             |
-| `upkeep`      | a step, and compactions; `background` does them now and then            |
+| `maintenance`      | a step, and compactions; `background` does them now and then            |
 | `snapshot`, `listen`, `view` | what is read                                             |
 | `core`        | what all of these share                                                 |
 | `indexed`     | the calls; `open` opens it                                              |
@@ -22,8 +22,8 @@ from aiopersist.indexed.core import Stream
 from aiopersist.indexed.errors import Fenced, IndexedError, Refused, Stopped, UnknownStream
 from aiopersist.indexed.indexed import Indexed
 from aiopersist.indexed.listen import Listener, Listening, Records, Sealed
+from aiopersist.indexed.maintenance import CompactionRequest, CompactionResponse
 from aiopersist.indexed.snapshot import StreamSnapshot
-from aiopersist.indexed.upkeep import CompactionRequest, CompactionResponse
 from aiopersist.indexed.view import StreamView
 
 __all__ = [

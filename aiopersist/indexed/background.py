@@ -9,7 +9,7 @@ from typing import Any
 from aiopersist.failures import Backoff
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.errors import Fenced
-from aiopersist.indexed.upkeep import CompactionRequest, CompactionResponse, Upkeep
+from aiopersist.indexed.maintenance import CompactionRequest, CompactionResponse, StreamsMaintenance
 
 log = logging.getLogger("aiopersist")
 
@@ -17,10 +17,10 @@ log = logging.getLogger("aiopersist")
 class Background:
     """See the header."""
 
-    def __init__(self, core: Core, upkeep: Upkeep) -> None:
+    def __init__(self, core: Core, maintenance: StreamsMaintenance) -> None:
         self._core = core
         self._stack = core.stack
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(core.stack.settings.compactions_max)
         self._is_owed = False  # a round, though nothing has changed: something failed
@@ -46,16 +46,19 @@ class Background:
             now = runtime.monotonic()
             try:
                 changed = self._core.streams.revision != seen
-                if changed or self._upkeep.owes_collection or self._is_owed:
+                if changed or self._maintenance.owes_collection or self._is_owed:
                     seen, changed_at = self._core.streams.revision, now
                     self._is_owed = False
-                    requests, failure = await self._upkeep.round()
+                    requests, failure = await self._maintenance.round()
                     for request in requests:
                         self._begin(self._compact(request), f"compact {request.stream}")
                     if failure is not None:
                         raise failure
-                elif now - changed_at > settings.compaction_idle_s and self._upkeep.garbage.owes_collection:
-                    await self._upkeep.collect()
+                elif (
+                    now - changed_at > settings.compaction_idle_s
+                    and self._maintenance.garbage.owes_collection
+                ):
+                    await self._maintenance.collect()
             except Fenced as error:
                 log.info("%s is no longer maintained here: %s", self._core.shard.label, error)
                 return
@@ -72,12 +75,12 @@ class Background:
             await self._failing[stream].rest()
         try:
             async with self._at_once:
-                response = await self._upkeep.compact(request)
+                response = await self._maintenance.compact(request)
         except Exception as error:
             response = error
             self._failed(stream, error)
         try:
-            await self._upkeep.apply(stream, response)
+            await self._maintenance.apply(stream, response)
         except Exception as error:
             self._failed(stream, error)
         else:

@@ -37,8 +37,8 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Change the streams, if they are still the owner's. The result is the version that does it."""
+class ChangeStreams:
+    """ChangeStreams the streams, if they are still the owner's. The result is the version that does it."""
 
     owner: str
     changes: StreamsChanges

@@ -17,16 +17,24 @@ from functools import partial
 from typing import Any, Protocol
 
 from aiopersist.errors import Error, Indeterminate, LeaseExpired, StorageUnavailable
-from aiopersist.indexed.commands import Change
+from aiopersist.indexed.commands import ChangeStreams
 from aiopersist.indexed.core import Core
-from aiopersist.indexed.draft import AllowCompaction, Barrier, Command, Draft, Rows, Seal, Write
+from aiopersist.indexed.draft import (
+    AllowCompaction,
+    Barrier,
+    Draft,
+    Seal,
+    StreamCommand,
+    StreamUpdates,
+    WriteStream,
+)
 from aiopersist.indexed.errors import Fenced, Stopped
 from aiopersist.indexed.hollow import ZERO
 from aiopersist.indexed.raw import RawParts, Room
+from aiopersist.parts.upload import Upload
 from aiopersist.resource import for_each, run_bounded
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
-from aiopersist.shard.upload import Upload
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import StreamsChanges
 
@@ -44,7 +52,7 @@ class Discardable(Protocol):
 class Pending:
     """A command in the queue, and who waits for it."""
 
-    def __init__(self, command: Command, number: int, oldest: int, *, ready: bool) -> None:
+    def __init__(self, command: StreamCommand, number: int, oldest: int, *, ready: bool) -> None:
         self.command = command
         self.number = number
         self.oldest = oldest
@@ -80,15 +88,15 @@ class Committer:
         """What was uploaded for the commit in the slot."""
         self._task: asyncio.Task[None] | None = None
 
-    async def run(self, command: Command) -> Any:
+    async def run(self, command: StreamCommand) -> Any:
         """The command's result, once it is durable, or its refusal. Cancelled before its commit began it is
         not applied."""
         return await self._outcome(self._enqueue(command, ready=True))
 
-    async def write(self, entries: list[tuple[Rows, Any]]) -> int:
+    async def write(self, entries: list[tuple[StreamUpdates, Any]]) -> int:
         """Convert these updates, and write them. The place among other commands is that of this call."""
         core, turn = self._core, self._core.stack.runtime.sleep
-        pending = self._enqueue(command := Write([rows for rows, _ in entries]), ready=False)
+        pending = self._enqueue(command := WriteStream([rows for rows, _ in entries]), ready=False)
         try:
             for number, (rows, updates) in enumerate(entries):
                 schema_id = core.streams.names.get(rows.stream, 0)  # of one that is not there it is refused
@@ -131,7 +139,7 @@ class Committer:
 
     # --- the queue -------------------------------------------------------------------------------
 
-    def _enqueue(self, command: Command, *, ready: bool) -> Pending:
+    def _enqueue(self, command: StreamCommand, *, ready: bool) -> Pending:
         self._core.check_owner()
         self._called += 1
         oldest = next((pending.number for pending in (*self._group[:1], *self._queue)), self._called)
@@ -211,7 +219,7 @@ class Committer:
             self._fail(group, uploads, error)
             raise
         try:
-            seqno = await self._sent(Change(owner, changes, draft.schemas)) if changes else None
+            seqno = await self._sent(ChangeStreams(owner, changes, draft.schemas)) if changes else None
         except Exception as error:
             if self._slot.busy:
                 self._doubtful, uploads = uploads, []
@@ -240,13 +248,13 @@ class Committer:
         parts = await run_bounded(core.stack.settings.fetch_max_outstanding_parts, jobs)
         return draft.finish(dict(zip(draft.accepted, parts, strict=True)))
 
-    async def _sent(self, change: Change) -> int:
+    async def _sent(self, change: ChangeStreams) -> int:
         """The version that makes the change."""
         seqno: int = await commit(self._core.shard.register, change, self._slot)
         return seqno
 
     async def _written(
-        self, name: str, every: list[Rows], draft: Draft, raw: RawParts
+        self, name: str, every: list[StreamUpdates], draft: Draft, raw: RawParts
     ) -> tuple[HollowPart, ...]:
         pieces = [piece for rows in every for piece in rows.pieces]
         return await raw.write(pieces, every[0].schema, draft.schema_id(name))
@@ -267,7 +275,7 @@ class Committer:
         if not attempt.happened:
             for upload in uploads:
                 upload.discard()
-        elif isinstance(attempt.command, Change):
+        elif isinstance(attempt.command, ChangeStreams):
             self._publish(attempt.seqno, attempt.command.changes)
 
     def _publish(self, seqno: int, changes: StreamsChanges | None) -> None:
@@ -297,7 +305,7 @@ class Committer:
             pending.discard()
             pending.fail(outcome)
             return
-        if isinstance(pending.command, Write):
+        if isinstance(pending.command, WriteStream):
             counts["writes"] += 1
             counts["records"] += sum(rows.count for rows in pending.command.entries)
             counts["bytes"] += sum(rows.goodbytes for rows in pending.command.entries)
@@ -305,10 +313,10 @@ class Committer:
             pending.outcome.set_result(outcome)
 
 
-CONSUMING = (Write, Seal, AllowCompaction)
+CONSUMING = (WriteStream, Seal, AllowCompaction)
 
 
-def _applied(command: Command, draft: Draft) -> Any:
+def _applied(command: StreamCommand, draft: Draft) -> Any:
     """The command's result, or its refusal."""
     try:
         return command(draft)

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.evolve import differences
+from aiopersist.data.types.evolve import differences
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import CodecMismatch, InvalidUsage, UsageKind
 from aiopersist.indexed.errors import Fenced, UnknownStream
 from aiopersist.indexed.listen import Feed

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.times import Seen
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.times import Seen
 from aiopersist.errors import CodecMismatch
 from aiopersist.frontier import Antichain
 from aiopersist.indexed import arrangement as rules
@@ -29,7 +29,7 @@ from aiopersist.state.streams import (
 
 
 @dataclass(eq=False)
-class Rows:
+class StreamUpdates:
     """Updates for one stream, converted and checked."""
 
     stream: str
@@ -42,7 +42,7 @@ class Rows:
     goodbytes: int = 0
 
 
-class Command(Protocol):
+class StreamCommand(Protocol):
     """Something that a caller wants. It raises if it is refused, and has changed nothing then, except that
     the seqno is consumed. One that stands `alone` shares its commit with none before it."""
 
@@ -61,7 +61,7 @@ class Draft:
         """`stored` gives a schema of `state` by its id."""
         assert state.streams is not None
         self.seqno = state.streams.seqno
-        self.accepted: dict[str, list[Rows]] = {}
+        self.accepted: dict[str, list[StreamUpdates]] = {}
         """By stream, in the order of the commands."""
         self.schemas: dict[int, dict[str, Any]] = {}
         """Those that are new."""
@@ -127,7 +127,7 @@ class Draft:
         self._touched.pop(name, None)
         self.accepted.pop(name, None)
 
-    def accept(self, rows: Rows) -> None:
+    def accept(self, rows: StreamUpdates) -> None:
         """Updates that are not refused."""
         if rows.count:
             self.accepted.setdefault(rows.stream, []).append(rows)
@@ -155,7 +155,9 @@ class Draft:
             changes["arrangements"] = changed
         return StreamsChanges.of(**changes)
 
-    def _appended(self, name: str, every: Sequence[Rows], parts: tuple[HollowPart, ...]) -> Rearrangement:
+    def _appended(
+        self, name: str, every: Sequence[StreamUpdates], parts: tuple[HollowPart, ...]
+    ) -> Rearrangement:
         now = self.find(name)
         assert now is not None, name
         batch = UnsealedBatch.of(
@@ -175,11 +177,11 @@ NEW = Arrangement()
 
 
 @dataclass(eq=False)
-class Write:
+class WriteStream:
     """All of the updates, or none. The result is its seqno."""
 
     alone: ClassVar[bool] = False
-    entries: list[Rows] = field(default_factory=list)
+    entries: list[StreamUpdates] = field(default_factory=list)
     begun: bool = False
 
     def __call__(self, draft: Draft) -> int:
@@ -245,7 +247,7 @@ class AllowCompaction:
 
 
 @dataclass(eq=False)
-class Register:
+class RegisterStream:
     """Create the stream, unless it is there."""
 
     alone: ClassVar[bool] = False

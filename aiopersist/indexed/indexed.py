@@ -12,24 +12,24 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from aiopersist.data.codec import Schema
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Description, Time, shaped
 from aiopersist.indexed.background import Background
 from aiopersist.indexed.commands import Leave
 from aiopersist.indexed.committer import Committer
 from aiopersist.indexed.core import Core, Stream
-from aiopersist.indexed.draft import AllowCompaction, Destroy, Register, Rows, Seal
+from aiopersist.indexed.draft import AllowCompaction, Destroy, RegisterStream, Seal, StreamUpdates
 from aiopersist.indexed.errors import Stopped
 from aiopersist.indexed.listen import Listener, Listening
+from aiopersist.indexed.maintenance import CompactionRequest, CompactionResponse, StreamsMaintenance
 from aiopersist.indexed.snapshot import StreamSnapshot
-from aiopersist.indexed.upkeep import CompactionRequest, CompactionResponse, Upkeep
 from aiopersist.indexed.view import StreamView, view_of
+from aiopersist.parts.fetch import Fetch
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import check_name
 from aiopersist.shard.commit import commit
-from aiopersist.shard.fetch import Fetch
 from aiopersist.shard.shard import Shard
 
 K = TypeVar("K")
@@ -64,8 +64,8 @@ class Indexed(Resource):
         self._core = core
         self._stack = shard.stack
         self._committer = Committer(core)
-        self._upkeep = Upkeep(core, self._committer)
-        self._background = Background(core, self._upkeep)
+        self._maintenance = StreamsMaintenance(core, self._committer)
+        self._background = Background(core, self._maintenance)
         self._stopping: asyncio.Task[None] | None = None
         if background and core.owner is not None:
             self._background.start()
@@ -78,7 +78,7 @@ class Indexed(Resource):
         commit for a new one."""
         with self._call(changes=True):
             stream = Stream(check_name(name), Schema(key, val))
-            await self._committer.run(Register(stream.name, stream.schema))
+            await self._committer.run(RegisterStream(stream.name, stream.schema))
             return stream
 
     async def load(self, name: str, key: Any, val: Any) -> "Stream[Any, Any] | None":
@@ -116,7 +116,7 @@ class Indexed(Resource):
         which takes no seqno. Later commands wait until the updates were read from an iterator."""
         with self._call(changes=True):
             pairs = _pairs(updates, "updates")
-            entries = [(Rows(_stream(stream).name, stream.schema), given) for stream, given in pairs]
+            entries = [(StreamUpdates(_stream(stream).name, stream.schema), given) for stream, given in pairs]
             return await self._committer.write(entries)
 
     async def seal(self, streams: "Iterable[Stream[Any, Any]]", time: int) -> int:
@@ -166,7 +166,7 @@ class Indexed(Resource):
         with self._call():
             await self._now()
             name = _name(stream)
-            return view_of(self._core.arrangement(name), in_flight=self._upkeep.in_flight(name))
+            return view_of(self._core.arrangement(name), in_flight=self._maintenance.in_flight(name))
 
     def counters(self) -> dict[str, int | float]:
         """How much is there, by what is known here, and what this instance has done since it was opened. No
@@ -181,7 +181,7 @@ class Indexed(Resource):
         the unsealed batches, and garbage is collected if it is due. Returns the compactions that are wanted.
         Raises what failed. With nothing to do it makes no request."""
         with self._call(changes=True):
-            return await self._upkeep.step()
+            return await self._maintenance.step()
 
     async def compact(self, request: CompactionRequest) -> CompactionResponse:
         """Carry out what a step has asked for; hand the result, or the error, to `apply`."""
@@ -189,7 +189,7 @@ class Indexed(Resource):
             if not isinstance(request, CompactionRequest):
                 raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(request)} is no request of a step")
             await self._committer.flush()
-            return await self._upkeep.compact(request)
+            return await self._maintenance.compact(request)
 
     async def apply(
         self, stream: "str | Stream[Any, Any]", response: CompactionResponse | BaseException
@@ -200,7 +200,7 @@ class Indexed(Resource):
             if not isinstance(response, CompactionResponse | BaseException):
                 raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(response)} is no response, and no error")
             await self._committer.flush()
-            await self._upkeep.apply(_name(stream), response)
+            await self._maintenance.apply(_name(stream), response)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Indexed(Resource):
         self._scope.close()
         async with AsyncExitStack() as steps:  # the last one first; each of them, whatever fails
             steps.push_async_callback(self._shard.hold.release)
-            steps.push_async_callback(self._upkeep.garbage.registration.release)
+            steps.push_async_callback(self._maintenance.garbage.registration.release)
             if self._core.owner is not None and self._core.fenced is None:
                 leave = Leave(self._core.owner)
                 steps.push_async_callback(commit, self._shard.register, leave, Slot())

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from aiopersist.data.updates import Updates
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Error, LeaseExpired
 from aiopersist.indexed.hollow import of_unsealed
 from aiopersist.indexed.snapshot import StreamSnapshot
+from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.resource import Resource, Scope
-from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.log import Truncated, versions_between
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import decode_diff

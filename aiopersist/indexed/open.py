@@ -5,16 +5,25 @@ from aiopersist.indexed.commands import Leave, TakeOver
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.errors import UnknownStream
 from aiopersist.indexed.indexed import Indexed
-from aiopersist.resource import Scope
+from aiopersist.resource import Opening, Scope
 from aiopersist.shard import catalog
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import IndexedId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
 from aiopersist.shard.stack import Stack
 
 
-async def opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, background: bool) -> Indexed:
+def open_indexed(shards: Shards, name: str, *, readonly: bool, background: bool) -> Opening[Indexed]:
+    """See `Client.indexed`."""
+    return shards.opening(
+        lambda: _opened(shards.stack, shards.scope, name, readonly=readonly, background=background),
+        f"client.indexed({name!r})",
+    )
+
+
+async def _opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, background: bool) -> Indexed:
     """The `Indexed` of that name, with a view of the state of its own: what another instance of this process
     does is news for it, too. A request for its name, the state, and two commits (one for a reader)."""
     if not is_warm():

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiopersist.data.assemble import concat
-from aiopersist.data.codec import Schema
-from aiopersist.data.part import EncodedPart, encode_part
+from aiopersist.data.part.part import EncodedPart, encode_part
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.assemble import concat
 from aiopersist.frontier import Antichain, Description
-from aiopersist.shard.parts import inline_part, put, stats_spec
+from aiopersist.parts.put import inline_part, put, stats_spec
+from aiopersist.parts.upload import delete_blobs
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.upload import delete_blobs
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart
 

@@ -11,16 +11,16 @@ from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
-from aiopersist.data.assemble import concat
-from aiopersist.data.times import advance, filter_times
-from aiopersist.data.updates import Update, Updates
+from aiopersist.data.updates.assemble import concat
+from aiopersist.data.updates.times import advance, filter_times
+from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import TIME_MAX, Antichain, frontier, shaped
 from aiopersist.indexed.arrangement import unsealed_between
 from aiopersist.indexed.hollow import of_trace, of_unsealed
+from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.read.snapshot import Items
 from aiopersist.resource import Resource, Scope, run_bounded
-from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.hold import SharedHold
 from aiopersist.state.streams import Arrangement
 
@@ -34,7 +34,7 @@ UNBOUNDED = Antichain()
 DECODE_ROWS = 4096  # rows that are made Python values at once
 
 
-class Source(NamedTuple):
+class StreamSource(NamedTuple):
     """A part, and from which time on it counts (`None`: all of it does)."""
 
     named: Named
@@ -84,8 +84,8 @@ class StreamSnapshot(Resource, Generic[K, V]):
                 UsageKind.INVALID_BOUNDS, f"cannot split into {shown(n)}: at least 1 is needed"
             )
         trace, unsealed = self._parts()
-        sources = [Source(named, None, max(named[1].rows, 1)) for named in trace]
-        sources += [Source(named, self._trace_upper, self._expected(named)) for named in unsealed]
+        sources = [StreamSource(named, None, max(named[1].rows, 1)) for named in trace]
+        sources += [StreamSource(named, self._trace_upper, self._expected(named)) for named in unsealed]
         ends = list(accumulate((source.weight for source in sources), initial=0))
         cuts = [ends[-1] * number // n for number in range(n + 1)]
         return [self._iteration(self._rows_between(sources, ends, *cut)) for cut in pairwise(cuts)]
@@ -152,7 +152,7 @@ class StreamSnapshot(Resource, Generic[K, V]):
         return iteration
 
     async def _rows_between(
-        self, sources: list[Source], ends: list[int], start: int, stop: int
+        self, sources: list[StreamSource], ends: list[int], start: int, stop: int
     ) -> AsyncGenerator[Update[K, V, int], None]:
         """Of all sources side by side, each as long as its weight, what lies from `start` to `stop`."""
         for (named, lower, weight), first in zip(sources, ends, strict=False):

@@ -9,18 +9,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiopersist.data.buffer import Buffer
-from aiopersist.data.codec import Schema
-from aiopersist.data.sizes import goodbytes
-from aiopersist.data.times import Seen, filter_times
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.buffer import Buffer
+from aiopersist.data.updates.sizes import goodbytes
+from aiopersist.data.updates.times import Seen, filter_times
 from aiopersist.frontier import Antichain
 from aiopersist.indexed.arrangement import Compaction, Drain, Trim, level_after
 from aiopersist.indexed.hollow import ZERO, of_trace, of_unsealed
 from aiopersist.indexed.raw import RawParts
-from aiopersist.shard.fetch import Fetch, Named, Selection
-from aiopersist.shard.rewrite import Budget, Rewritten, Target, goodbytes_of, rewrite, whole_bytes
+from aiopersist.parts.fetch import Fetch, Named, Selection
+from aiopersist.parts.rewrite import Budget, Rewritten, Target, goodbytes_of, rewrite, whole_bytes
+from aiopersist.parts.sorted_parts import SortedParts
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.sorted_parts import SortedParts
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import TraceBatch, UnsealedBatch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SORT_SHARE = 8  # of the memory, goodbytes that are sorted at once: with what sorting takes
 
 
-class Place(NamedTuple):
+class Workplace(NamedTuple):
     """Whose batches are worked on, and who writes."""
 
     shard: Shard
@@ -62,7 +62,7 @@ class Output(NamedTuple):
         await self.output.discard()
 
 
-async def drain(place: Place, plan: Drain) -> Output | None:
+async def drain(place: Workplace, plan: Drain) -> Output | None:
     """One batch of the trace, of what is unsealed in the interval; `None` if nothing is there. Costs
     requests for every part that is read or written."""
     parts = of_unsealed(plan.batches)
@@ -78,7 +78,7 @@ async def drain(place: Place, plan: Drain) -> Output | None:
     return Output(batch, done.output)
 
 
-async def compact(place: Place, plan: Compaction) -> Output:
+async def compact(place: Workplace, plan: Compaction) -> Output:
     """One batch of two neighbours."""
     runs = [of_trace([batch]) for batch in (plan.older, plan.younger) if batch.parts]
     since = Antichain(plan.since)
@@ -97,7 +97,7 @@ async def compact(place: Place, plan: Compaction) -> Output:
     return Output(batch, done.output)
 
 
-async def trim(place: Place, plan: Trim, raw: RawParts) -> UnsealedBatch:
+async def trim(place: Workplace, plan: Trim, raw: RawParts) -> UnsealedBatch:
     """The batch without what is in the trace, in its order; written by `raw`. In memory are a row group and a
     part."""
     stack, seen = place.shard.stack, Seen()
@@ -127,7 +127,7 @@ def _between(table: "pa.Table", selection: Selection) -> "pa.Table":
 
 
 async def _sorted_and_rewritten(
-    place: Place, parts: list[Named], selection: Selection, target: Target
+    place: Workplace, parts: list[Named], selection: Selection, target: Target
 ) -> tuple[Rewritten, int]:
     """`rewrite` of parts that are in no order, and how many updates were there. What is much is sorted piece
     by piece, into parts of their own that are deleted in the end; and while these are too many to be merged
@@ -151,7 +151,7 @@ async def _sorted_and_rewritten(
 class _Scratch:
     """Sorted runs that nothing ever names."""
 
-    place: Place
+    place: Workplace
     target: Target
     outputs: list[SortedParts] = field(default_factory=list)
     found: int = 0

@@ -1,8 +1,8 @@
-"""Decides when the upkeep of a client's shards runs, and runs it.
+"""Decides when the maintenance of a client's shards runs, and runs it.
 
 Each commit of this process is looked at, without any I/O: what does the shard owe (`due.py`)? Each task
-does one kind of thing for one shard and ends. What failed, with whatever exception, is told and rests
-(`rest.py`); a later commit that owes the same tries again. Shards that nobody appends to are looked at every
+does one kind of thing for one shard and ends. What failed, with whatever exception, is told and waits
+(`backoff.py`); a later commit that owes the same tries again. Idle shards are looked at every
 `settings.compaction_idle_s`: what is left of their merges is done then, and then what that leaves is
 collected.
 """
@@ -18,7 +18,7 @@ from aiopersist.errors import ShardFinalized
 from aiopersist.failures import Backoff
 from aiopersist.gc.collect import can_collect
 from aiopersist.maintenance.due import all_inputs, due, inputs_wanted
-from aiopersist.maintenance.shard import LOOK, SINCE, ShardUpkeep
+from aiopersist.maintenance.shard import LOOK, SINCE, ShardMaintenance
 from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
@@ -46,22 +46,23 @@ class Gates(NamedTuple):
 
 
 class Maintenance:
-    """The upkeep of the shards of one client. `background=False`: only what it is asked for."""
+    """The maintenance of the shards of one client. `background=False`: only what it is asked for."""
 
     def __init__(self, stack: Stack, *, background: bool) -> None:
         self._stack = stack
         self._background = background
-        self._tended: WeakValueDictionary[str, Tended] = WeakValueDictionary()
-        self._retained: dict[str, Tended] = {}  # whose policy was set here: tended without any handle
+        self._shards: WeakValueDictionary[str, MaintainedShard] = WeakValueDictionary()
+        # Shards whose policy was set here: maintained without any handle.
+        self._retained: dict[str, MaintainedShard] = {}
         self._gates = Gates.of(stack.settings)
         self._looking: asyncio.Task[None] | None = None
         self._is_loading = False
 
-    def tend(self, shard: Shard) -> None:
-        """Be ready for the upkeep of `shard`, which keeps it alive, and do in the background what its commits
+    def add(self, shard: Shard) -> None:
+        """Be ready to maintain `shard`, which keeps this alive, and do in the background what its commits
         owe."""
-        tended = self._tended[shard.id] = Tended(shard, self._gates)
-        shard.register.on_commit = tended.owed if self._background else tended.ignored
+        maintained = self._shards[shard.id] = MaintainedShard(shard, self._gates)
+        shard.register.on_commit = maintained.owed if self._background else maintained.ignored
         if self._background and self._looking is None:
             self._looking = self._stack.supervisor.background(self._look_at_idle_shards(), "look at shards")
 
@@ -71,25 +72,25 @@ class Maintenance:
             self._is_loading = True
             self._stack.supervisor.background(self._stack.compute(import_polars), "import polars")
 
-    def of(self, shard: Shard) -> ShardUpkeep:
-        """Its upkeep, to be asked for."""
-        return self._tended[shard.id].upkeep
+    def of(self, shard: Shard) -> ShardMaintenance:
+        """Its maintenance, to be asked for."""
+        return self._shards[shard.id].steps
 
     def keep(self, shard: Shard, *, retained: bool) -> None:
-        """Tend a shard, whose policy was set here, also while no handle is open; or no longer."""
+        """Maintain a shard, whose policy was set here, also while no handle is open; or no longer."""
         self._retained.pop(shard.id, None)
         if retained:
-            tended = self._retained[shard.id] = self._tended[shard.id]
-            tended.due_at = tended.next_look()
+            maintained = self._retained[shard.id] = self._shards[shard.id]
+            maintained.due_at = maintained.next_look()
 
     async def aclose(self) -> None:
         """End the registrations, and with them the claims of what was cut off."""
-        every = list(self._tended.values())
+        every = list(self._shards.values())
         if self._looking is not None:
             self._looking.cancel()
-        for tended in every:
-            tended.end()
-        await run_bounded(LOOKS_AT_ONCE, [tended.upkeep.registration.release for tended in every])
+        for maintained in every:
+            maintained.end()
+        await run_bounded(LOOKS_AT_ONCE, [maintained.steps.registration.release for maintained in every])
 
     async def _look_at_idle_shards(self) -> None:
         backoff = Backoff(self._stack.supervisor.failures, "looking at shards")
@@ -104,31 +105,35 @@ class Maintenance:
 
     def _pause_s(self) -> float:
         now = self._stack.runtime.monotonic()
-        soonest = min((tended.due_at - now for tended in self._tended.values()), default=PAUSE_MAX_S)
+        soonest = min((maintained.due_at - now for maintained in self._shards.values()), default=PAUSE_MAX_S)
         return max(min(soonest, PAUSE_MAX_S), PAUSE_MIN_S)
 
     async def _look_at_due(self) -> None:
         """One request for all of them, and what is new."""
         due = self._due()
         failures = await self._stack.follower.look([t.shard.register for t in due if t.is_known])
-        looks = [partial(tended.look, failures.get(tended.shard.register.key)) for tended in due]
+        looks = [partial(maintained.look, failures.get(maintained.shard.register.key)) for maintained in due]
         await run_bounded(LOOKS_AT_ONCE, looks)
 
-    def _due(self) -> list["Tended"]:
+    def _due(self) -> list["MaintainedShard"]:
         """What is due, and if anything is what soon will be: so that looks come together."""
         now = self._stack.runtime.monotonic()
-        if not any(tended.due_at <= now for tended in self._tended.values()):
+        if not any(maintained.due_at <= now for maintained in self._shards.values()):
             return []
         soon = now + GATHER * self._stack.settings.compaction_idle_s
-        return [tended for tended in self._tended.values() if tended.due_at <= soon and tended.may_look]
+        return [
+            maintained
+            for maintained in self._shards.values()
+            if maintained.due_at <= soon and maintained.may_look
+        ]
 
 
-class Tended:
-    """A shard, its upkeep, and the tasks that run for it: of each kind one at a time."""
+class MaintainedShard:
+    """A shard, its maintenance, and the tasks that run for it: of each kind one at a time."""
 
     def __init__(self, shard: Shard, gates: Gates) -> None:
         self.shard = shard
-        self.upkeep = ShardUpkeep(shard)
+        self.steps = ShardMaintenance(shard)
         self._gates = gates
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._seen: object = None  # what tells whether anything was written since the last look
@@ -151,7 +156,7 @@ class Tended:
             self._compact(inputs_wanted)
 
     def ignored(self, state: State) -> None:
-        """Somebody else tends it."""
+        """Somebody else maintains it."""
 
     def end(self) -> None:
         """Cancel what runs, and begin nothing more."""
@@ -168,15 +173,15 @@ class Tended:
     @property
     def may_look(self) -> bool:
         """Whether the last look did not fail, or that is long enough ago."""
-        return LOOK not in self.upkeep.rests
+        return LOOK not in self.steps.backoffs
 
     async def look(self, failure: Exception | None) -> None:
         """At a shard that may be idle, whose state was just brought up to date, unless that was a `failure`.
         Begins what is due if nothing was written since the last look. A shard that cannot be looked at
         keeps nobody from the others."""
-        rests = self.upkeep.rests
+        backoffs = self.steps.backoffs
         try:
-            with rests.trying(LOOK) as attempt:
+            with backoffs.trying(LOOK) as attempt:
                 if failure is not None:
                     raise failure
                 if self.is_known:
@@ -187,7 +192,7 @@ class Tended:
         except Exception as error:
             self.shard.stack.supervisor.failures.tell(f"looking at {self.shard.label}", error)
         finally:
-            self.due_at = max(self.next_look(), rests.until(LOOK))
+            self.due_at = max(self.next_look(), backoffs.until(LOOK))
 
     async def _look(self, state: State) -> None:
         written = (state.upper, state.since, state.fuel, tuple(state.batches))
@@ -196,9 +201,9 @@ class Tended:
             self._move_since()
         if not idle:
             return
-        if await self.upkeep.has_work():
+        if await self.steps.has_work():
             self._compact(all_inputs, claims_all=True)
-        elif self.upkeep.owes_collection:
+        elif self.steps.owes_collection:
             self._begin_collecting()
 
     def next_look(self) -> float:
@@ -215,14 +220,14 @@ class Tended:
             self._tasks[what] = supervisor.background(work(), f"{what} {self.shard.label}")
 
     def _move_since(self) -> None:
-        if SINCE not in self.upkeep.rests:
-            self._begin("move since of", partial(self.upkeep.move_since, exact=False))
+        if SINCE not in self.steps.backoffs:
+            self._begin("move since of", partial(self.steps.move_since, exact=False))
 
     def _compact(self, wanted: Callable[[State, Settings], int], *, claims_all: bool = False) -> None:
         """What is much goes beside what is little, which must not wait for it."""
         gates = (("compact little of", self._gates.little, False), ("compact", self._gates.much, True))
         for what, gate, much in gates:
-            work = partial(self.upkeep.compact, wanted, much=much, claims_all=claims_all)
+            work = partial(self.steps.compact, wanted, much=much, claims_all=claims_all)
             self._begin(what, partial(self._compacting, gate, work))
 
     async def _compacting(
@@ -231,9 +236,9 @@ class Tended:
         """Compact, and begin to collect if that leaves much behind."""
         async with gate:
             done = await compact()
-        if done and self.upkeep.has_replaced_much and can_collect(self.shard.state):
+        if done and self.steps.has_replaced_much and can_collect(self.shard.state):
             self._begin_collecting()
 
     def _begin_collecting(self) -> None:
-        if COLLECTION not in self.upkeep.rests:
-            self._begin("collect", self.upkeep.collect)
+        if COLLECTION not in self.steps.backoffs:
+            self._begin("collect", self.steps.collect)

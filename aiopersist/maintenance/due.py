@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from aiopersist.rollup import due as rollup_is_due
+from aiopersist.gc.rollup import due as rollup_is_due
 from aiopersist.settings import Settings
 from aiopersist.state.model import Retention, State
 

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from aiopersist.data.consolidate import diff_sum, sort_and_consolidate
-from aiopersist.data.order import flat, row_key
-from aiopersist.data.times import advance, filter_times
+from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
+from aiopersist.data.updates.order import flat, row_key
+from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.errors import Corruption, Error, Indeterminate, LeaseExpired, StorageUnavailable
 from aiopersist.frontier import Antichain
-from aiopersist.shard.fetch import Fetch
+from aiopersist.parts.fetch import Fetch
+from aiopersist.parts.runs import plan_runs
 from aiopersist.shard.log import consensus_key, load, read_rollup
-from aiopersist.shard.runs import plan_runs
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart

@@ -19,7 +19,7 @@ from aiopersist.state.model import (
     Retention,
     Rollup,
     State,
-    Transaction,
+    TransactionRecord,
     Writer,
 )
 
@@ -109,7 +109,7 @@ class ShardView(BaseModel):
     among the first, and `critical_since(...)` and `release` end it."""
     retention: Retention | None
     writers: dict[str, Writer]
-    transactions: dict[str, Transaction]
+    transactions: dict[str, TransactionRecord]
     rollups: dict[int, Rollup]
     blob_bytes: int
     """Of the parts that the newest version names."""

@@ -1,4 +1,4 @@
-"""Upkeep of all shards of a location, for a process that does nothing else: one round after the other.
+"""Maintenance of all shards of a location, for a process that does nothing else: one round after the other.
 
 A shard that has not changed since the round before, or was dropped, costs a share of a request for some
 hundred. What is due in one is done under claims, so that several processes share the work: whoever comes
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from aiopersist.errors import ShardFinalized, Unsupported
 from aiopersist.gc.collect import bury, can_collect
 from aiopersist.gc.graves import Grave, forget, look
-from aiopersist.maintenance.shard import ShardUpkeep
+from aiopersist.maintenance.shard import ShardMaintenance
 from aiopersist.resource import run_bounded
 from aiopersist.shard.catalog import Naming, forget_names
 from aiopersist.shard.log import list_shards
@@ -44,7 +44,7 @@ class MaintenanceRound(BaseModel):
     versions: int = 0
     """Versions that were dropped from the consensus store."""
     failures: dict[str, str] = {}
-    """What failed, by shard; the others were tended."""
+    """What failed, by shard; the others were maintained."""
 
     def plus(self, other: "MaintenanceRound") -> "MaintenanceRound":
         """Both together."""
@@ -73,16 +73,16 @@ class Rested(NamedTuple):
 
 
 class Rounds:
-    """Remembers which shards have not changed since they were tended."""
+    """Remembers which shards have not changed since they were maintained."""
 
-    def __init__(self, stack: Stack, upkeep_of: Callable[[str], ShardUpkeep]) -> None:
+    def __init__(self, stack: Stack, maintenance_of: Callable[[str], ShardMaintenance]) -> None:
         self._stack = stack
-        self._upkeep_of = upkeep_of
+        self._steps_of = maintenance_of
         self._rested: dict[str, Rested] = {}
         self._graves: dict[str, Grave] = {}  # what is left of dropped shards
         self._keeps_graves = False  # since the store removes no keys
         self._names: dict[str, Naming] = {}  # those in use
-        self._resting: dict[str, ShardUpkeep] = {}  # they know what failed there, and how often
+        self._resting: dict[str, ShardMaintenance] = {}  # they know what failed there, and how often
 
     async def once(self) -> MaintenanceRound:
         """Look at every shard, and do what is due."""
@@ -126,26 +126,26 @@ class Rounds:
         except ShardFinalized:
             return MaintenanceRound(shards=1)  # meanwhile: the next round ends it
         except Exception as error:  # also one that nobody foresaw keeps nobody from the other shards
-            if (found := self._upkeep_of(shard)).rests:
+            if (found := self._steps_of(shard)).backoffs:
                 self._resting[shard] = found
-            self._stack.supervisor.failures.tell(f"upkeep of {shard}", error)
+            self._stack.supervisor.failures.tell(f"steps of {shard}", error)
             return MaintenanceRound(
                 shards=1, looked_at=1, failures={shard: f"{type(error).__name__}: {error}"}
             )
 
     async def _tend(self, shard: str, head: Versioned) -> MaintenanceRound:
         if decode_diff(head.data).changes.finalized:
-            buried = await bury(self._upkeep_of(shard).shard)
+            buried = await bury(self._steps_of(shard).shard)
             return MaintenanceRound(looked_at=1, parts=buried.parts, versions=buried.versions)
-        upkeep = self._upkeep_of(shard)
-        await upkeep.shard.open()
-        await upkeep.expire_overdue()
-        if upkeep.shard.state.retention:
-            await upkeep.move_since(exact=False)
-        compactions = await upkeep.compact(claims_all=True)
-        collected = await upkeep.collect() if upkeep.owes_collection else None
-        await upkeep.registration.release()
-        await self._remember(shard, upkeep)
+        steps = self._steps_of(shard)
+        await steps.shard.open()
+        await steps.expire_overdue()
+        if steps.shard.state.retention:
+            await steps.move_since(exact=False)
+        compactions = await steps.compact(claims_all=True)
+        collected = await steps.collect() if steps.owes_collection else None
+        await steps.registration.release()
+        await self._remember(shard, steps)
         return MaintenanceRound(
             shards=1,
             looked_at=1,
@@ -155,14 +155,14 @@ class Rounds:
             versions=collected.versions if collected else 0,
         )
 
-    async def _remember(self, shard: str, upkeep: ShardUpkeep) -> None:
+    async def _remember(self, shard: str, steps: ShardMaintenance) -> None:
         """A claim of somebody else may become void without a new version, and what is kept by age falls due
         without one."""
-        state = upkeep.shard.state
+        state = steps.shard.state
         by_age = any(policy.seconds is not None for policy in state.retention.values())
         left = plan(state, 2, await self._stack.consensus.now()) is not None or can_collect(state)
         if not left and not by_age and not state.claims:
             self._rested[shard] = Rested(state.seqno, first_expiry(state))
         self._resting.pop(shard, None)
-        if left and upkeep.rests:
-            self._resting[shard] = upkeep
+        if left and steps.backoffs:
+            self._resting[shard] = steps

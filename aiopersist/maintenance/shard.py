@@ -1,8 +1,8 @@
-"""The upkeep of one shard by one client, as single steps. When they run is decided
-elsewhere (`background.py`); what they do is told in `compact.py` and `gc/`.
+"""The maintenance of one shard by one client, as single steps. When they run is decided
+elsewhere (`background.py`); what they do is told in `compact/local.py` and `gc/`.
 
-All steps work under one *registration* of a writer (`shared.py`), since every blob and every claim carries
-one.
+All steps work under one *registration* of a writer (`registration.py`), since every blob and every claim
+carries one.
 """
 
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from functools import partial
 
 from aiopersist.compact.local import compact, compact_all
 from aiopersist.gc.collect import Collected, can_collect, collect
+from aiopersist.gc.rollup import write_rollup
+from aiopersist.maintenance.backoff import Backoffs
 from aiopersist.maintenance.due import all_inputs, has_long_tail
-from aiopersist.maintenance.rest import Rests
-from aiopersist.maintenance.shared import SharedRegistration
-from aiopersist.rollup import write_rollup
+from aiopersist.maintenance.registration import SharedRegistration
+from aiopersist.parts.rewrite import whole_bytes
 from aiopersist.settings import MIB, Settings
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
-from aiopersist.shard.rewrite import whole_bytes
 from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Spec, plan
 from aiopersist.state.lifecycle import ExpireOverdue
@@ -27,17 +27,17 @@ from aiopersist.state.retention import ApplyRetention
 
 GARBAGE_SHARE = 4  # replaced bytes beside those in use, that are collected before the next rollup is due
 GARBAGE_BYTES_MIN = MIB // 4
-SINCE, PLAN, LOOK = "since", "plan", "look"  # what else rests after a failure
+SINCE, PLAN, LOOK = "since", "plan", "look"  # what else backoffs after a failure
 JOBS = (COLLECTION, SINCE, PLAN, LOOK)
 
 
-class ShardUpkeep:
+class ShardMaintenance:
     """See the header."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.registration = SharedRegistration(shard)
-        self.rests = Rests(shard.stack.runtime.monotonic)
+        self.backoffs = Backoffs(shard.stack.runtime.monotonic)
         self._stack = shard.stack
         self._replaced_bytes = 0
 
@@ -50,7 +50,7 @@ class ShardUpkeep:
 
     async def move_since(self, *, exact: bool) -> None:
         """Move since to where the policy wants it. At most one commit."""
-        with self.rests.trying(SINCE) as attempt:
+        with self.backoffs.trying(SINCE) as attempt:
             await commit(self.shard.register, ApplyRetention(exact), Slot())
             attempt.done = True
 
@@ -64,11 +64,11 @@ class ShardUpkeep:
         """Do what the spine asks for, where it makes one of as many batches as are `wanted`, until nothing is
         left; says how often something was compacted. `much`: only what takes the memory of a compaction,
         or only what does not. `claims_all`: take a claim also for what costs less than a claim. What
-        failed rests."""
+        failed backoffs."""
         done = 0
         while (spec := await self._next(wanted, much)) is not None:
             job = partial(compact, self.shard, spec, claims_all=claims_all)
-            with self.rests.trying(spec.first) as attempt:
+            with self.backoffs.trying(spec.first) as attempt:
                 attempt.done = await self.registration.under(job)
             if attempt.done:
                 self._replaced_bytes += spec.blob_bytes
@@ -77,9 +77,9 @@ class ShardUpkeep:
 
     async def _next(self, wanted: Callable[[State, Settings], int], much: bool | None) -> Spec | None:
         now = await self._stack.consensus.now()
-        if PLAN in self.rests:
+        if PLAN in self.backoffs:
             return None
-        with self.rests.trying(PLAN) as attempt:
+        with self.backoffs.trying(PLAN) as attempt:
             spec = self._planned(wanted, much, now)
             attempt.done = True
         return spec
@@ -88,11 +88,11 @@ class ShardUpkeep:
         self, wanted: Callable[[State, Settings], int], much: bool | None, now: float
     ) -> Spec | None:
         state, settings = self.shard.state, self._stack.settings
-        self.rests.forget(lambda key: key in JOBS or key in state.batches)
+        self.backoffs.forget(lambda key: key in JOBS or key in state.batches)
 
         def suits(spec: Spec) -> bool:
             is_much = spec.goodbytes > whole_bytes(settings)
-            return much in (None, is_much) and spec.first not in self.rests
+            return much in (None, is_much) and spec.first not in self.backoffs
 
         return plan(state, wanted(state, settings), now, suits)
 
@@ -105,13 +105,13 @@ class ShardUpkeep:
         """Whether a shard at rest is to be collected, and that does not rest."""
         state = self.shard.state
         owed = can_collect(state) or has_long_tail(state, self._stack.settings)
-        return owed and COLLECTION not in self.rests
+        return owed and COLLECTION not in self.backoffs
 
     async def collect(self) -> Collected | None:
         """Write a rollup of now, if that lets more go, and collect what nobody needs any more; `None` if
         somebody else is at it, or was."""
         seen = self.shard.state  # before it registers: what others do from here on, they have done
-        with self.rests.trying(COLLECTION) as attempt:
+        with self.backoffs.trying(COLLECTION) as attempt:
             collected = await self.registration.under(partial(self._collect, seen))
             attempt.done = collected is not None
         if collected is not None:

@@ -6,17 +6,17 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.updates import Updates
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, InvalidUsage, NotReadable, SinceViolation, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, Time, frontier, minimum, shaped, successor
+from aiopersist.parts.fetch import Fetch
 from aiopersist.read import cursor as cursors
 from aiopersist.read.interval import hold_for
 from aiopersist.read.listen import Listen, Start
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.fetch import Fetch
 from aiopersist.shard.hold import Need, OwnHold
 from aiopersist.shard.log import version_at
 from aiopersist.shard.shard import Shard

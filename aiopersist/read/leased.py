@@ -8,16 +8,16 @@ blobs, so it must be open until the last one is fetched.
 from collections.abc import Sequence
 from typing import Any
 
-from aiopersist.data.assemble import at_time
-from aiopersist.data.codec import Schema
-from aiopersist.data.stats import ColumnStats, decode_stats, leaf_types, merge
-from aiopersist.data.updates import Updates
+from aiopersist.data.part.stats import ColumnStats, decode_stats, leaf_types, merge
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.assemble import at_time
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import CodecMismatch, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
 from aiopersist.frontier import Time, shaped
+from aiopersist.parts.envelope import Envelope
+from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.client_part import ClientPart
-from aiopersist.shard.envelope import Envelope
-from aiopersist.shard.fetch import Fetch, Named, Selection
+from aiopersist.shard.shards import Shards
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.names import live_parts
@@ -77,47 +77,38 @@ class LeasedPart:
             as_of=self._as_of,
             batch=self._batch.replace(parts=(self._part,), runs=()),
         )
-        return ENVELOPE.seal(value)
+        return ENVELOPE.encode(value)
 
     def __repr__(self) -> str:
         return f"<LeasedPart {self.key or 'inline'}: {self.encoded_size_bytes} bytes>"
 
 
-class FetchesParts(ClientPart):
-    """A part of the client."""
-
-    async def fetch_part(
-        self, data: bytes, schema: Schema[Any, Any, Any] | None = None
-    ) -> Updates[Any, Any, Any]:
-        """The updates of a part that a snapshot gave, here or in another process: at times `<= as_of`, told
-        as of that time, not consolidated across parts. By the stored schema, or one that is the same.
-
-        `InvalidUpdate` for what is no part; `LeaseExpired` once the snapshot was closed, or its lease lost,
-        and the part is gone. One request for the shard's head (its whole state, if this client does not
-        know it), and one for the part if it is not inline."""
-        with self._calls.call():
-            told = ENVELOPE.open(data, TransmittedPart)
-            shard = await self._for_a_piece(_checked(told))
-            if not {told.schema_id, told.batch.parts[0].schema_id} <= shard.state.schemas.keys():
-                raise InvalidUpdate("a transmitted part has a schema that the shard does not know")
-            stored = shard.schema(told.schema_id)
-            try:
-                shaped(told.as_of, stored.time_length)
-            except InvalidUsage as error:
-                raise InvalidUpdate(f"a transmitted part has no time of the shard: {error}") from error
-            if schema is not None and not stored.same_as(schema):
-                raise CodecMismatch(schema, stored, shard_id=shard.id)
-            fetch = Fetch(shard, schema or stored)
-            named = [(told.batch, part) for part in told.batch.parts]
-            try:
-                table = await fetch.table(named, Selection(as_of=told.as_of), told.reader)
-            except MissingPart:
-                there = live_parts(await shard.open())
-                if any(part.key in there for _, part in named):
-                    raise
-                what = "the snapshot was closed, and a part of it is gone"
-                raise LeaseExpired(what, shard_id=shard.id) from None
-            return Updates(at_time(table, told.as_of, fetch.schema), fetch.schema)
+async def fetch_part(
+    shards: Shards, data: bytes, schema: Schema[Any, Any, Any] | None
+) -> Updates[Any, Any, Any]:
+    """See `Client.fetch_part`."""
+    told = ENVELOPE.decode(data, TransmittedPart)
+    shard = await shards.of_a_piece(_checked(told))
+    if not {told.schema_id, told.batch.parts[0].schema_id} <= shard.state.schemas.keys():
+        raise InvalidUpdate("a transmitted part has a schema that the shard does not know")
+    stored = shard.schema(told.schema_id)
+    try:
+        shaped(told.as_of, stored.time_length)
+    except InvalidUsage as error:
+        raise InvalidUpdate(f"a transmitted part has no time of the shard: {error}") from error
+    if schema is not None and not stored.same_as(schema):
+        raise CodecMismatch(schema, stored, shard_id=shard.id)
+    fetch = Fetch(shard, schema or stored)
+    named = [(told.batch, part) for part in told.batch.parts]
+    try:
+        table = await fetch.table(named, Selection(as_of=told.as_of), told.reader)
+    except MissingPart:
+        there = live_parts(await shard.open())
+        if any(part.key in there for _, part in named):
+            raise
+        what = "the snapshot was closed, and a part of it is gone"
+        raise LeaseExpired(what, shard_id=shard.id) from None
+    return Updates(at_time(table, told.as_of, fetch.schema), fetch.schema)
 
 
 def stats_of(part: HollowPart) -> dict[str, Any] | None:

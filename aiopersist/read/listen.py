@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from aiopersist.data.assemble import concat
-from aiopersist.data.updates import Updates
+from aiopersist.data.updates.assemble import concat
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import LeaseExpired, SinceViolation
 from aiopersist.frontier import Antichain, Time, successor
+from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.read.cursor import Cursor, encode
 from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.read.puller import Puller
 from aiopersist.resource import Resource, Scope, in_order
-from aiopersist.shard.fetch import Fetch, Selection
 from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart

@@ -40,7 +40,7 @@ class Puller(Generic[T]):
                 if task.cancelled() and me.cancelling() <= cancelling:  # nobody cancelled the caller
                     raise InvalidUsage(UsageKind.CLOSED, "the iteration was closed") from None
                 raise
-            except _End:
+            except _Exhausted:
                 raise StopAsyncIteration from None
             if self._task is task:
                 self._task = None
@@ -50,7 +50,7 @@ class Puller(Generic[T]):
         try:
             return await anext(self._items)
         except StopAsyncIteration:
-            raise _End from None  # a task cannot raise StopAsyncIteration through a future's result
+            raise _Exhausted from None  # a task cannot raise StopAsyncIteration through a future's result
 
     async def aclose(self) -> None:
         """Stop computing; idempotent."""
@@ -61,5 +61,5 @@ class Puller(Generic[T]):
         await self._items.aclose()
 
 
-class _End(Exception):
+class _Exhausted(Exception):
     """The items are over."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.consolidate import contents, sort_and_consolidate, sum_columns
 from aiopersist.data.lazy import pa
-from aiopersist.data.select import check_where, decode_projected, project, prune, resolve_columns
-from aiopersist.data.updates import decode_rows
-from aiopersist.shard.fetch import Named
+from aiopersist.data.part.select import check_where, decode_projected, project, prune, resolve_columns
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.consolidate import contents, sort_and_consolidate, sum_columns
+from aiopersist.data.updates.updates import decode_rows
+from aiopersist.parts.fetch import Named
 
 Columns = Sequence[str]
 

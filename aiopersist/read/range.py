@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from aiopersist.data.codec import Schema
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
 from aiopersist.frontier import TIME_MAX, Antichain, Time, minimum, shaped
+from aiopersist.parts.fetch import Named, Selection
 from aiopersist.read.snapshot import parts_at
-from aiopersist.shard.fetch import Named, Selection
 from aiopersist.state.model import State
 from aiopersist.state.record import Record
 

@@ -14,20 +14,20 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
-from aiopersist.data.assemble import at_time, concat
-from aiopersist.data.slices import grow_old, slices
-from aiopersist.data.stats import ColumnStats
-from aiopersist.data.updates import Updates
+from aiopersist.data.part.stats import ColumnStats
+from aiopersist.data.updates.assemble import at_time, concat
+from aiopersist.data.updates.slices import grow_old, slices
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import DiffOverflow, LeaseExpired, SinceViolation, Unsupported
 from aiopersist.frontier import Time
+from aiopersist.parts.fetch import Fetch, Named, Selection
+from aiopersist.parts.runs import plan_runs
 from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.puller import Puller
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import in_batches, projected_in_batches
 from aiopersist.resource import Resource, Scope, Supervisor, run_bounded
-from aiopersist.shard.fetch import Fetch, Named, Selection
 from aiopersist.shard.hold import Need, SharedHold
-from aiopersist.shard.runs import plan_runs
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES
 from aiopersist.state.model import State
 

@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from aiopersist.parts.fetch import Fetch, Named, Selection
+from aiopersist.parts.runs import merged
 from aiopersist.read.query import Query
-from aiopersist.shard.fetch import Fetch, Named, Selection
-from aiopersist.shard.runs import merged
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs

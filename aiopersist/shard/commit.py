@@ -33,7 +33,7 @@ from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUn
 from aiopersist.shard.attempt import Attempt, Sending, Slot, Unknowable
 from aiopersist.shard.register import Register
 from aiopersist.state.command import Command, Commit, Context
-from aiopersist.state.diff import apply, decode_commit, encode_diff, reads_as, seal
+from aiopersist.state.diff import apply, decode_commit, diff_of, encode_diff, reads_as
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
 from aiopersist.state.writing import Occupy
@@ -43,7 +43,7 @@ from aiopersist.storage.patience import Patience
 ANSWER_S = 1.0  # how long settling waits for the statement's own answer before it looks
 
 
-class Job(NamedTuple):
+class Intent(NamedTuple):
     """A command for a shard, and the slot of the handle that wants it."""
 
     register: Register
@@ -55,10 +55,10 @@ async def commit(register: Register, command: Command, slot: Slot) -> Any:
     """Apply `command` and return its result, or raise its refusal. `Indeterminate` only if the store
     fails for longer than it is retried, or the version and every proof of it are gone; then, and
     after a cancellation, the attempt stays in `slot` until `settle`."""
-    return (await commit_all([Job(register, command, slot)]))[0]
+    return (await commit_all([Intent(register, command, slot)]))[0]
 
 
-async def commit_all(jobs: Sequence[Job]) -> list[Any]:
+async def commit_all(jobs: Sequence[Intent]) -> list[Any]:
     """`commit` for different shards of one client, in one order for all callers: all of them happen at
     one moment, or none does. The results are in the order of `jobs`; a refusal names its shard."""
     fresh = False
@@ -71,7 +71,7 @@ async def commit_all(jobs: Sequence[Job]) -> list[Any]:
             now = await jobs[0].register.stack.consensus.now()
             attempts: list[Attempt] = []
             results = [_run(job, now, attempts) for job in jobs]
-            refusals = [result for result in results if isinstance(result, _Refusal)]
+            refusals = [result for result in results if isinstance(result, _Rejection)]
             if refusals and fresh:
                 raise refusals[0].error
             if not refusals and (not attempts or await _attempt(attempts)):
@@ -84,11 +84,11 @@ async def commit_all(jobs: Sequence[Job]) -> list[Any]:
         fresh = True
 
 
-class _Refusal(NamedTuple):
+class _Rejection(NamedTuple):
     error: Exception
 
 
-def _run(job: Job, now: float, attempts: list[Attempt]) -> Any:
+def _run(job: Intent, now: float, attempts: list[Attempt]) -> Any:
     """The result of the command; what must be written for it is added to `attempts`."""
     register, state = job.register, job.register.state
     context = Context(now=now, pinned=min(register.pins, default=None))
@@ -97,13 +97,13 @@ def _run(job: Job, now: float, attempts: list[Attempt]) -> Any:
         attempts.append(_prepared(job, state, outcome, now))
     elif outcome.error is not None:
         outcome.error.shard_id, outcome.error.label = register.shard, register.label_of()
-        return _Refusal(outcome.error)
+        return _Rejection(outcome.error)
     return outcome.result
 
 
-def _prepared(job: Job, state: State | None, outcome: Commit, now: float) -> Attempt:
+def _prepared(job: Intent, state: State | None, outcome: Commit, now: float) -> Attempt:
     """The version after `state`, checked."""
-    diff = seal(outcome.changes, state, commit=job.register.stack.runtime.token(), at=now)
+    diff = diff_of(outcome.changes, state, commit=job.register.stack.runtime.token(), at=now)
     after = apply(diff, state)
     check_version(diff, state, after)
     expected = None if state is None else state.seqno
@@ -268,6 +268,6 @@ async def _occupy(attempt: Attempt) -> None:
         await register.refresh()
         return
     occupy = Occupy(getattr(attempt.command, "writer", ""))
-    job = Job(register, occupy, Slot())
+    job = Intent(register, occupy, Slot())
     outcome = occupy(state, Context(now=now))
     await _attempt([_prepared(job, state, outcome, now)])

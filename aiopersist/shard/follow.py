@@ -62,7 +62,7 @@ class Followed(Protocol):
         """A look failed: tell those who wait."""
 
 
-class _Entry:
+class _Awaited:
     """A shard that is followed."""
 
     def __init__(self, followed: Followed, delays: Iterator[float], now: float) -> None:
@@ -95,9 +95,9 @@ class Follower:
         self._timeout_s = watch_timeout_s
         self._supervisor = supervisor
         self._runtime = supervisor.failures.runtime
-        self._entries: dict[Followed, _Entry] = {}
-        self._by_key: defaultdict[str, set[_Entry]] = defaultdict(set)
-        self._asked: list[_Entry] = []
+        self._entries: dict[Followed, _Awaited] = {}
+        self._by_key: defaultdict[str, set[_Awaited]] = defaultdict(set)
+        self._asked: list[_Awaited] = []
         self._watch: Watch | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -106,7 +106,7 @@ class Follower:
         self._begin()
         if followed not in self._entries:
             now = self._runtime.monotonic()
-            entry = self._entries[followed] = _Entry(followed, self._runtime.delays(), now)
+            entry = self._entries[followed] = _Awaited(followed, self._runtime.delays(), now)
             self._by_key[followed.key].add(entry)
             self._ask(entry)
 
@@ -180,7 +180,7 @@ class Follower:
         waiting = (entry.ready_at for entry in self._entries.values() if not entry.is_looking)
         return min(max(min(waiting, default=inf) - self._runtime.monotonic(), ROUND_MIN_S), ROUND_MAX_S)
 
-    def _due(self) -> list[_Entry]:
+    def _due(self) -> list[_Awaited]:
         """What is due, and if anything is what soon will be: so that looks come together."""
         now = self._runtime.monotonic()
         waiting = [entry for entry in self._entries.values() if not entry.is_looking]
@@ -204,7 +204,7 @@ class Follower:
 
     # --- looks -----------------------------------------------------------------------------------
 
-    def _ask(self, entry: _Entry) -> None:
+    def _ask(self, entry: _Awaited) -> None:
         """Look at it with all that are asked for in this turn of the loop; later, if it must wait."""
         if entry.is_looking:  # then after that look
             return
@@ -219,7 +219,7 @@ class Follower:
         asked, self._asked = self._asked, []
         self._look_at([entry for entry in dict.fromkeys(asked) if not entry.is_looking])
 
-    def _look_at(self, entries: list[_Entry]) -> None:
+    def _look_at(self, entries: list[_Awaited]) -> None:
         watch = self._watch
         if not entries or watch is None:
             return
@@ -231,7 +231,7 @@ class Follower:
         self._supervisor.spawn(self._look(together, hinted), "look at shards", abandon=True)
         self._look_at([entry for entry in entries if not entry.is_looking])  # of one key: by themselves
 
-    async def _look(self, entries: list[_Entry], hinted: list[_Entry]) -> None:
+    async def _look(self, entries: list[_Awaited], hinted: list[_Awaited]) -> None:
         errors: dict[str, Exception] = {}
         try:
             if len(entries) > 1:
@@ -246,7 +246,7 @@ class Follower:
             for entry in entries:
                 self._looked(entry, errors.get(entry.followed.key))
 
-    def _looked(self, entry: _Entry, error: Exception | None) -> None:
+    def _looked(self, entry: _Awaited, error: Exception | None) -> None:
         now, seqno = self._runtime.monotonic(), entry.followed.seqno
         entry.is_looking = False
         if seqno != entry.seen:

@@ -41,7 +41,7 @@ class Register:
         """What the user calls it."""
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] = lambda state: None
-        """Told of each own commit, without an await: says what upkeep is due."""
+        """Told of each own commit, without an await: says what maintenance is due."""
         self.on_news: Callable[[State], None] = lambda state: None
         """Told of each newer state, without an await."""
         self.stack = stack

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.evolve import mismatch
+from aiopersist.data.types.evolve import mismatch
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain, Time, minimum, shaped
 from aiopersist.shard.attempt import Slot

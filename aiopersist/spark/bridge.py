@@ -21,7 +21,7 @@ from anyio.from_thread import BlockingPortal
 
 from aiopersist.client import Client
 from aiopersist.runtime import SYSTEM
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 
 T = TypeVar("T")
 
@@ -36,9 +36,9 @@ class Bridge:
         # A daemon, and no context manager: neither the end of the process nor a fork may wait for its loop.
         Thread(target=_loop, args=(ready,), name="aiopersist", daemon=True).start()
         self._portal = ready.result()
-        self._clients: dict[tuple[Place, bool], Future[Client]] = {}
-        self._users: Counter[tuple[Place, bool]] = Counter()
-        self._lasting: set[tuple[Place, bool]] = set()
+        self._clients: dict[tuple[SparkLocation, bool], Future[Client]] = {}
+        self._users: Counter[tuple[SparkLocation, bool]] = Counter()
+        self._lasting: set[tuple[SparkLocation, bool]] = set()
         self._lock = Lock()
         self.is_worker = False
         """Whether it runs Spark's tasks."""
@@ -65,14 +65,14 @@ class Bridge:
         """The result of `work(*args)`, which does not wait, called in the loop."""
         return _result(self._portal.start_task_soon(work, *args))
 
-    def client(self, place: Place, *, maintenance: bool = False) -> Client:
+    def client(self, place: SparkLocation, *, maintenance: bool = False) -> Client:
         """The client of that place, opened when it is first asked for, and open as long as the process. What
         cannot be opened is tried anew at the next call."""
         with self._lock:
             self._lasting.add((place, maintenance))
         return self._opened((place, maintenance))
 
-    def _opened(self, key: tuple[Place, bool]) -> Client:
+    def _opened(self, key: tuple[SparkLocation, bool]) -> Client:
         place, maintenance = key
         with self._lock:
             found = self._clients.get(key)
@@ -81,7 +81,7 @@ class Bridge:
                 found = self._clients[key] = self._portal.start_task_soon(opening)
         return found.result()
 
-    def acquire(self, place: Place, *, maintenance: bool) -> Client:
+    def acquire(self, place: SparkLocation, *, maintenance: bool) -> Client:
         """The same, for one who releases it."""
         key = (place, maintenance)
         with self._lock:
@@ -93,7 +93,7 @@ class Bridge:
                 self._users[key] -= 1
             raise
 
-    def release(self, place: Place, *, maintenance: bool) -> None:
+    def release(self, place: SparkLocation, *, maintenance: bool) -> None:
         """One user less; the last one closes it, unless others have it who never say so."""
         key = (place, maintenance)
         with self._lock:
@@ -108,7 +108,7 @@ class Bridge:
         opened = self.call(items)
         coming = self._portal.start_task_soon(_next, opened)
         try:
-            while not isinstance(item := _result(coming), _End):
+            while not isinstance(item := _result(coming), _Finished):
                 coming = self._portal.start_task_soon(_next, opened)
                 yield item
         finally:
@@ -221,14 +221,14 @@ async def _serve(ready: "Future[BlockingPortal]") -> None:
         await portal.sleep_until_stopped()
 
 
-class _End:
+class _Finished:
     """There are no more items."""
 
 
-_END = _End()
+_END = _Finished()
 
 
-async def _next(items: AsyncIterator[T]) -> "T | _End":
+async def _next(items: AsyncIterator[T]) -> "T | _Finished":
     try:
         return await anext(items)
     except StopAsyncIteration:

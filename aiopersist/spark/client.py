@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import anyio.to_thread
 
 from aiopersist.client import Client
-from aiopersist.compact.shared import Goal
-from aiopersist.data.codec import Schema
+from aiopersist.compact.shared_compaction import Goal
 from aiopersist.data.lazy import pa
-from aiopersist.data.select import check_where
+from aiopersist.data.part.select import check_where
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import BatchExpired, InvalidUsage, UsageKind
 from aiopersist.frontier import Time
-from aiopersist.read.shared import SharedRead
+from aiopersist.read.shared_read import SharedRead
 from aiopersist.settings import Settings
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.sessions import (
     arrow_schema,
     cores,
@@ -38,7 +38,7 @@ from aiopersist.spark.sessions import (
     in_thread,
     struct_type,
 )
-from aiopersist.spark.write import APPEND, Begun, Job, WriteSpec, begin_open, give_up
+from aiopersist.spark.write import APPEND, Begun, WriteJob, WriteSpec, begin_open, give_up
 from aiopersist.storage.urls import Location
 from aiopersist.write.checks import Txn
 
@@ -64,7 +64,7 @@ def connect(
     executors, that holds it. Registers `format("aiopersist")`, too.
 
     `InvalidLocation` at once for what cannot be used, `StorageUnavailable` for what cannot be reached."""
-    place = Place.of(location, blob, consensus, settings)
+    place = SparkLocation.of(location, blob, consensus, settings)
     register(spark)
     return SparkClient(spark, place, bridge().acquire(place, maintenance=maintenance), maintenance)
 
@@ -81,7 +81,9 @@ class SparkClient:
     """See the header. Blocking calls, for any thread; those that begin with `a` are coroutines of the same,
     for a driver that is itself asyncio. Close it when its DataFrames are no longer used."""
 
-    def __init__(self, spark: "SparkSession", place: Place, client: Client, maintenance: bool) -> None:
+    def __init__(
+        self, spark: "SparkSession", place: SparkLocation, client: Client, maintenance: bool
+    ) -> None:
         self._spark = spark
         self._place = place
         self._shared = client
@@ -214,7 +216,7 @@ class SparkClient:
             grant = found.call(writer.to_transmittable)
             staged = for_each_partition(df, lambda batches: tasks.stage(place, grant, begun.layout, batches))
             run = partial(for_each, self._spark)
-            job = Job(found, client, place, begun, run, parallelism or cores(self._spark))
+            job = WriteJob(found, client, place, begun, run, parallelism or cores(self._spark))
             return job.commit(staged)
         finally:
             found.finish(writer.aclose)

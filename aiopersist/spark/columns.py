@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.spark.maps import as_maps, shown_type
 
@@ -58,7 +58,7 @@ def _leaf_types(t: pa.DataType) -> list[tuple[pa.DataType, bool]]:
     ]
 
 
-class Source(NamedTuple):
+class ColumnSource(NamedTuple):
     """Where a column comes from."""
 
     half: str
@@ -69,11 +69,11 @@ class Source(NamedTuple):
     """As the shard has it."""
 
 
-def sources(schema: Schema[Any, Any, Any]) -> dict[str, Source]:
+def sources(schema: Schema[Any, Any, Any]) -> dict[str, ColumnSource]:
     """The columns that key and val are made of, by the names that they have in a DataFrame."""
     given = [source for half in ("key", "val") for source in _sources(schema.arrow_schema.field(half), half)]
     often = Counter((source.field or source.half).lower() for source in given)
-    found: dict[str, Source] = {}
+    found: dict[str, ColumnSource] = {}
     for source in given:
         name = source.field or source.half
         shown = f"{source.half}_{name}" if often[name.lower()] > 1 else name
@@ -177,7 +177,7 @@ def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
     return table.take(pc.list_parent_indices(lists))
 
 
-def _chosen(found: dict[str, Source], only: Sequence[str] | None) -> dict[str, Source]:
+def _chosen(found: dict[str, ColumnSource], only: Sequence[str] | None) -> dict[str, ColumnSource]:
     if only is None:
         return found
     names = {name.lower(): name for name in found}
@@ -187,17 +187,17 @@ def _chosen(found: dict[str, Source], only: Sequence[str] | None) -> dict[str, S
     return {names[name.lower()]: found[names[name.lower()]] for name in only}
 
 
-def _sources(field: pa.Field, half: str) -> list[Source]:
+def _sources(field: pa.Field, half: str) -> list[ColumnSource]:
     """What a half of the row is made of: nothing, itself, or its fields."""
     t = field.type
     if pa.types.is_null(t):
         return []
     if pa.types.is_struct(t) and not field.nullable:
-        return [Source(half, f.name, f) for f in t]
-    return [Source(half, None, field)]
+        return [ColumnSource(half, f.name, f) for f in t]
+    return [ColumnSource(half, None, field)]
 
 
-def _column(table: pa.Table | pa.RecordBatch, source: Source) -> Any:
+def _column(table: pa.Table | pa.RecordBatch, source: ColumnSource) -> Any:
     column = table.column(source.half)
     if source.field is None:
         return column

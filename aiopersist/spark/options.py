@@ -11,7 +11,7 @@ from typing import Any
 
 from aiopersist.data.lazy import pa
 from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.write import APPEND, OVERWRITE, UPSERT, WriteSpec
 
@@ -71,14 +71,14 @@ class Options:
             raise invalid(f"unknown option {unknown[0]!r} {what}; there are {shown}")
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SparkLocation:
         """Where the shards lie."""
         if self._given.keys().isdisjoint({"location", "blob", "consensus"}):
             names = [f"AIOPERSIST_{name}" for name in ("LOCATION", "BLOB", "CONSENSUS")]
             if not any(map(os.environ.get, names)):
                 raise invalid(f"no location: give option location, or set {names[0]}. {LOST}")
         location, blob, consensus = map(self._given.get, ("location", "blob", "consensus"))
-        return Place.of(location, blob, consensus)
+        return SparkLocation.of(location, blob, consensus)
 
     @property
     def shard(self) -> str:

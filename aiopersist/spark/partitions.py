@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.key_range import Leaf, leaves
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.part.key_range import Leaf, leaves
+from aiopersist.data.types.schema import Schema
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
 from aiopersist.spark.options import Options, invalid
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.tasks import Refused, Staged, refusing
+from aiopersist.spark.tasks import StagedTask, TaskRefused, refusing
 from aiopersist.spark.write import Plan
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _bound(leaf: Leaf, value: Any) -> Any:
 class PiecePartition(InputPartition):
     """A piece of a read: all that a task needs."""
 
-    place: Place
+    place: SparkLocation
     piece: bytes
     columns: Columns
     where: Any = None
@@ -99,13 +99,13 @@ def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 class StagedMessage(WriterCommitMessage):
     """What a task tells the committer."""
 
-    result: Staged | Refused
+    result: StagedTask | TaskRefused
     query: str | None = None
     """The id of the streaming query."""
     plan: Plan | None = None
     """Of the streaming batch; `None` if it was refused."""
 
 
-def run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[Staged | Refused]:
+def run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | TaskRefused]:
     """One after the other: a committer has no tasks of Spark's."""
     return [refusing(work, *job) for job in jobs]

@@ -10,8 +10,8 @@ import os
 from typing import Any, NamedTuple
 
 from aiopersist.client import Client
-from aiopersist.client import open as open_client
 from aiopersist.errors import InvalidLocation
+from aiopersist.opening import open as open_client
 from aiopersist.resource import Opening
 from aiopersist.settings import Settings
 from aiopersist.storage.address import has_secrets, scheme_of
@@ -20,7 +20,7 @@ from aiopersist.storage.urls import Location, parse_location
 ENV = "env:"
 
 
-class Place(NamedTuple):
+class SparkLocation(NamedTuple):
     """URLs, or `env:NAME`; none of them: what `AIOPERSIST_LOCATION` and the like say. `settings` is JSON."""
 
     blob: str | None = None
@@ -35,7 +35,7 @@ class Place(NamedTuple):
         blob: Any = None,
         consensus: Any = None,
         settings: Settings | None = None,
-    ) -> "Place":
+    ) -> "SparkLocation":
         """`InvalidLocation` for what cannot travel: a store as an instance, one in the memory of this
         process, a URL with a secret in it."""
         told = None if settings is None else json.dumps(settings.model_dump(mode="json", exclude_unset=True))

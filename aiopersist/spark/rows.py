@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aiopersist.data.cast import cast_column
-from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.cast import cast_column
+from aiopersist.data.types.schema import Schema
 from aiopersist.data.valid import check_column
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
-from aiopersist.spark.columns import Source, invalid, sources
+from aiopersist.spark.columns import ColumnSource, invalid, sources
 from aiopersist.spark.maps import as_lists, stored_type
 
 FIXED = (
@@ -99,7 +99,7 @@ class Layout:
             return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(field.type))
 
-    def _column(self, name: str, source: Source, batch: pa.RecordBatch) -> Any:
+    def _column(self, name: str, source: ColumnSource, batch: pa.RecordBatch) -> Any:
         found = self._columns[name]
         if found is None:
             return pa.nulls(batch.num_rows, source.stored.type)
@@ -148,7 +148,7 @@ def _special(name: str | None, names: Mapping[str, str], frame: pa.Schema) -> st
     return found
 
 
-def _check_type(name: str, given: pa.DataType, source: Source) -> None:
+def _check_type(name: str, given: pa.DataType, source: ColumnSource) -> None:
     """Whether values of that type mean what is stored."""
     t = stored_type(given, name, {})
     if pa.types.is_decimal(t) and pa.types.is_uint64(source.stored.type):

@@ -15,7 +15,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.runtime import SYSTEM
 from aiopersist.spark.bridge import Calls
 from aiopersist.spark.columns import invalid
-from aiopersist.spark.tasks import Refused, refusing
+from aiopersist.spark.tasks import TaskRefused, refusing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +79,7 @@ def cores(spark: "SparkSession") -> int:
 
 def for_each(
     spark: "SparkSession", work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]
-) -> list[T | Refused]:
+) -> list[T | TaskRefused]:
     """`work(*job)` of each job, each as one task; the results of one attempt of each, in no order."""
     if not jobs:
         return []
@@ -88,16 +88,18 @@ def for_each(
     def run(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield _sealed(refusing(work, *jobs[number]))
+                yield _encoded(refusing(work, *jobs[number]))
 
     return collected(numbers.mapInArrow(run, RESULT))
 
 
-def for_each_partition(df: "DataFrame", work: "Callable[[Iterator[pa.RecordBatch]], T]") -> list[T | Refused]:
+def for_each_partition(
+    df: "DataFrame", work: "Callable[[Iterator[pa.RecordBatch]], T]"
+) -> list[T | TaskRefused]:
     """`work` of the batches of each partition; the results of one attempt of each, in no order."""
 
     def run(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        yield _sealed(refusing(work, batches))
+        yield _encoded(refusing(work, batches))
 
     return collected(df.mapInArrow(run, RESULT))
 
@@ -107,7 +109,7 @@ def collected(results: "DataFrame") -> list[Any]:
     return [pickle.loads(bytes(row[0])) for row in results.collect()]
 
 
-def _sealed(result: Any) -> pa.RecordBatch:
+def _encoded(result: Any) -> pa.RecordBatch:
     return pa.record_batch([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
 
 

@@ -44,11 +44,11 @@ from aiopersist.spark.partitions import (
     stored_schema,
     within,
 )
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.sessions import arrow_schema, struct_type
 from aiopersist.spark.streams import StreamReader, StreamWriter
-from aiopersist.spark.tasks import Refused, makes_a_table, refusing
-from aiopersist.spark.write import Job, Plan, begin_open, plan, release, withdraw
+from aiopersist.spark.tasks import TaskRefused, makes_a_table, refusing
+from aiopersist.spark.write import Plan, WriteJob, begin_open, plan, release, withdraw
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -70,7 +70,7 @@ class AiopersistSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._options.check(READ, "of a read")
-        return Reader(self._options, schema)
+        return BatchReader(self._options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         self._options.check(STREAM_READ, "of a streaming read")
@@ -82,10 +82,10 @@ class AiopersistSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         self._options.check(WRITE, "of a write")
-        return Writer.begun(self._options, schema, overwrite)
+        return BatchWriter.begun(self._options, schema, overwrite)
 
 
-class Reader(DataSourceReader):
+class BatchReader(DataSourceReader):
     """A batch read."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -131,16 +131,16 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
 # --- write -----------------------------------------------------------------------------------------
 
 
-class Writer(DataSourceArrowWriter):
+class BatchWriter(DataSourceArrowWriter):
     """A batch write. It travels to workers and to the committer."""
 
-    def __init__(self, place: Place, planned: Plan, tasks_: int) -> None:
+    def __init__(self, place: SparkLocation, planned: Plan, tasks_: int) -> None:
         self._place = place
         self._plan = planned
         self._tasks = tasks_
 
     @classmethod
-    def begun(cls, options: Options, schema: StructType, overwrite: bool) -> Writer:
+    def begun(cls, options: Options, schema: StructType, overwrite: bool) -> BatchWriter:
         """On the driver's machine, before anything runs."""
         place = options.place
         client, frame = bridge().client(place), arrow_schema(schema)
@@ -151,7 +151,7 @@ class Writer(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if makes_a_table():
-            return StagedMessage(Refused(invalid(LOST)))
+            return StagedMessage(TaskRefused(invalid(LOST)))
         layout = self._plan.begun.layout
         return StagedMessage(refusing(tasks.stage, self._place, self._plan.grant, layout, iterator))
 
@@ -159,7 +159,7 @@ class Writer(DataSourceArrowWriter):
         found = bridge()
         client = found.client(self._place)
         results = [message.result for message in messages if isinstance(message, StagedMessage)]
-        job = Job(found, client, self._place, self._plan.begun, run_here, self._tasks)
+        job = WriteJob(found, client, self._place, self._plan.begun, run_here, self._tasks)
         job.commit(results)
         found.run(release, client, self._plan.grant)
 

@@ -38,7 +38,7 @@ from aiopersist.client import Client
 from aiopersist.errors import BatchExpired, Error, InvalidUsage, ShardFinalized, SinceViolation, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.read.handle import ReadHandle
-from aiopersist.read.shared import SharedRead
+from aiopersist.read.shared_read import SharedRead
 from aiopersist.settings import Settings
 from aiopersist.shard.hold import Need
 from aiopersist.spark import tasks
@@ -53,8 +53,8 @@ from aiopersist.spark.partitions import (
     run_here,
 )
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.tasks import Refused
-from aiopersist.spark.write import Job, Plan, begin, plan, release, withdraw
+from aiopersist.spark.tasks import TaskRefused
+from aiopersist.spark.write import Plan, WriteJob, begin, plan, release, withdraw
 from aiopersist.state.model import HollowBatch, State
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ async def _leased(client: Client, shard: str, first: int, last: int) -> SharedRe
 
 
 async def _state(client: Client, shard: str) -> State:
-    return (await client._existing(shard)).state
+    return (await client._shards.existing(shard)).state
 
 
 def _start_of(options: Options) -> int:
@@ -283,7 +283,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._tasks = options.tasks
         self._lease_s = options.seconds("leases", Settings().writer_lease_s)
         self._frame = arrow_schema(schema)
-        self._plan: Plan | Refused | None = None
+        self._plan: Plan | TaskRefused | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For tasks: so this is where a batch is planned, by no hook of its own. What is refused is told by
@@ -294,7 +294,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 begun = bridge().run(begin, client, self._frame, self._spec)
                 self._plan = bridge().run(plan, client, begun, self._lease_s)
             except Error as error:
-                self._plan = Refused(error)
+                self._plan = TaskRefused(error)
         return self.__dict__
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -322,7 +322,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise invalid("the query has no id here: give option txn_app_id")
         found, begun = bridge(), plans[0].begun
         begun = begun._replace(spec=begun.spec._replace(txn=(app, batchId)))
-        job = Job(found, found.client(self._place), self._place, begun, run_here, self._tasks)
+        job = WriteJob(found, found.client(self._place), self._place, begun, run_here, self._tasks)
         try:
             job.commit(results)
         except BatchExpired as error:

@@ -16,7 +16,7 @@ from aiopersist.errors import BatchExpired, DiffOverflow, Error, InvalidUpdate, 
 from aiopersist.frontier import TIME_MAX
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.rows import Layout
 from aiopersist.write.builder import BatchBuilder
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 THREADS = "POLARS_MAX_THREADS"
 
 
-class Staged(NamedTuple):
+class StagedTask(NamedTuple):
     """What a task has written."""
 
     batch: bytes
@@ -40,32 +40,32 @@ class Staged(NamedTuple):
     """The greatest."""
 
 
-class Refused(NamedTuple):
+class TaskRefused(NamedTuple):
     """What a task gives in place of its result, if no other attempt could do better: so Spark does not repeat
     it, and the driver raises what it was."""
 
     error: Error
 
 
-def refusing(work: Callable[..., T], *args: Any) -> T | Refused:
+def refusing(work: Callable[..., T], *args: Any) -> T | TaskRefused:
     """`work(*args)`, or why it can never be done."""
     try:
         return work(*args)
     except (InvalidUpdate, InvalidUsage, DiffOverflow, BatchExpired) as error:
-        return Refused(error)
+        return TaskRefused(error)
 
 
-def granted(results: "Iterable[T | Refused]") -> list[T]:
+def granted(results: "Iterable[T | TaskRefused]") -> list[T]:
     """The results, unless one was refused: then that is raised."""
     found: list[T] = []
     for result in results:
-        if isinstance(result, Refused):
+        if isinstance(result, TaskRefused):
             raise result.error
         found.append(result)
     return found
 
 
-def worker_client(place: Place) -> Client:
+def worker_client(place: SparkLocation) -> Client:
     """The client of this worker, which has as many threads for computing as the task has cores."""
     from pyspark import TaskContext
 
@@ -93,7 +93,7 @@ def makes_a_table() -> bool:
 
 
 def read(
-    place: Place, piece: bytes, columns: Columns, where: Any = None, at: int | None = None
+    place: SparkLocation, piece: bytes, columns: Columns, where: Any = None, at: int | None = None
 ) -> "Iterator[pa.RecordBatch]":
     """The rows of a piece of a shared read, as the columns of a DataFrame. `at`: the time of contents."""
     client = worker_client(place)
@@ -101,7 +101,9 @@ def read(
         yield from columns.batches(batch, at)
 
 
-def stage(place: Place, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]") -> Staged:
+def stage(
+    place: SparkLocation, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]"
+) -> StagedTask:
     """Upload the rows as a batch under that writer: sorted, consolidated, in bounded memory."""
     found = bridge()
     builder = found.run(worker_client(place).builder_from_transmittable, writer, 0)
@@ -114,7 +116,7 @@ def stage(place: Place, writer: bytes, layout: Layout, batches: "Iterable[pa.Rec
                 first, last = min(first, least), max(last, greatest)
                 found.run(builder.extend, updates)
                 rows += batch.num_rows
-        return Staged(found.run(_finished, builder, _after(last)), rows, first, last)
+        return StagedTask(found.run(_finished, builder, _after(last)), rows, first, last)
     finally:
         found.run(builder.aclose)
 
@@ -129,14 +131,14 @@ def _after(time: int) -> int:
     return time + 1
 
 
-def retract(place: Place, writer: bytes, piece: bytes, staged: bytes | None) -> Staged:
+def retract(place: SparkLocation, writer: bytes, piece: bytes, staged: bytes | None) -> StagedTask:
     """Upload the rows of a piece of contents with their diffs negated, at time 0; only those whose keys are
     in `staged`, a piece of updates, if it is given."""
     client = worker_client(place)
     return bridge().run(_retract, client, writer, piece, staged)
 
 
-async def _retract(client: Client, writer: bytes, piece: bytes, staged: bytes | None) -> Staged:
+async def _retract(client: Client, writer: bytes, piece: bytes, staged: bytes | None) -> StagedTask:
     keys = None if staged is None else await _keys(client, staged)
     rows = 0
     async with client.builder_from_transmittable(writer, 0) as builder:
@@ -147,7 +149,7 @@ async def _retract(client: Client, writer: bytes, piece: bytes, staged: bytes | 
             if found.num_rows:
                 await builder.extend(_negated(found))
                 rows += found.num_rows
-        return Staged((await builder.finish(1)).to_transmittable(), rows)
+        return StagedTask((await builder.finish(1)).to_transmittable(), rows)
 
 
 def _negated(found: "pa.Table") -> "pa.Table":
@@ -183,7 +185,7 @@ def _is_in(column: Any, keys: "pl.DataFrame") -> Any:
     return mask.to_arrow()
 
 
-def compact(place: Place, piece: bytes) -> bytes:
+def compact(place: SparkLocation, piece: bytes) -> bytes:
     """Do a piece of a compaction."""
     client = worker_client(place)
     return bridge().run(client.compact_piece, piece)

@@ -16,21 +16,21 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from aiopersist.client import Client
-from aiopersist.data.codec import Schema
 from aiopersist.data.lazy import pa
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Error, InvalidUsage, SinceViolation, UnknownShard, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain
 from aiopersist.gc.collect import bury
-from aiopersist.read.shared import SharedRead
+from aiopersist.read.shared_read import SharedRead
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId, free
 from aiopersist.shard.commit import commit
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import Bridge
 from aiopersist.spark.columns import invalid, sources
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.rows import Layout, Special, schema_of
-from aiopersist.spark.tasks import Refused, Staged, granted
+from aiopersist.spark.tasks import StagedTask, TaskRefused, granted
 from aiopersist.state.lifecycle import FinalizeUnused
 from aiopersist.write.batch import Batch, discard_all
 from aiopersist.write.checks import Txn, check_txn
@@ -43,8 +43,8 @@ log = logging.getLogger("aiopersist")
 APPEND, OVERWRITE, UPSERT = "append", "overwrite", "upsert"
 
 Writer: TypeAlias = WriteHandle[Any, Any]
-Results: TypeAlias = Sequence[Staged | Refused]
-Run = Callable[[Callable[..., Staged], Sequence[tuple[Any, ...]]], Results]
+Results: TypeAlias = Sequence[StagedTask | TaskRefused]
+Run = Callable[[Callable[..., StagedTask], Sequence[tuple[Any, ...]]], Results]
 """Runs a task for each tuple of arguments, somewhere."""
 
 
@@ -97,7 +97,7 @@ async def begin(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
     special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
     asked = asked_schema(spec, special)
     try:
-        found = await client._existing(spec.shard)
+        found = await client._shards.existing(spec.shard)
     except UnknownShard:
         schema, layout = _fitting(frame, spec, special, asked or _schema_of_frame(frame, spec, special))
         async with client.writer(spec.shard, schema) as writer:  # or finds that another made it otherwise
@@ -140,9 +140,9 @@ async def give_up(client: Client, begun: Begun) -> None:
     registered; the commit itself decides that. Raises no `Error`: the job's own says more."""
     if not begun.made:
         return
-    shard = client._shard(begun.shard, begun.spec.shard)
+    shard = client._shards.at(begun.shard, begun.spec.shard)
     try:
-        with client._calls.call():
+        with client._shards.calls.call():
             await shard.register.refresh()
             if await commit(shard.register, FinalizeUnused(shard.id), Slot()):
                 await bury(shard)
@@ -206,10 +206,12 @@ def _check_keys(keys: Sequence[str], schema: Schema[Any, Any, Any]) -> None:
         raise invalid(text, keys[0])
 
 
-class Job:
+class WriteJob:
     """The driver's part, once tasks have staged. Blocking: `run` may be Spark's."""
 
-    def __init__(self, bridge: Bridge, client: Client, place: Place, begun: Begun, run: Run, n: int) -> None:
+    def __init__(
+        self, bridge: Bridge, client: Client, place: SparkLocation, begun: Begun, run: Run, n: int
+    ) -> None:
         """Retractions are staged by about `n` tasks."""
         self._bridge = bridge
         self._client = client
@@ -242,7 +244,7 @@ class Job:
         finally:
             self._bridge.finish(writer.aclose)
 
-    def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[Staged]) -> int:
+    def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
         """With retractions of what is there, as of the upper at which all of it is appended."""
         run, finish, shard = self._bridge.run, self._bridge.finish, self._begun.shard
         while True:
@@ -280,7 +282,9 @@ class Job:
             except SinceViolation as error:
                 await _pass(writer, upper, error.since)
 
-    async def _pieces(self, read: SharedRead, staged: Sequence[Staged]) -> list[tuple[bytes, bytes | None]]:
+    async def _pieces(
+        self, read: SharedRead, staged: Sequence[StagedTask]
+    ) -> list[tuple[bytes, bytes | None]]:
         if self._spec.mode == OVERWRITE:
             return [(piece, None) for piece in await read.pieces(self._tasks)]
         hollow = [decode(one.batch, self._begun.shard).batch for one in staged]
@@ -294,7 +298,7 @@ class Job:
                 if error.current == Antichain():
                     raise
 
-    async def _append_timed(self, writer: Writer, batches: list[Batch], staged: Sequence[Staged]) -> int:
+    async def _append_timed(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
         """At the times that the rows have, if the upper is still what it was."""
         lower = self._begun.upper
         first = min((one.first for one in staged if one.rows), default=None)
@@ -313,7 +317,7 @@ async def _restored(writer: Writer, results: Results) -> list[Batch]:
     batches: list[Batch] = []
     try:
         for one in results:
-            if isinstance(one, Staged):
+            if isinstance(one, StagedTask):
                 batch = await writer.batch_from_transmittable(one.batch)
                 batches.append(batch)
     except BaseException:

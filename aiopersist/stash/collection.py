@@ -4,15 +4,15 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.nested import Instances, Lists, Structs
-from aiopersist.data.types import Field
+from aiopersist.data.types.codec import Field
+from aiopersist.data.types.nested import Instances, Lists, Structs
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
 from aiopersist.frontier import frontier as as_frontier
 from aiopersist.stash import rules
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.model import Codecs, Frontiers, Rows, Stored
+from aiopersist.stash.model import Codecs, Frontiers, Stored, StoredRows
 from aiopersist.stash.rows import check_codecs
 
 K = TypeVar("K")
@@ -96,7 +96,7 @@ class AppendBatch:
     """Of a table, what the append is checked against, if nobody has changed it by then."""
 
 
-Ready = Mapping[StashCollection[Any, Any], tuple[tuple[Antichain, ...], Rows]]
+Ready = Mapping[StashCollection[Any, Any], tuple[tuple[Antichain, ...], StoredRows]]
 """What is appended to each: `lower`, `upper` and `compact`, and rows."""
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from aiopersist.data.consolidate import DIFF_MAX, DIFF_MIN
+from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.stash.model import (
     Change,
     Fence,
@@ -15,10 +15,10 @@ from aiopersist.stash.model import (
     Loaded,
     Move,
     Opener,
-    Rows,
     Select,
-    Sending,
     Stored,
+    StoredRows,
+    Tokens,
     Verdict,
     judge,
 )
@@ -26,7 +26,7 @@ from aiopersist.stash.store import Store
 
 
 @dataclass
-class Tables:
+class StashTables:
     """What the stores of one stash share."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -37,7 +37,7 @@ class Tables:
     """With all their rows."""
 
     @classmethod
-    def of(cls, loaded: Loaded) -> "Tables":
+    def of(cls, loaded: Loaded) -> "StashTables":
         """A copy of a whole stash."""
         return cls(
             fence=loaded.fence,
@@ -92,7 +92,7 @@ class MemoryStore(Store):
     """A stash in `tables`. Each call is a short step under their lock and never awaits inside it: it has
     happened entirely or not begun."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: StashTables) -> None:
         self._tables = tables
 
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
@@ -118,7 +118,7 @@ class MemoryStore(Store):
                 return None
             return Loaded(tables.fence, tables.version, tuple(tables.select(select)))
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
         await _others()
         tables = self._tables
         with tables.lock:
@@ -160,19 +160,19 @@ class DraftStore(MemoryStore):
     needs no tokens."""
 
     def __init__(self, loaded: Loaded) -> None:
-        super().__init__(Tables.of(loaded))
+        super().__init__(StashTables.of(loaded))
         self._before = {stored.id: stored.revision for stored in loaded.collections}
-        self._touched: dict[int, Rows] = {}
+        self._touched: dict[int, StoredRows] = {}
         self.consolidated: set[int] = set()
         """Collections that are to be consolidated once it has happened."""
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
         with self._tables.lock:
             if not self._tables.holds(change):
                 return Verdict.CONFLICT
             self._tables.apply(change)
             for cid, move in change.moves.items():
-                self._touched[cid] = self._touched.get(cid, Rows()) + move.rows
+                self._touched[cid] = self._touched.get(cid, StoredRows()) + move.rows
             for made in change.created:
                 self._touched[made.id] = made.rows
             return Verdict.APPLIED
@@ -197,16 +197,16 @@ class DraftStore(MemoryStore):
         )
 
 
-def consolidated(rows: Rows, frontiers: Frontiers) -> Rows:
+def consolidated(rows: StoredRows, frontiers: Frontiers) -> StoredRows:
     """At most one row per (key, val, time), unless the sum needs more; times forwarded to since."""
     since = frontiers.since.time
     if since is None:
-        return Rows()
+        return StoredRows()
     assert isinstance(since, int)  # times of a stash are ints
     groups: dict[tuple[str, str, int], list[int]] = {}
     for key, val, time, diff in rows:
         groups.setdefault((key, val, max(time, since)), []).append(diff)
-    return Rows.of(_sums(groups.items()))
+    return StoredRows.of(_sums(groups.items()))
 
 
 def _sums(groups: Iterable[tuple[tuple[str, str, int], list[int]]]) -> Iterable[tuple[str, str, int, int]]:
@@ -216,9 +216,9 @@ def _sums(groups: Iterable[tuple[tuple[str, str, int], list[int]]]) -> Iterable[
         yield from ((*group, diff) for diff in left if diff)
 
 
-def _selected(rows: Rows, select: Select) -> Rows:
+def _selected(rows: StoredRows, select: Select) -> StoredRows:
     if not select.rows:
-        return Rows()
+        return StoredRows()
     if select.key is None:
         return rows
     return rows.where([key == select.key for key in rows.keys])

@@ -11,7 +11,7 @@ from aiopersist.resource import Resource, Scope
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.memory import DraftStore
 from aiopersist.stash.model import Loaded, Select
-from aiopersist.stash.session import Session
+from aiopersist.stash.session import StashSession
 
 T = TypeVar("T", bound=Resource)
 
@@ -19,7 +19,9 @@ ATTEMPTS = 100  # of one step; a stash that never rests that long cannot be migr
 
 
 async def migrate(
-    session: Session, steps: Sequence[Callable[[T], Awaitable[Any]]], begin: Callable[[Session, Scope], T]
+    session: StashSession,
+    steps: Sequence[Callable[[T], Awaitable[Any]]],
+    begin: Callable[[StashSession, Scope], T],
 ) -> int:
     """See `Stash.migrate`; `begin` makes what a step is given."""
     session.writing()
@@ -40,11 +42,11 @@ async def migrate(
 
 
 async def _done(
-    session: Session,
+    session: StashSession,
     found: Loaded,
     number: int,
     step: Callable[[T], Awaitable[Any]],
-    begin: Callable[[Session, Scope], T],
+    begin: Callable[[StashSession, Scope], T],
 ) -> bool:
     """Run the step on a copy of what was found, and make what it did durable; `False` if others changed
     anything meanwhile."""

@@ -31,7 +31,7 @@ START = Frontiers()
 
 
 @dataclass(frozen=True)
-class Rows:
+class StoredRows:
     """Updates as columns of one length; keys and vals are JSON texts (`data.jsonable`)."""
 
     keys: Sequence[str] = ()
@@ -40,7 +40,7 @@ class Rows:
     diffs: Sequence[int] = ()
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[str, str, int, int]]) -> "Rows":
+    def of(cls, rows: Iterable[tuple[str, str, int, int]]) -> "StoredRows":
         """The rows `(key, val, time, diff)` as columns."""
         columns: list[Any] = list(zip(*rows, strict=True))
         return cls(*columns)
@@ -55,14 +55,14 @@ class Rows:
     def __iter__(self) -> Iterator[tuple[str, str, int, int]]:
         return zip(*self.columns, strict=True)
 
-    def __add__(self, other: "Rows") -> "Rows":
+    def __add__(self, other: "StoredRows") -> "StoredRows":
         if not self or not other:
             return self or other
-        return Rows(*([*mine, *its] for mine, its in zip(self.columns, other.columns, strict=True)))
+        return StoredRows(*([*mine, *its] for mine, its in zip(self.columns, other.columns, strict=True)))
 
-    def where(self, held: Sequence[bool]) -> "Rows":
+    def where(self, held: Sequence[bool]) -> "StoredRows":
         """The rows for which `held` says so."""
-        return Rows(*(list(compress(column, held)) for column in self.columns))
+        return StoredRows(*(list(compress(column, held)) for column in self.columns))
 
 
 class Codecs(NamedTuple):
@@ -82,10 +82,10 @@ class Stored:
     frontiers: Frontiers = START
     revision: int = 0
     loose: int = 0
-    """Rows added since the last consolidation."""
+    """StoredRows added since the last consolidation."""
     settled: int = 0
-    """Rows that the last consolidation left."""
-    rows: Rows = Rows()
+    """StoredRows that the last consolidation left."""
+    rows: StoredRows = StoredRows()
     """Those that were asked for."""
 
 
@@ -120,7 +120,7 @@ class Move(NamedTuple):
     """The frontiers that a collection gets, and the rows that are added to it."""
 
     frontiers: Frontiers
-    rows: Rows = Rows()
+    rows: StoredRows = StoredRows()
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Change:
     collection there is."""
 
     @property
-    def rows(self) -> Iterable[tuple[int, Rows]]:
+    def rows(self) -> Iterable[tuple[int, StoredRows]]:
         """All rows that are added, by collection."""
         yield from ((cid, move.rows) for cid, move in self.moves.items() if move.rows)
         yield from ((made.id, made.rows) for made in self.created if made.rows)
@@ -149,7 +149,7 @@ class Opener(NamedTuple):
     fence: Fence
 
 
-class Sending(NamedTuple):
+class Tokens(NamedTuple):
     """Of all transactions that expect the same token at most one happens."""
 
     expected: str
@@ -165,7 +165,7 @@ class Verdict(Enum):
     FORGOTTEN = "the opener's token is another one, or gone"
 
 
-def judge(opener: Opener, fence: Fence, sending: Sending, token: str | None, expected: bool) -> Verdict:
+def judge(opener: Opener, fence: Fence, sending: Tokens, token: str | None, expected: bool) -> Verdict:
     """What is to become of a change, given the fence and the opener's token as they are, both locked, and
     whether all that it expects still holds."""
     if token == sending.token:

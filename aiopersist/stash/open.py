@@ -28,9 +28,9 @@ from aiopersist.resource import Opening, Scope, Supervisor
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings, settings_from_environment
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.memory import DraftStore, MemoryStore, Tables
+from aiopersist.stash.memory import DraftStore, MemoryStore, StashTables
 from aiopersist.stash.model import Opener, Select
-from aiopersist.stash.session import Session
+from aiopersist.stash.session import StashSession
 from aiopersist.stash.stash import MemoryStash, PostgresStash, SqliteStash, Stash
 from aiopersist.stash.store import Store
 from aiopersist.storage.address import Address, scheme_of
@@ -60,7 +60,7 @@ class Mode(NamedTuple):
         return not (self.readonly or self.savepoint)
 
 
-class Place(NamedTuple):
+class StashLocation(NamedTuple):
     """Where a stash is: what it is there, and how to reach it. `store(writes)` does no I/O."""
 
     kind: type[Stash]
@@ -101,7 +101,7 @@ def open(  # noqa: A001  # `ap.stash.open`
 
 def place_beside(
     url: str | None, consensus: Consensus, name: str, *, runtime: Runtime, settings: Settings
-) -> Place:
+) -> StashLocation:
     """Where the stash `name` of a location lies: in the database of its consensus store, which was opened by
     `url`; `Unsupported` if that is not one of ours."""
     _check_name(name)
@@ -114,12 +114,12 @@ def place_beside(
         from aiopersist.stash.postgres import PostgresStore, beside
 
         address = beside(url, name)
-        return Place(PostgresStash, lambda _: PostgresStore(address, settings))
+        return StashLocation(PostgresStash, lambda _: PostgresStore(address, settings))
     raise Unsupported("a stash lies in a consensus database that was opened by its URL")
 
 
 async def opened(
-    place: Place, mode: Mode, settings: Settings, runtime: Runtime, parent: Scope | None = None
+    place: StashLocation, mode: Mode, settings: Settings, runtime: Runtime, parent: Scope | None = None
 ) -> Stash:
     """The stash, opened. One request; three if the tables are to be made."""
     store = place.store(mode.writes)
@@ -144,7 +144,7 @@ async def opened(
 
 async def _session(
     store: Store, mode: Mode, settings: Settings, runtime: Runtime, supervisor: Supervisor
-) -> Session:
+) -> StashSession:
     deadline = settings.open_timeout_s
     retry = Retry(deadline, runtime)
     try:
@@ -159,18 +159,18 @@ async def _session(
         raise StorageUnavailable(f"the stash cannot be opened: {error}") from error
     if found is None:
         raise StashError("there is no stash here")
-    session = Session(store, None, "", settings=settings, runtime=runtime, supervisor=supervisor)
+    session = StashSession(store, None, "", settings=settings, runtime=runtime, supervisor=supervisor)
     return session.draft(DraftStore(found), found) if mode.savepoint else session
 
 
 async def _writing(
     store: Store, mode: Mode, settings: Settings, runtime: Runtime, supervisor: Supervisor, retry: Retry
-) -> Session:
+) -> StashSession:
     opener_id, token = str(runtime.uuid()), runtime.token()
     nonce = runtime.token() if mode.exclusive else None
     fence = await retry.repeat("stash.take", lambda: store.take(opener_id, token, nonce))
     opener = Opener(opener_id, fence)
-    return Session(store, opener, token, settings=settings, runtime=runtime, supervisor=supervisor)
+    return StashSession(store, opener, token, settings=settings, runtime=runtime, supervisor=supervisor)
 
 
 def _import() -> None:
@@ -178,7 +178,7 @@ def _import() -> None:
     warm_up()
 
 
-def _place(url: str, runtime: Runtime, settings: Settings) -> Place:
+def _place(url: str, runtime: Runtime, settings: Settings) -> StashLocation:
     scheme = scheme_of(url) if isinstance(url, str) else None
     if scheme == "mem":
         return _in_memory(MemoryConsensus(memory_name(url)), DEFAULT_NAME)
@@ -188,20 +188,20 @@ def _place(url: str, runtime: Runtime, settings: Settings) -> Place:
         with extra("postgres"):
             from aiopersist.stash.postgres import PostgresStore, at
         address = at(url)
-        return Place(PostgresStash, lambda _: PostgresStore(address, settings))
+        return StashLocation(PostgresStash, lambda _: PostgresStore(address, settings))
     known = "mem://name, sqlite:///path or postgres://..."
     raise InvalidLocation(f"{scheme or 'no scheme'}: a stash is named by a URL such as {known}")
 
 
-def _in_memory(consensus: MemoryConsensus, name: str) -> Place:
-    tables = consensus.tenant(f"stash {name}", Tables)
-    return Place(MemoryStash, lambda _: MemoryStore(tables))
+def _in_memory(consensus: MemoryConsensus, name: str) -> StashLocation:
+    tables = consensus.tenant(f"stash {name}", StashTables)
+    return StashLocation(MemoryStash, lambda _: MemoryStore(tables))
 
 
-def _sqlite(path: str, name: str, runtime: Runtime) -> Place:
+def _sqlite(path: str, name: str, runtime: Runtime) -> StashLocation:
     from aiopersist.stash.sqlite import SqliteStore
 
-    return Place(SqliteStash, lambda writes: SqliteStore(path, name, runtime, writes=writes))
+    return StashLocation(SqliteStash, lambda writes: SqliteStore(path, name, runtime, writes=writes))
 
 
 def _check_name(name: object) -> None:

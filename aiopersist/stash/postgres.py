@@ -31,17 +31,17 @@ from aiopersist.stash.model import (
     Frontiers,
     Loaded,
     Opener,
-    Rows,
     Select,
-    Sending,
     Stored,
+    StoredRows,
+    Tokens,
     Verdict,
     judge,
 )
 from aiopersist.stash.store import Store
-from aiopersist.storage.postgres import DEFAULT_SCHEMA
-from aiopersist.storage.postgres_address import SCHEMA_BYTES_MAX, PostgresAddress
-from aiopersist.storage.postgres_pool import Connection, Pool
+from aiopersist.storage.postgres.address import SCHEMA_BYTES_MAX, PostgresAddress
+from aiopersist.storage.postgres.consensus import DEFAULT_SCHEMA
+from aiopersist.storage.postgres.pool import Connection, Pool
 
 DEFAULT_STASH_SCHEMA = "stash"
 POOL_SIZE = 4  # one writes, the others read
@@ -118,7 +118,7 @@ class PostgresStore(Store):
         found = tuple(_stored(row, select) for row in rows if row["collection_id"] is not None)
         return Loaded(_fence(rows[0]), rows[0]["version"], found)
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
         chunks = list(chunks_of(change))
         several = len(chunks) > 1 or change.created or change.version is not None
 
@@ -163,7 +163,7 @@ class PostgresStore(Store):
             await self._pool.aclose()
 
     async def _commit_several(
-        self, connection: Connection, opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]
+        self, connection: Connection, opener: Opener, change: Change, sending: Tokens, chunks: list[Chunk]
     ) -> Verdict:
         """A transaction of several statements, of which the last one decides."""
         lock = "fence_shared" if change.version is None else "lock"
@@ -205,13 +205,13 @@ class PostgresStore(Store):
         return {name: await connection.prepare(getattr(self._sql, name)) for name in names}
 
 
-def _arguments(opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]) -> tuple[Any, ...]:
+def _arguments(opener: Opener, change: Change, sending: Tokens, chunks: list[Chunk]) -> tuple[Any, ...]:
     """Those of the statement that decides."""
     rows: Chunk = chunks[0] if chunks else ([], [], [], [], [])
     return opener.id, *sending, *opener.fence, *_columns(change.expected), *_moves(change), *rows
 
 
-def _verdict(row: asyncpg.Record | None, opener: Opener, sending: Sending) -> Verdict:
+def _verdict(row: asyncpg.Record | None, opener: Opener, sending: Tokens) -> Verdict:
     fence = _fence(row)
     assert row is not None  # it has a fence
     return judge(opener, fence, sending, row["token"], row["ok"])
@@ -226,9 +226,9 @@ def _fence(row: asyncpg.Record | None) -> Fence:
 
 
 def _stored(row: asyncpg.Record, select: Select) -> Stored:
-    rows = Rows()
+    rows = StoredRows()
     if select.rows and row["keys"] is not None:
-        rows = Rows(row["keys"], row["vals"], row["times"], row["diffs"])
+        rows = StoredRows(row["keys"], row["vals"], row["times"], row["diffs"])
     return Stored(
         row["collection_id"],
         row["name"],

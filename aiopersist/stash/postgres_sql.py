@@ -19,7 +19,7 @@ from typing import Any
 
 from aiopersist.stash.model import FORMAT, Select
 from aiopersist.stash.store import OPENER_RETENTION_S
-from aiopersist.storage.postgres_tables import Tables, quoted
+from aiopersist.storage.postgres.tables import Tables, quoted
 
 KEY_PREFIX = 200  # characters, of up to four bytes; an index entry holds 2,700 bytes
 
@@ -55,7 +55,7 @@ def tables(schema: str) -> Tables:
 
 
 @dataclass(frozen=True)
-class Statements:
+class StashStatements:
     """Every statement on the tables of one schema."""
 
     fence: str
@@ -77,12 +77,12 @@ class Statements:
     lock_consolidation: str
 
 
-def statements(schema: str) -> Statements:
+def statements(schema: str) -> StashStatements:
     """The statements for `schema`."""
     texts = {
         name: text.format(**_names(schema), retention=OPENER_RETENTION_S) for name, text in _TEXTS.items()
     }
-    return Statements(**texts)
+    return StashStatements(**texts)
 
 
 def _names(schema: str) -> dict[str, str]:

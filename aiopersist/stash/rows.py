@@ -15,25 +15,25 @@ from typing import Any, NamedTuple, TypeVar
 
 import anyio.to_thread
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.consolidate import contents, sum_columns
-from aiopersist.data.convert import to_table
 from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.refusal import Refusal
-from aiopersist.data.types import short
+from aiopersist.data.types.codec import short
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.consolidate import contents, sum_columns
+from aiopersist.data.updates.convert import to_table
 from aiopersist.errors import CodecMismatch, Corruption, InvalidUpdate
 from aiopersist.frontier import Antichain
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.model import Codecs, Rows
+from aiopersist.stash.model import Codecs, StoredRows
 
 T = TypeVar("T")
 
 FEW = 200  # rows that are converted faster than a thread is reached
 
 
-def encode(entries: Iterable[Any], schema: Schema[Any, Any, Any], name: str) -> Rows:
+def encode(entries: Iterable[Any], schema: Schema[Any, Any, Any], name: str) -> StoredRows:
     """The entries `((key, val), time, diff)` as rows; `InvalidUpdate` names the one at fault."""
     try:
         table = to_table(_flat(entries), schema)
@@ -41,7 +41,7 @@ def encode(entries: Iterable[Any], schema: Schema[Any, Any, Any], name: str) -> 
         reason = str(error).removeprefix(f"row {error.row}: ")
         raise InvalidUpdate(f"collection {name!r}: {reason}", row=error.row) from error
     keys, vals = (column_texts(table.column(column)) for column in ("key", "val"))
-    return Rows(keys, vals, table.column("time").to_pylist(), table.column("diff").to_pylist())
+    return StoredRows(keys, vals, table.column("time").to_pylist(), table.column("diff").to_pylist())
 
 
 def encode_key(key: Any, schema: Schema[Any, Any, Any], name: str) -> str:
@@ -52,7 +52,7 @@ def encode_key(key: Any, schema: Schema[Any, Any, Any], name: str) -> str:
         raise InvalidUpdate(f"collection {name!r}: key: {error.reason}") from error
 
 
-def decode(rows: Rows, schema: Schema[Any, Any, Any], since: int) -> list[Any]:
+def decode(rows: StoredRows, schema: Schema[Any, Any, Any], since: int) -> list[Any]:
     """The rows as entries `((key, val), time, diff)`, times forwarded to `since`, in the order of (key, val,
     time), summed. `DiffOverflow` for a sum beyond 64 bits."""
     table = _table(rows, schema)
@@ -62,7 +62,7 @@ def decode(rows: Rows, schema: Schema[Any, Any, Any], since: int) -> list[Any]:
     return list(zip(zip(keys, vals, strict=True), table.column("time").to_pylist(), diffs, strict=True))
 
 
-def decode_at(rows: Rows, schema: Schema[Any, Any, Any], time: int) -> list[Any]:
+def decode_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int) -> list[Any]:
     """The contents at `time`, as `(key, val, diff)` in order."""
     return list(zip(*_values(contents(_table(_until(rows, time), schema), schema), schema), strict=True))
 
@@ -75,7 +75,7 @@ class Item(NamedTuple):
     text: str
 
 
-def table_at(rows: Rows, schema: Schema[Any, Any, Any], time: int, name: str) -> dict[str, Item]:
+def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: str) -> dict[str, Item]:
     """The contents at `time` by the texts of their keys, in order; `StashError` if a key is there twice or a
     diff is not 1. Texts tell keys apart as collections do; Python takes 1 and True for one, and NaN for
     none."""
@@ -100,7 +100,7 @@ def by_key(table: Mapping[str, Item], name: str) -> dict[Any, Any]:
     return found
 
 
-def check_table(rows: Rows, schema: Schema[Any, Any, Any], upper: Antichain, name: str) -> None:
+def check_table(rows: StoredRows, schema: Schema[Any, Any, Any], upper: Antichain, name: str) -> None:
     """`StashError` where the rows, sealed up to `upper`, leave a key with several vals, or a diff that is
     not 1; also at a later time, when that will be sealed."""
     last = max((at for at in rows.times if not upper.less_equal(at)), default=-1)
@@ -151,7 +151,7 @@ def _are(values: list[Any], length: int) -> bool:
     return all(issubclass(kind, tuple | list) for kind in kinds) and set(map(len, values)) <= {length}
 
 
-def _table(rows: Rows, schema: Schema[Any, Any, Any]) -> pa.Table:
+def _table(rows: StoredRows, schema: Schema[Any, Any, Any]) -> pa.Table:
     columns = schema.arrow_schema
     try:
         keys, vals = (
@@ -164,7 +164,7 @@ def _table(rows: Rows, schema: Schema[Any, Any, Any]) -> pa.Table:
     return pa.table([keys, vals, *numbers], columns)
 
 
-def _until(rows: Rows, time: int) -> Rows:
+def _until(rows: StoredRows, time: int) -> StoredRows:
     return rows if not rows or max(rows.times) <= time else rows.where([at <= time for at in rows.times])
 
 

@@ -24,7 +24,7 @@ from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.stash.errors import Fenced, StashError
 from aiopersist.stash.memory import DraftStore, moved
-from aiopersist.stash.model import Change, Loaded, Opener, Rows, Select, Sending, Stored, Verdict
+from aiopersist.stash.model import Change, Loaded, Opener, Select, Stored, StoredRows, Tokens, Verdict
 from aiopersist.stash.store import Store
 from aiopersist.storage.layers import Retry
 from aiopersist.storage.patience import Patience
@@ -35,7 +35,7 @@ Plan = Callable[[Mapping[int, Stored]], Change]
 CONSOLIDATE_ROWS_MIN = 256  # rows added since: fewer are summed by every reader faster than by a transaction
 
 
-class Session:
+class StashSession:
     """One opener of one store. `opener` is `None` for one that only reads."""
 
     def __init__(
@@ -129,9 +129,9 @@ class Session:
             raise StashError("the stash was opened read-only")
         return self.opener
 
-    def draft(self, store: DraftStore, found: Loaded) -> "Session":
+    def draft(self, store: DraftStore, found: Loaded) -> "StashSession":
         """A session on a copy, whose changes nobody else sees."""
-        return Session(
+        return StashSession(
             store,
             Opener("", found.fence),
             "",
@@ -208,7 +208,7 @@ class Session:
         return verdict
 
     async def _send(self, opener: Opener, change: Change, token: str) -> Verdict:
-        sending = Sending(self._token, token)
+        sending = Tokens(self._token, token)
         return await self._retry.repeat(
             "stash.commit", lambda: self.store.commit(opener, change, sending), idempotent=False
         )
@@ -245,7 +245,7 @@ class Session:
     def _see(self, stored: Stored) -> None:
         seen = self._seen.get(stored.id)
         if seen is None or seen.revision <= stored.revision:
-            self._seen[stored.id] = replace(stored, rows=Rows())
+            self._seen[stored.id] = replace(stored, rows=StoredRows())
 
     def _applied(self, change: Change) -> None:
         for cid, move in change.moves.items():

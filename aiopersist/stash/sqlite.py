@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from aiopersist.runtime import Runtime
 from aiopersist.stash import sqlite_sql as sql
-from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Sending, Verdict, judge
+from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Tokens, Verdict, judge
 from aiopersist.stash.store import OPENER_RETENTION_S, Store
-from aiopersist.storage.sqlite_file import SqliteFile, Transaction
-from aiopersist.storage.sqlite_readonly import NoFile, SqliteReader
+from aiopersist.storage.sqlite.file import SqliteFile, SqliteTransaction
+from aiopersist.storage.sqlite.readonly import NoFile, SqliteReader
 
 T = TypeVar("T")
 
@@ -27,8 +27,8 @@ class SqliteStore(Store):
         self._path = path
         self._name = name
         self._runtime = runtime
-        self._file: SqliteFile[Transaction] | SqliteReader = (
-            SqliteFile(path, runtime, sql.prepare, Transaction)
+        self._file: SqliteFile[SqliteTransaction] | SqliteReader = (
+            SqliteFile(path, runtime, sql.prepare, SqliteTransaction)
             if writes
             else SqliteReader(path, runtime, sql.prepare_reading)
         )
@@ -65,7 +65,7 @@ class SqliteStore(Store):
         except NoFile:
             return None
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
         now = self._runtime.wall()
 
         def work(c: sqlite3.Connection) -> Verdict:

@@ -17,8 +17,18 @@ from typing import Any
 
 from aiopersist.frontier import Antichain
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.model import FORMAT, Change, Codecs, Fence, Frontiers, Loaded, Rows, Select, Stored
-from aiopersist.storage.sqlite_file import prepare_file
+from aiopersist.stash.model import (
+    FORMAT,
+    Change,
+    Codecs,
+    Fence,
+    Frontiers,
+    Loaded,
+    Select,
+    Stored,
+    StoredRows,
+)
+from aiopersist.storage.sqlite.file import prepare_file
 
 _SCHEMA = """
     CREATE TABLE stash_fence (
@@ -110,7 +120,7 @@ def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded |
         return None
     collections = []
     for stored in _heads(connection, stash, select):
-        rows = _rows(connection, stash, stored.id, select.key) if select.rows else Rows()
+        rows = _rows(connection, stash, stored.id, select.key) if select.rows else StoredRows()
         collections.append(replace(stored, rows=rows))
     return Loaded(*found, tuple(collections))
 
@@ -222,11 +232,11 @@ def _heads(connection: sqlite3.Connection, stash: str, select: Select) -> list[S
     ]
 
 
-def _rows(connection: sqlite3.Connection, stash: str, cid: int, key: str | None) -> Rows:
+def _rows(connection: sqlite3.Connection, stash: str, cid: int, key: str | None) -> StoredRows:
     statement = "SELECT key, val, time, diff FROM stash_data WHERE stash = ? AND collection_id = ?"
     arguments = (stash, cid) if key is None else (stash, cid, key)
     found = connection.execute(statement + ("" if key is None else " AND key = ?"), arguments).fetchall()
-    return Rows.of(found)
+    return StoredRows.of(found)
 
 
 def _insert(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from aiopersist.data.codec import Schema
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import shown
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Root, Scope
@@ -30,7 +30,7 @@ from aiopersist.stash.collection import (
 )
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.migrate import migrate
-from aiopersist.stash.model import Change, Codecs, Frontiers, Move, Rows, Select, Stored
+from aiopersist.stash.model import Change, Codecs, Frontiers, Move, Select, Stored, StoredRows
 from aiopersist.stash.rows import (
     Item,
     by_key,
@@ -44,7 +44,7 @@ from aiopersist.stash.rows import (
     encode_key,
     table_at,
 )
-from aiopersist.stash.session import Session
+from aiopersist.stash.session import StashSession
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -63,7 +63,7 @@ class Stash(Root):
     """
 
     def __init__(
-        self, session: Session, scope: Scope, release: Callable[[], Awaitable[None]] | None = None
+        self, session: StashSession, scope: Scope, release: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         self._session = session
         self._scope = scope
@@ -317,7 +317,7 @@ class Stash(Root):
             work = partial(table_at, stored.rows, c.schema, time, c.name)
             return stored.frontiers, await compute(len(stored.rows), work)
 
-    async def _append_rows(self, c: StashCollection[Any, Any], now: Frontiers, rows: Rows) -> None:
+    async def _append_rows(self, c: StashCollection[Any, Any], now: Frontiers, rows: StoredRows) -> None:
         """Append the rows at the upper of `now`, if it is still that, and seal it."""
         time = rules.next_time(c.name, now)
         at, beyond = Antichain(time), Antichain(time + 1)
@@ -363,7 +363,7 @@ class Stash(Root):
         select = Select((checked(c).id,), rows=rows, key=key)
         return one(c, (await self._session.load(select)).collections)
 
-    async def _encoded(self, entries: Any, c: StashCollection[Any, Any]) -> Rows:
+    async def _encoded(self, entries: Any, c: StashCollection[Any, Any]) -> StoredRows:
         size = len(entries) if isinstance(entries, list) else 0
         return await compute(size, partial(encode, entries, c.schema, c.name))
 

@@ -13,7 +13,7 @@ the owner at that moment.
 
 from abc import ABC, abstractmethod
 
-from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Sending, Verdict
+from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Tokens, Verdict
 
 OPENER_RETENTION_S = 7 * 24 * 3600.0  # an opener not heard of for longer is forgotten by a later one
 
@@ -35,7 +35,7 @@ class Store(ABC):
         """What is there, at one moment; `None` where there is no stash. Creates nothing."""
 
     @abstractmethod
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
         """Apply `change` and set the opener's token, or do neither."""
 
     @abstractmethod

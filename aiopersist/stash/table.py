@@ -12,10 +12,10 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from aiopersist.data.annotations import field_of
 from aiopersist.data.lazy import pa
-from aiopersist.data.order import row_keys
 from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.annotations import field_of
+from aiopersist.data.updates.order import row_keys
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.plain import decided
 

@@ -20,7 +20,7 @@ from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.stash import rules
 from aiopersist.stash.collection import StashCollection, one
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.model import Change, Move, Rows, Select, Stored
+from aiopersist.stash.model import Change, Move, Select, Stored, StoredRows
 from aiopersist.stash.plain import decided
 from aiopersist.stash.rows import Item, by_key, compute, table_at
 from aiopersist.stash.stash import Stash
@@ -95,7 +95,7 @@ async def _attempt(
         return not moves or await stash._session.attempt(Change(expected, moves)), result
 
 
-class _Seen(NamedTuple):
+class _ReadTables(NamedTuple):
     """A table as it was read, and what becomes of it."""
 
     c: StashCollection[Any, Any]
@@ -112,20 +112,20 @@ async def _load(
     return [(c, one(c, [found for found in loaded.collections if found.id == c.id])) for c in collections]
 
 
-async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _Seen:
+async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _ReadTables:
     """The contents at upper, which is when they change: with what else is there to be sealed then."""
     upper = stored.frontiers.upper.time
     assert not isinstance(upper, tuple)  # times of a stash are ints
     time = TIME_MAX if upper is None else upper
 
-    def begun() -> _Seen:
+    def begun() -> _ReadTables:
         there = table_at(stored.rows, c.schema, time, c.name)
-        return _Seen(c, stored, there, TableTransaction(by_key(there, c.name)))
+        return _ReadTables(c, stored, there, TableTransaction(by_key(there, c.name)))
 
     return await compute(len(stored.rows), begun)
 
 
-async def _move(seen: _Seen) -> Move | None:
+async def _move(seen: _ReadTables) -> Move | None:
     """What is appended; `None` for no change."""
     c, now = seen.c, seen.stored.frontiers
     pairs = seen.transaction._end()
@@ -138,7 +138,7 @@ async def _move(seen: _Seen) -> Move | None:
     return Move(frontiers, replace(rows, times=[time] * len(rows)))
 
 
-def _changes(seen: _Seen, pairs: list[tuple[Any, Any]]) -> Rows:
+def _changes(seen: _ReadTables, pairs: list[tuple[Any, Any]]) -> StoredRows:
     """From what is stored to the table of these pairs; `StashError` where two of their keys are stored as
     one."""
     c, there = seen.c, seen.there

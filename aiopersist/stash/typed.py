@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, cast, overload
 
-from aiopersist.data.codec import Schema
+from aiopersist.data.types.schema import Schema
 from aiopersist.frontier import Antichain
 from aiopersist.stash.collection import StashCollection, check_absence, check_keys, check_name
 from aiopersist.stash.errors import NothingSealed, StaleLower
-from aiopersist.stash.model import Rows
+from aiopersist.stash.model import StoredRows
 from aiopersist.stash.plain import decided
 from aiopersist.stash.rows import Item, compute, encode
 from aiopersist.stash.stash import Stash
@@ -67,7 +67,7 @@ class TypedCollection(Generic[K, V]):
         there."""
         given = await self._given([(key, val)])
 
-        def plan(there: Table) -> tuple[Rows | None, V]:
+        def plan(there: Table) -> tuple[StoredRows | None, V]:
             return (given.rows(1), val) if not there else (None, there[given.only].val)
 
         return await self._append(stash, plan, key=given.only)
@@ -79,7 +79,7 @@ class TypedCollection(Generic[K, V]):
         append, none if nothing is new."""
         given = await self._given(_pairs(entries), first=True)
 
-        def plan(there: Table) -> tuple[Rows | None, dict[K, V]]:
+        def plan(there: Table) -> tuple[StoredRows | None, dict[K, V]]:
             new = {text: item for text, item in given.items.items() if text not in there}
             return (
                 Given(new).rows(1) if new else None,
@@ -102,7 +102,7 @@ class TypedCollection(Generic[K, V]):
         """Delete and return the entries for which `predicate` holds, in key order. One append, none if there
         are none."""
 
-        def plan(there: Table) -> tuple[Rows | None, list[tuple[K, V]]]:
+        def plan(there: Table) -> tuple[StoredRows | None, list[tuple[K, V]]]:
             gone = {text: item for text, item in there.items() if decided(predicate, item.key, item.val)}
             return Given(gone).rows(-1) if gone else None, [(key, val) for key, val, _ in gone.values()]
 
@@ -115,7 +115,7 @@ class TypedCollection(Generic[K, V]):
         return await compute(len(pairs), partial(given, pairs, self._schema, self.name, first=first))
 
     async def _append(
-        self, stash: Stash, plan: Callable[[Table], tuple[Rows | None, T]], *, key: str | None = None
+        self, stash: Stash, plan: Callable[[Table], tuple[StoredRows | None, T]], *, key: str | None = None
     ) -> T:
         """Change the table, or only a key, as `plan` says: from what is there to rows at any time, `None` for
         no append, and what to return."""
@@ -126,7 +126,7 @@ class TypedCollection(Generic[K, V]):
                     now, there = await stash._contents(c, key)
                 except NothingSealed:
                     now, there = (await stash._head(c)).frontiers, None
-                rows, result = (Rows(), None) if there is None else plan(there)
+                rows, result = (StoredRows(), None) if there is None else plan(there)
                 if rows is None:
                     return cast(T, result)
                 try:
@@ -149,14 +149,14 @@ class Given:
         (text,) = self.items
         return text
 
-    def rows(self, diff: int) -> Rows:
+    def rows(self, diff: int) -> StoredRows:
         """An update for each; their time is decided when they are appended."""
         count = len(self.items)
-        return Rows(
+        return StoredRows(
             list(self.items), [item.text for item in self.items.values()], [0] * count, [diff] * count
         )
 
-    def instead_of(self, there: Table) -> Rows:
+    def instead_of(self, there: Table) -> StoredRows:
         """The same, after retractions of what is there."""
         return Given({text: there[text] for text in self.items if text in there}).rows(-1) + self.rows(1)
 

@@ -10,7 +10,7 @@ a fresh state; without, it is a success that follows from a frontier (or a trans
 that never goes back, so a cached state suffices.
 
 A commit renews the handle it is made for, then drops the readers and writers that are overdue:
-their leases need no process that tends them. A heartbeat that lies ahead of the store's clock, which was
+their leases need no process that maintains them. A heartbeat that lies ahead of the store's clock, which was
 wrong once, becomes one of now: so a lease ends, at the latest, its length after the clock is right again.
 """
 

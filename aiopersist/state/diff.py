@@ -1,6 +1,6 @@
 """Diffs of the state, the only form in which a change of a shard is written.
 
-A command says what it *changes* (`Changes`); `seal` makes it a `Diff`, one version; `apply` makes
+A command says what it *changes* (`Changes`); `diff_of` makes it a `Diff`, one version; `apply` makes
 the next state. The process that commits and every process that reads run the same `apply` on the
 same bytes, so there is no second way for two states of one version to differ.
 
@@ -30,7 +30,7 @@ from aiopersist.state.model import (
     Retention,
     Rollup,
     State,
-    Transaction,
+    TransactionRecord,
     Writer,
     are_known_earlier,
 )
@@ -67,7 +67,7 @@ class Changes(Record):
     writers: dict[str, Writer] = {}
     spent: dict[str, list[str]] = {}
     """By writer, the ids that are new; those of a writer that is dropped go with it."""
-    transactions: dict[str, Transaction] = {}
+    transactions: dict[str, TransactionRecord] = {}
     batches: dict[int, HollowBatch] = {}
     levels: dict[int, Level] = {}
     fuel: int | None = None
@@ -99,7 +99,7 @@ class Diff(Record):
     changes: Changes
 
 
-def seal(changes: Changes, state: State | None, *, commit: str, at: float) -> Diff:
+def diff_of(changes: Changes, state: State | None, *, commit: str, at: float) -> Diff:
     """The version that makes `changes` of `state` (`None`: of nothing, the first version)."""
     if state is None:
         first = {"format": FORMAT_OF_MOST, "seqno": 0, "prev": None, "rollup": None}
@@ -310,7 +310,7 @@ class _Page(Record):
     """A further line: some of the ids. To build or read one takes a millisecond, in which a worker thread
     holds the interpreter's lock; a state of a million ids in one piece would take it for a second."""
 
-    transactions: dict[str, Transaction] = {}
+    transactions: dict[str, TransactionRecord] = {}
     spent: dict[str, list[str]] = {}
 
 

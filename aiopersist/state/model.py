@@ -150,7 +150,7 @@ class Claim(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class TransactionRecord:
     """The last transaction number of an application. No `Record`, of which a million would take ten times
     the memory."""
 
@@ -189,7 +189,7 @@ class State(Record):
     spent: dict[str, Ids[None]] = {}
     """By writer, the ids of batches that were built under it and handed over, and that were appended or
     deleted since: neither can happen again. They go with the writer."""
-    transactions: Ids[Transaction] = Ids()
+    transactions: Ids[TransactionRecord] = Ids()
     batches: dict[int, HollowBatch] = {}
     """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
     levels: dict[int, Level] = {}

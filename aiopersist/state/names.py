@@ -13,53 +13,53 @@ from aiopersist.state.diff import RollupName, check_format, not_understood
 from aiopersist.state.model import State
 from aiopersist.state.record import HollowPart
 
-Place = int | tuple[str, str, int]
+BatchPath = int | tuple[str, str, int]
 """Where a batch is in the state: its ordinal; or its stream, which half of that, and the number there."""
 
 
-class _Part(BaseModel):
+class _PartNames(BaseModel):
     key: str | None = None
 
 
-class _Batch(BaseModel):
-    parts: tuple[_Part, ...] = ()
+class _BatchNames(BaseModel):
+    parts: tuple[_PartNames, ...] = ()
 
 
-class _Rollup(BaseModel):
+class _RollupNames(BaseModel):
     key: str
     checksum: str
 
 
-class _Drop(BaseModel):
+class _DropNames(BaseModel):
     batches: tuple[int, ...] = ()
 
 
-class _Arrangement(BaseModel):
-    unsealed: dict[int, _Batch] = {}
-    trace: dict[int, _Batch] = {}
+class _ArrangementNames(BaseModel):
+    unsealed: dict[int, _BatchNames] = {}
+    trace: dict[int, _BatchNames] = {}
     drop_unsealed: tuple[int, ...] = ()
     drop_trace: tuple[int, ...] = ()
 
 
-class _Streams(BaseModel):
+class _StreamsNames(BaseModel):
     destroyed: tuple[str, ...] = ()
-    arrangements: dict[str, _Arrangement] = {}
+    arrangements: dict[str, _ArrangementNames] = {}
 
 
-class _Changes(BaseModel):
-    batches: dict[int, _Batch] = {}
-    rollups: dict[int, _Rollup] = {}
-    streams: _Streams = _Streams()
-    drop: _Drop = _Drop()
+class _ChangesNames(BaseModel):
+    batches: dict[int, _BatchNames] = {}
+    rollups: dict[int, _RollupNames] = {}
+    streams: _StreamsNames = _StreamsNames()
+    drop: _DropNames = _DropNames()
 
-    def set_batches(self) -> Iterator[tuple[Place, _Batch]]:
+    def set_batches(self) -> Iterator[tuple[BatchPath, _BatchNames]]:
         """What is set, by its place."""
         yield from self.batches.items()
         for name, changes in self.streams.arrangements.items():
             yield from (((name, "unsealed", at), batch) for at, batch in changes.unsealed.items())
             yield from (((name, "trace", at), batch) for at, batch in changes.trace.items())
 
-    def dropped_places(self) -> Iterator[Place]:
+    def dropped_places(self) -> Iterator[BatchPath]:
         """What is dropped one by one; a stream that is destroyed is dropped whole."""
         yield from self.drop.batches
         for name, changes in self.streams.arrangements.items():
@@ -72,7 +72,7 @@ class Names(BaseModel):
 
     format: int
     rollup: RollupName | None
-    changes: _Changes
+    changes: _ChangesNames
 
 
 def decode_names(data: bytes) -> Names:
@@ -129,7 +129,7 @@ def registered(state: State) -> set[str]:
     return {*state.writers, streams.owner} if streams is not None else {*state.writers}
 
 
-def _batches(state: State) -> Iterator[tuple[Place, Iterable[HollowPart]]]:
+def _batches(state: State) -> Iterator[tuple[BatchPath, Iterable[HollowPart]]]:
     for ordinal, batch in state.batches.items():
         yield ordinal, batch.parts
     for name, arrangement in state.streams.arrangements.items() if state.streams is not None else ():
@@ -139,9 +139,9 @@ def _batches(state: State) -> Iterator[tuple[Place, Iterable[HollowPart]]]:
             yield (name, "trace", at), trace.parts
 
 
-def _stream(place: Place) -> str | None:
+def _stream(place: BatchPath) -> str | None:
     return None if isinstance(place, int) else place[0]
 
 
-def _keys(parts: Iterable[_Part | HollowPart]) -> set[str]:
+def _keys(parts: Iterable[_PartNames | HollowPart]) -> set[str]:
     return {part.key for part in parts if part.key is not None}

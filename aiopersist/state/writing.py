@@ -19,7 +19,7 @@ from aiopersist.frontier import Antichain, successor
 from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, renewed
 from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.keys import writer_of
-from aiopersist.state.model import HollowBatch, State, Transaction, Writer
+from aiopersist.state.model import HollowBatch, State, TransactionRecord, Writer
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 
@@ -112,8 +112,8 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """Append `batch`, or nothing but a new upper, at its own bounds.
+class AppendHollow:
+    """AppendHollow `batch`, or nothing but a new upper, at its own bounds.
 
     `replica`: definite data that others write too. What the shard has already is dropped by
     truncation: the batch enters with the shard's upper as its lower.
@@ -151,7 +151,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Append `batch`, all of it at one time, at whatever time is the shard's upper. Int times only."""
+    """AppendHollow `batch`, all of it at one time, at whatever time is the shard's upper. Int times only."""
 
     writer: str
     token: str
@@ -182,7 +182,7 @@ class Write:
 def _append(
     state: State,
     context: Context,
-    command: Append | Write,
+    command: AppendHollow | Write,
     batch: HollowBatch,
     staged: tuple[Staged, ...] = (),
 ) -> Commit | Keep:
@@ -199,7 +199,7 @@ def _append(
     writers = {writer: state.writers[writer] for writer in named}  # so that this commit expires none of them
     record = state.writers[command.writer]
     writers[command.writer] = record.replace(heartbeat=context.now, token=command.token, upper=batch.upper)
-    numbers = {a: Transaction(number=n, at=context.now) for a, n in command.transactions.items()}
+    numbers = {a: TransactionRecord(number=n, at=context.now) for a, n in command.transactions.items()}
     return commit(
         state,
         context,
@@ -217,7 +217,7 @@ def new_apps(state: State, transactions: Mapping[str, int]) -> list[str]:
     return [app for app in transactions if app not in state.transactions]
 
 
-def _too_many(state: State, command: Append | Write) -> InvalidUsage | None:
+def _too_many(state: State, command: AppendHollow | Write) -> InvalidUsage | None:
     new = new_apps(state, command.transactions)
     if not new or len(state.transactions) + len(new) <= command.transactions_max:
         return None

@@ -22,9 +22,10 @@ The consensus store is read first and once more before a refusal: what was found
 the work of another first user that came in between.
 """
 
+import asyncio
 from itertools import chain, repeat
 
-from aiopersist.errors import Indeterminate, InvalidLocation
+from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Versioned
@@ -56,6 +57,19 @@ async def check_identity(
         elif head == await consensus.head(CONSENSUS_KEY) and found == await blob.get(BLOB_KEY):
             raise InvalidLocation(refusal)
     raise AssertionError("delays do not end")
+
+
+async def check_in_time(
+    blob: Blob, consensus: Consensus, runtime: Runtime, *, create: bool, deadline_s: float
+) -> None:
+    """`check_identity` with stores that try again for `deadline_s`; `StorageUnavailable` after that."""
+    try:
+        async with asyncio.timeout(deadline_s * 1.5):  # a store that accepts and never answers
+            await check_identity(blob, consensus, runtime, create=create)
+    except TimeoutError as error:
+        raise StorageUnavailable(f"the stores did not answer within {deadline_s} s") from error
+    except Indeterminate as error:
+        raise StorageUnavailable(f"the stores cannot be used: {error}") from error
 
 
 async def _refusal(blob: Blob, head: Versioned | None, found: bytes | None) -> str | None:

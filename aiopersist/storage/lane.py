@@ -25,7 +25,7 @@ T = TypeVar("T")
 log = logging.getLogger("aiopersist")
 
 
-class Job(Generic[T]):
+class LaneTask(Generic[T]):
     """What a caller wants done, and what came of it. `work` is given the lane's resource."""
 
     __slots__ = ("error", "future", "result", "settled", "work")
@@ -48,12 +48,12 @@ class Job(Generic[T]):
 class Lane:
     """One thread. `execute(jobs)` runs a round in it and settles each job."""
 
-    def __init__(self, name: str, execute: Callable[[list[Job[Any]]], None]) -> None:
+    def __init__(self, name: str, execute: Callable[[list[LaneTask[Any]]], None]) -> None:
         self._name = name
         self._execute = execute
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)  # starts no thread yet
         self._lock = threading.Lock()
-        self._waiting: list[Job[Any]] = []
+        self._waiting: list[LaneTask[Any]] = []
         self._running = False
         self._closed = False
         self._pid = os.getpid()
@@ -69,7 +69,7 @@ class Lane:
             if not self._running:
                 self._executor.submit(self._rounds)  # raises where no thread can be had: nobody waits then
                 self._running = True
-            self._waiting.append(Job(work, future))
+            self._waiting.append(LaneTask(work, future))
         return await future
 
     async def close(self, release: Callable[[], None]) -> None:
@@ -102,8 +102,8 @@ class Lane:
             _deliver(jobs)
 
 
-def _deliver(jobs: list[Job[Any]]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+def _deliver(jobs: list[LaneTask[Any]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[LaneTask[Any]]] = {}
     for job in jobs:
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, its_jobs in by_loop.items():
@@ -113,7 +113,7 @@ def _deliver(jobs: list[Job[Any]]) -> None:
             pass
 
 
-def _settle(jobs: list[Job[Any]]) -> None:
+def _settle(jobs: list[LaneTask[Any]]) -> None:
     for job in jobs:
         if job.future.done():  # cancelled: the caller stopped waiting
             continue

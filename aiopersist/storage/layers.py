@@ -70,7 +70,7 @@ class Metrics(Mapping[str, OpMetrics]):
         return result
 
 
-def stack(
+def wrap_stores(
     blob: Blob, consensus: Consensus, settings: Settings, runtime: Runtime
 ) -> tuple[CacheBlob, Consensus, Metrics]:
     """The two stores in their wrappers, and the counts of their requests. Closing a wrapper closes

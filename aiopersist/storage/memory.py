@@ -39,7 +39,7 @@ class _Log:
 
 
 @dataclass
-class _Place:
+class _Namespace:
     """What the handles of one name share."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -50,15 +50,15 @@ class _Place:
     """What else lives as long as the place."""
 
 
-_places: dict[str, _Place] = {}
+_places: dict[str, _Namespace] = {}
 _places_lock = threading.Lock()
 
 
-def _place(name: str) -> _Place:
+def _place(name: str) -> _Namespace:
     if not name:
-        return _Place()
+        return _Namespace()
     with _places_lock:
-        return _places.setdefault(name, _Place())
+        return _places.setdefault(name, _Namespace())
 
 
 class MemoryBlob(Blob):

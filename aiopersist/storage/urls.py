@@ -124,7 +124,7 @@ def _memory_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
 
 
 def _files(url: str, runtime: Runtime) -> Blob:
-    from aiopersist.storage.files import FilesBlob
+    from aiopersist.storage.files.blob import FilesBlob
 
     address = Address.parse(url, {"fsync"})
     fsync = _SWITCH.get(address.options.get("fsync", "on"))
@@ -136,23 +136,23 @@ def _files(url: str, runtime: Runtime) -> Blob:
 def _sqlite(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     path = Address.parse(url).file_path
     if readonly:
-        from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
+        from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus
 
         return ReadonlySqliteConsensus(path, runtime=runtime)
-    from aiopersist.storage.sqlite import SqliteConsensus
+    from aiopersist.storage.sqlite.consensus import SqliteConsensus
 
     return SqliteConsensus(path, runtime=runtime)
 
 
 def _s3(url: str, runtime: Runtime) -> Blob:
     with extra("s3"):
-        from aiopersist.storage.s3 import S3Blob
+        from aiopersist.storage.s3.blob import S3Blob
     return S3Blob.from_url(url)
 
 
 def _postgres(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     with extra("postgres"):
-        from aiopersist.storage.postgres import PostgresConsensus
+        from aiopersist.storage.postgres.consensus import PostgresConsensus
     return PostgresConsensus(url, runtime=runtime, readonly=readonly)
 
 

@@ -4,7 +4,7 @@
 2. *Stage*, in the turn: upload what is left; the command is ready then.
 3. *Commit* (`commit_staged`). What stands in the way is repaired, and the same append is tried again:
    a lease that ran out, where the parts that were uploaded under it are copied to another writer
-   (`shard/copies.py`); a state without room for more inline parts.
+   (`parts/copies.py`); a state without room for more inline parts.
 4. *Tidy up* by the outcome. A caller who is not told keeps a case, which `settle` answers.
 """
 
@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aiopersist.data.convert import is_arrow
+from aiopersist.data.updates.convert import is_arrow
 from aiopersist.errors import (
     AlreadyAppended,
     Corruption,
@@ -27,14 +27,14 @@ from aiopersist.errors import (
     shown,
 )
 from aiopersist.frontier import Antichain, minimum
-from aiopersist.shard.commit import Job, commit_all
-from aiopersist.shard.copies import Copies
-from aiopersist.shard.flush import inline_to_blob
+from aiopersist.parts.copies import Copies
+from aiopersist.parts.flush import inline_to_blob
+from aiopersist.parts.upload import Upload
+from aiopersist.shard.commit import Intent, commit_all
 from aiopersist.shard.registration import LOST_MAX, Registration
-from aiopersist.shard.upload import Upload
 from aiopersist.state.model import State
-from aiopersist.state.writing import Append, Appended, NoRoom, PartsExpired, Write, is_spent, repeated
-from aiopersist.write.assemble import Rewritten, assembled, check_append
+from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpired, Write, is_spent, repeated
+from aiopersist.write.assemble import AppendableBatch, assembled, check_append
 from aiopersist.write.batch import Batch
 from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted, finished
 from aiopersist.write.session import Session
@@ -65,7 +65,7 @@ class AppendIntent(ABC):
         """Check what is to be appended, as far as that needs no turn."""
 
     @abstractmethod
-    async def stage(self) -> Append | None:
+    async def stage(self) -> AppendHollow | None:
         """The command; `None` if there is nothing to write any more."""
 
 
@@ -97,7 +97,7 @@ class RowsAppend(AppendIntent):
         await upload.take_whole(self.updates)
         upload.check_upper(self.upper)
 
-    async def stage(self) -> Append | None:
+    async def stage(self) -> AppendHollow | None:
         if await self._covered():
             return None
         await self.session.make_room()
@@ -105,7 +105,7 @@ class RowsAppend(AppendIntent):
         assert upload is not None
         batch = await upload.finish(self.upper)
         stack = self.session.shard.stack
-        return Append(
+        return AppendHollow(
             upload.writer,
             stack.runtime.token(),
             batch,
@@ -147,10 +147,10 @@ class BatchesAppend(AppendIntent):
             batch._begin()
         self.doubt.batches = batches
 
-    async def stage(self) -> Append | None:
+    async def stage(self) -> AppendHollow | None:
         stack, since = self.session.shard.stack, minimum(self.session.schema.time_length)
         batches = self.doubt.batches
-        return Append(
+        return AppendHollow(
             self.session.registration.writer,
             stack.runtime.token(),
             assembled([_value(batch) for batch in batches], self.lower, self.upper, since),
@@ -162,8 +162,8 @@ class BatchesAppend(AppendIntent):
         )
 
 
-def _value(batch: Batch) -> Rewritten:
-    return Rewritten(batch._hollow, batch._rewritten)
+def _value(batch: Batch) -> AppendableBatch:
+    return AppendableBatch(batch._hollow, batch._rewritten)
 
 
 def _distinct(batches: Sequence[Batch], session: Session) -> list[Batch]:
@@ -183,7 +183,7 @@ def _distinct(batches: Sequence[Batch], session: Session) -> list[Batch]:
 
 
 async def append_all(intents: Sequence[AppendIntent]) -> None:
-    """Append all of them at one moment, or none; they are of different shards."""
+    """AppendHollow all of them at one moment, or none; they are of different shards."""
     lost = 0
     while True:
         try:
@@ -234,7 +234,7 @@ class StagedAppend:
     """An append that is ready, in the turn of its handle."""
 
     session: Session
-    command: Append | Write
+    command: AppendHollow | Write
     doubt: Doubt
     lost: int = 0
     """Registrations under which it had uploaded parts."""
@@ -291,7 +291,7 @@ async def commit_staged(appends: Sequence[StagedAppend]) -> list[Appended]:
             for append in appends:
                 append.doubt.outcome = None
             try:
-                jobs = [Job(a.session.shard.register, a.command, a.session.slot) for a in appends]
+                jobs = [Intent(a.session.shard.register, a.command, a.session.slot) for a in appends]
                 results = await commit_all(jobs)
             except BaseException as error:
                 for append in appends:
@@ -309,7 +309,7 @@ async def commit_staged(appends: Sequence[StagedAppend]) -> list[Appended]:
 
 
 def _told(append: StagedAppend, done: Appended) -> None:
-    succeeded = done.wrote or isinstance(append.command, Append)  # a group goes on without repeats
+    succeeded = done.wrote or isinstance(append.command, AppendHollow)  # a group goes on without repeats
     append.doubt.outcome = Committed(done.upper) if succeeded else NotCommitted()
     append.doubt.needless = not done.wrote
 

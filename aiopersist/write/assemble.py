@@ -10,14 +10,14 @@ from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
 
 
-class Rewritten(NamedTuple):
+class AppendableBatch(NamedTuple):
     """A hollow batch, and the frontier that all its times are advanced to, if it was rewritten."""
 
     batch: HollowBatch
     rewrite: Antichain | None
 
 
-def check_append(batches: Sequence[Rewritten], lower: Antichain, upper: Antichain) -> None:
+def check_append(batches: Sequence[AppendableBatch], lower: Antichain, upper: Antichain) -> None:
     """`InvalidUsage` unless these batches may be appended to `[lower, upper)`.
 
     One rewritten batch puts all under the stricter rules: its times are at its rewrite frontier or
@@ -60,7 +60,7 @@ def _floor(batch: HollowBatch, part: HollowPart) -> Antichain:
 
 
 def assembled(
-    batches: Sequence[Rewritten], lower: Antichain, upper: Antichain, since: Antichain
+    batches: Sequence[AppendableBatch], lower: Antichain, upper: Antichain, since: Antichain
 ) -> HollowBatch:
     """One batch of `[lower, upper)` with the parts of all. Each batch begins a new run."""
     parts: list[HollowPart] = []

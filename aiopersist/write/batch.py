@@ -20,18 +20,18 @@ from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.inline import decode_inline
-from aiopersist.data.stats import ColumnStats, decode_key_lower, decode_stats, key_lower, of_part
+from aiopersist.data.part.inline import decode_inline
+from aiopersist.data.part.stats import ColumnStats, decode_key_lower, decode_stats, key_lower, of_part
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import AlreadyAppended, Indeterminate, InvalidUsage, ShardFinalized, UsageKind
 from aiopersist.frontier import Antichain, Time
+from aiopersist.parts.upload import Upload
 from aiopersist.resource import Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.upload import Upload
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
 from aiopersist.state.writing import Spend, Staged, is_spent

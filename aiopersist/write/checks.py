@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aiopersist.data.codec import Schema
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time, shaped
 from aiopersist.shard.catalog import is_text

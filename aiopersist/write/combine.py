@@ -16,15 +16,15 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from aiopersist.data.assemble import at_time, concat, joined
-from aiopersist.data.convert import ROW, pieces_of, to_table
-from aiopersist.data.sizes import check_update_size
+from aiopersist.data.updates.assemble import at_time, concat, joined
+from aiopersist.data.updates.convert import ROW, pieces_of, to_table
+from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, successor
+from aiopersist.parts.columns import columns_of
+from aiopersist.parts.upload import is_small, pieces_as_they_come
 from aiopersist.resource import for_each
 from aiopersist.shard.registration import LOST_MAX
-from aiopersist.shard.rows import columns_of
-from aiopersist.shard.upload import is_small, pieces_as_they_come
 from aiopersist.state.writing import Appended, PartsExpired, Write, new_apps, repeated
 from aiopersist.write.append import StagedAppend, commit_staged
 from aiopersist.write.doubt import Case, Doubt
@@ -38,7 +38,7 @@ CALLS_AT_ONCE = 256  # that are worked on in one turn of the loop: under a milli
 NUMBERS_MAX = 512  # transactions in a commit, each a record of its version, which is made in one turn
 
 
-class _Call(Case):
+class _WaitingWrite(Case):
     """One `write` that waits. `doubt` is that of the group it was last taken into."""
 
     def __init__(self, transactions: Mapping[str, int]) -> None:
@@ -80,7 +80,7 @@ class Combiner:
         self._session = session
         self._shard = session.shard
         self._schema = session.schema
-        self._waiting: dict[_Call, None] = {}
+        self._waiting: dict[_WaitingWrite, None] = {}
         """In the order in which they came."""
         self._leader: asyncio.Task[None] | None = None
 
@@ -88,7 +88,7 @@ class Combiner:
         """See `WriteHandle.write`."""
         if self._schema.time_length is not None:
             raise InvalidUsage(UsageKind.INVALID_TIME, "write picks int times; this shard has product times")
-        call = _Call(transactions)
+        call = _WaitingWrite(transactions)
         try:
             call.table = table = await self._converted(rows, diff)
             if not table.num_rows and not transactions:
@@ -102,7 +102,7 @@ class Combiner:
             self._session.case = call
             raise
 
-    async def _queued(self, call: _Call) -> int:
+    async def _queued(self, call: _WaitingWrite) -> int:
         self._waiting[call], call.queued = None, True
         if self._leader is None or self._leader.done():
             self._leader = self._shard.stack.supervisor.spawn(self._lead(), "commit the writes of a handle")
@@ -135,7 +135,7 @@ class Combiner:
 
     async def _lead(self) -> None:
         while self._waiting:
-            group: list[_Call] = []
+            group: list[_WaitingWrite] = []
             try:
                 async with self._session.turn():
                     group = self._take()
@@ -146,7 +146,7 @@ class Combiner:
                 if not isinstance(error, Exception):
                     raise
 
-    def _take(self) -> list[_Call]:
+    def _take(self) -> list[_WaitingWrite]:
         """All that wait, or as many as may be in one commit."""
         taken = numbers = 0
         for call in self._waiting:
@@ -162,27 +162,27 @@ class Combiner:
             del self._waiting[call]
         return group
 
-    def _take_all(self) -> list[_Call]:
+    def _take_all(self) -> list[_WaitingWrite]:
         taken, self._waiting = list(self._waiting), {}
         return taken
 
-    async def _slices(self, calls: Sequence[_Call]) -> AsyncIterator[Sequence[_Call]]:
+    async def _slices(self, calls: Sequence[_WaitingWrite]) -> AsyncIterator[Sequence[_WaitingWrite]]:
         """Some of `calls` at a time. Others have a turn before the next."""
         for start in range(0, len(calls), CALLS_AT_ONCE):
             if start:
                 await self._shard.stack.runtime.sleep(0)
             yield calls[start : start + CALLS_AT_ONCE]
 
-    async def _tell(self, calls: Sequence[_Call], outcome: "int | BaseException") -> None:
+    async def _tell(self, calls: Sequence[_WaitingWrite], outcome: "int | BaseException") -> None:
         """Tell all of them; those that were put back have their turn yet."""
 
-        def tell(call: _Call) -> None:
+        def tell(call: _WaitingWrite) -> None:
             if call not in self._waiting:
                 call.tell(outcome)
 
         await for_each(calls, tell, CALLS_AT_ONCE, self._shard.stack.runtime)
 
-    async def _commit(self, group: list[_Call]) -> None:
+    async def _commit(self, group: list[_WaitingWrite]) -> None:
         """Commit all calls of `group` at one time; those whose transaction is a repeat write nothing."""
         lost = 0
         while group := await self._without_repeats(group):
@@ -206,7 +206,7 @@ class Combiner:
                 await self._tell(group, last_complete(done.upper))
                 return
 
-    async def _append(self, group: list[_Call], upper: Antichain) -> Appended:
+    async def _append(self, group: list[_WaitingWrite], upper: Antichain) -> Appended:
         time = upper.time
         assert isinstance(time, int)
         transactions = {
@@ -233,10 +233,10 @@ class Combiner:
             registration.release()
             await doubt.tidy()
 
-    async def _without_new_apps(self, group: list[_Call], error: InvalidUsage) -> list[_Call]:
+    async def _without_new_apps(self, group: list[_WaitingWrite], error: InvalidUsage) -> list[_WaitingWrite]:
         """The calls that are still to be committed, once the shard has no room for all the ids that are new;
         those that are one too many fail alone."""
-        state, rest = self._shard.state, list[_Call]()
+        state, rest = self._shard.state, list[_WaitingWrite]()
         room = self._shard.stack.settings.txn_ids_max - len(state.transactions)
         async for calls in self._slices(group):
             for call in calls:
@@ -248,10 +248,10 @@ class Combiner:
                     rest.append(call)
         return rest
 
-    async def _without_repeats(self, group: list[_Call]) -> list[_Call]:
+    async def _without_repeats(self, group: list[_WaitingWrite]) -> list[_WaitingWrite]:
         """The calls that are still to be committed. One number of an application goes at a time: of
         calls with the same one the later wait for the next group, which finds out what they are."""
-        rest: list[_Call] = []
+        rest: list[_WaitingWrite] = []
         apps: set[str] = set()
         async for calls in self._slices(group):
             state = self._shard.state

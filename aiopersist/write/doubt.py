@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from aiopersist.errors import Indeterminate
 from aiopersist.frontier import Antichain
+from aiopersist.parts.put import Uploaded
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.attempt import Attempt
-from aiopersist.shard.parts import Uploaded
 from aiopersist.write.batch import Batch, delete_all
 
 

@@ -3,7 +3,7 @@
 1. Check the call, without any I/O: bounds, the form of `txn`, rows, times, batches.
 2. Settle an append of this handle whose outcome is not known yet.
 3. Leave early, by frontiers and transaction numbers that never go back: a repeat, a mismatch.
-4. Stage the rows (`shard/upload.py`): a small batch in the state, others as parts in the blob store.
+4. Stage the rows (`parts/upload.py`): a small batch in the state, others as parts in the blob store.
 5. Commit one `Append`. If it is refused, delete what was staged: nothing references it.
 
 `append.py` has the steps, `session.py` what they share, `builder.py` and `batch.py` what may happen
@@ -13,8 +13,8 @@ between staging and committing.
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.given import GivenRows, GivenUpdates
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.given import GivenRows, GivenUpdates
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening, Resource, Scope
@@ -182,7 +182,7 @@ class WriteHandle(Resource, Generic[K, V]):
         writer, schema_id = self.writer_id, self._session.origin.schema_id
         self._session.registration.lent = True
         told = TransmittedWriter.of(shard=self.shard_id, writer=writer, schema_id=schema_id)
-        return WRITER.seal(told)
+        return WRITER.encode(told)
 
     async def compare_and_append_batch(
         self,

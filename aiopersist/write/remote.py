@@ -8,16 +8,16 @@ that ends.
 
 from typing import Any
 
-from aiopersist.data.codec import Schema
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import BatchExpired, InvalidUpdate, InvalidUsage
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening
 from aiopersist.shard.attempt import Slot
-from aiopersist.shard.catalog import ShardId, resolve_or_create
-from aiopersist.shard.client_part import ClientPart
+from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.lease import check_lease_s
 from aiopersist.shard.registration import Registration
+from aiopersist.shard.shards import Shards
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.write.batch import Origin
 from aiopersist.write.builder import BatchBuilder
@@ -26,61 +26,52 @@ from aiopersist.write.session import Staging
 from aiopersist.write.transmit import WRITER, TransmittedWriter
 
 
-class BuildsElsewhere(ClientPart):
-    """A part of the client."""
+async def register_writer(shards: Shards, name: str, schema: Schema[Any, Any, Any], lease_s: float) -> bytes:
+    """See `Client.register_writer`."""
+    check_lease_s(lease_s)
+    shard = await shards.named(name)
+    await shard.open_or_create(schema)
+    told = TransmittedWriter.of(
+        shard=shard.id,
+        writer=(await Registration.fresh(shard, lease_s)).writer,
+        schema_id=shard.schema_id(schema),
+    )
+    return WRITER.encode(told)
 
-    async def register_writer(self, shard: str, schema: Schema[Any, Any, Any], lease_s: float) -> bytes:
-        """A writer for others alone, as `WriteHandle.to_transmittable` names it: no handle keeps it, its
-        lease lasts `lease_s` from the last heartbeat of those who build under it. The shard is made if it is
-        not there. One commit, two for a new shard."""
-        with self._calls.call():
-            check_lease_s(lease_s)
-            found = self._shard(await resolve_or_create(self._stack, shard, ShardId), shard)
-            await found.open_or_create(schema)
-            told = TransmittedWriter.of(
-                shard=found.id,
-                writer=(await Registration.fresh(found, lease_s)).writer,
-                schema_id=found.schema_id(schema),
-            )
-            return WRITER.seal(told)
 
-    async def release_writer(self, data: bytes) -> None:
-        """End that registration: what is staged under it can no longer be appended, and is the sweep's. One
-        commit; none if it has ended."""
-        with self._calls.call():
-            told = WRITER.open(data, TransmittedWriter)
-            found = await self._existing(_shard_of(told))
-            await commit(found.register, ExpireWriter(told.writer), Slot())
+async def release_writer(shards: Shards, data: bytes) -> None:
+    """See `Client.release_writer`."""
+    told = WRITER.decode(data, TransmittedWriter)
+    shard = await shards.existing(_shard_of(told))
+    await commit(shard.register, ExpireWriter(told.writer), Slot())
 
-    def builder_from_transmittable(
-        self, data: bytes, lower: Antichain | Time, schema: Schema[Any, Any, Any] | None = None
-    ) -> Opening[BatchBuilder]:
-        """A builder under the writer that `WriteHandle.to_transmittable` named, whose registration it keeps
-        alive. By the writer's schema, as it is stored, or one that is the same. `BatchExpired` if that
-        writer is gone, or 65,536 batches of it were appended or deleted: then a new one is to be named.
-        `InvalidUpdate` for what names none. One request, a commit if a heartbeat is due."""
 
-        async def open_builder() -> BatchBuilder:
-            told = WRITER.open(data, TransmittedWriter)
-            shard = await self._for_a_piece(_shard_of(told))
-            if told.schema_id not in shard.state.schemas:
-                raise InvalidUpdate("a transmitted writer has a schema that the shard does not know")
-            chosen = shard.schema(told.schema_id) if schema is None else schema
-            origin = Origin(shard, chosen, shard.schema_id(chosen), self._scope)
-            least = check_frontier(lower, chosen)
-            registration = Registration.of_another(shard, told.writer)
-            registration.hold()
-            try:
-                await registration.renew()
-                if registration.is_full:
-                    text = f"as many batches as may be were built under writer {told.writer}: lend it anew"
-                    raise BatchExpired(text, shard_id=shard.id)
-                return BatchBuilder(Staging(origin, self._scope), registration, least)
-            except BaseException:
-                registration.release()
-                raise
+def open_builder(
+    shards: Shards, data: bytes, lower: Antichain | Time, schema: Schema[Any, Any, Any] | None
+) -> Opening[BatchBuilder]:
+    """See `Client.builder_from_transmittable`."""
 
-        return Opening(lambda: self._opened(open_builder), "client.builder(...)")
+    async def open_handle() -> BatchBuilder:
+        told = WRITER.decode(data, TransmittedWriter)
+        shard = await shards.of_a_piece(_shard_of(told))
+        if told.schema_id not in shard.state.schemas:
+            raise InvalidUpdate("a transmitted writer has a schema that the shard does not know")
+        chosen = shard.schema(told.schema_id) if schema is None else schema
+        origin = Origin(shard, chosen, shard.schema_id(chosen), shards.scope)
+        least = check_frontier(lower, chosen)
+        registration = Registration.of_another(shard, told.writer)
+        registration.hold()
+        try:
+            await registration.renew()
+            if registration.is_full:
+                text = f"as many batches as may be were built under writer {told.writer}: lend it anew"
+                raise BatchExpired(text, shard_id=shard.id)
+            return BatchBuilder(Staging(origin, shards.scope), registration, least)
+        except BaseException:
+            registration.release()
+            raise
+
+    return shards.opening(open_handle, "client.builder(...)")
 
 
 def _shard_of(told: TransmittedWriter) -> str:

@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiopersist.data.codec import Schema
+from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Indeterminate
 from aiopersist.frontier import Antichain
+from aiopersist.parts.flush import flush_inline, must_flush
+from aiopersist.parts.put import Uploaded
+from aiopersist.parts.upload import Upload
 from aiopersist.resource import RELEASE_DEADLINE_S, Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import settle
-from aiopersist.shard.flush import flush_inline, must_flush
-from aiopersist.shard.parts import Uploaded
 from aiopersist.shard.registration import BATCHES_MAX, Registration
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.upload import Upload
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.writing import repeated
 from aiopersist.write.batch import Batch, Origin

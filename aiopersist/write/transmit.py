@@ -8,8 +8,8 @@ from typing import Any
 
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain
+from aiopersist.parts.envelope import Envelope
 from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.envelope import Envelope
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import Record
 
@@ -39,13 +39,13 @@ class TransmittedWriter(Record):
 
 def encode(value: Transmittable) -> bytes:
     """The bytes of it."""
-    return ENVELOPE.seal(value)
+    return ENVELOPE.encode(value)
 
 
 def decode(data: Any, shard: ShardId) -> Transmittable:
     """`InvalidUpdate` for what is no batch, is damaged, or of a later format;
     `BATCH_NOT_FROM_THIS_SHARD` for one of another shard than `shard`."""
-    value = ENVELOPE.open(data, Transmittable, shard)
+    value = ENVELOPE.decode(data, Transmittable, shard)
     if value.shard != shard:
         text = f"batch {value.id} is of shard {value.shard}, not of {shard}"
         raise InvalidUsage(UsageKind.BATCH_NOT_FROM_THIS_SHARD, text, shard_id=shard)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 import aiopersist as ap
-from aiopersist.data import consolidate
+from aiopersist.data.updates import consolidate
 from tests.api.round_trip_reads import Reads
 from tests.api.round_trip_values import MAX, Values, adapted, python_value, stored
 

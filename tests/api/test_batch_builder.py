@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiopersist as ap
-from aiopersist.shard.upload import encode_part
+from aiopersist.parts.upload import encode_part
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import HAPPENS, Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
@@ -326,7 +326,7 @@ async def test_parts_are_consolidated_and_encoded_on_a_thread(monkeypatch: pytes
         threads.append(threading.get_ident())
         return encode_part(*args, **kwargs)
 
-    monkeypatch.setattr("aiopersist.shard.upload.encode_part", noted)
+    monkeypatch.setattr("aiopersist.parts.upload.encode_part", noted)
     async with open_mem(blob_target_size=100, **NEVER_INLINE) as client:
         async with client.writer("t", SCHEMA) as w, w.builder(0) as b:
             for _ in range(3):
@@ -731,7 +731,7 @@ async def test_inline_parts_of_a_shard_stay_below_their_total(together: int) -> 
                 expected[f"{n}-{m}" + "x" * 400, m, n] = 1
             assert all(part.key is None for batch in batches for part in batch.parts)
             await w.compare_and_append_batch(batches, n, n + 1)
-            (shard,) = client._shards.values()
+            (shard,) = client._shards._known.values()
             assert shard.state.inline_bytes < 1500
         assert await history(client) == expected
 

@@ -18,8 +18,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 import pytest
 
 import aiopersist as ap
-from aiopersist.data.buffer import Buffer
-from aiopersist.data.times import GREATEST_ROWS, Greatest
+from aiopersist.data.updates.buffer import Buffer
+from aiopersist.data.updates.times import GREATEST_ROWS, Greatest
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome

@@ -62,7 +62,7 @@ def open_mem(**limits: Any) -> Any:
 
 
 def shard_of(client: ap.Client) -> Shard:
-    (shard,) = client._shards.values()
+    (shard,) = client._shards._known.values()
     return shard
 
 

@@ -23,7 +23,7 @@ import pydantic
 import pytest
 
 import aiopersist as ap
-from aiopersist.data.inline import checksum
+from aiopersist.data.part.inline import checksum
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
@@ -884,7 +884,7 @@ async def test_heartbeats_of_restored_batches_end_with_the_handle(at_once: bool)
         await asyncio.gather(*map(restore, datas))
         observer = await place.client()
         await there.aclose()
-        register = observer._shard(there.shard_id).register
+        register = observer._shards.at(there.shard_id).register
         state = await register.refresh()
         assert state is not None
         await asyncio.sleep(0.5)

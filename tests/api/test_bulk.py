@@ -10,10 +10,10 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
-from aiopersist.data import slices
-from aiopersist.data.convert import to_table
+from aiopersist.data.updates import slices
+from aiopersist.data.updates.convert import to_table
+from aiopersist.parts import upload
 from aiopersist.read.query import Query
-from aiopersist.shard import upload
 from aiopersist.write import combine
 
 

@@ -486,7 +486,7 @@ async def test_closing_under_cancellation_goes_on(tmp_path: Path) -> None:
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        shard = client._shards[w.shard_id]
+        shard = client._shards._known[w.shard_id]
         async with asyncio.timeout(5):
             while w.writer_id in (await shard.open()).writers:
                 await asyncio.sleep(0.01)

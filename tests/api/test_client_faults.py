@@ -15,7 +15,7 @@ from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.shard import catalog, log
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from aiopersist.storage.sqlite import SqliteConsensus
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
 
 SCHEMA = ap.Schema(key=str, val=int)
 
@@ -66,7 +66,7 @@ async def test_a_shard_whose_drop_broke_off_is_refused() -> None:
 
     async with ap.open("mem://") as client:
         shard_id = await catalog.resolve_or_create(client._stack, "t", catalog.ShardId)
-        shard = client._shard(shard_id)
+        shard = client._shards.at(shard_id)
         await commit(shard.register, Finalize(shard_id), Slot())
         other = ap.Schema(key=int, val=int)
         for call in (
@@ -101,7 +101,7 @@ async def test_a_handle_whose_opening_ends_while_its_client_closes_is_released()
         await opening
     assert caught.value.kind is ap.UsageKind.CLOSED
     async with ap.open(blob=blob, consensus=gate, maintenance=False) as later:
-        found = await later._existing("t")
+        found = await later._shards.existing("t")
         assert found.state.writers == {}
 
 
@@ -143,7 +143,7 @@ async def test_failing_rollups_register_one_writer_and_come_rarely() -> None:
             for n in range(60):
                 await w.compare_and_append([], n, n + 1)
                 await asyncio.sleep(0.005)
-            (shard,) = client._shards.values()
+            (shard,) = client._shards._known.values()
             assert len(shard.state.writers) <= 2
         assert 1 <= blob.tries <= 3
 
@@ -158,15 +158,15 @@ async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> N
             return work(*args)
 
         monkeypatch.setattr(log, name, seen)
-    from aiopersist.maintenance.shard import ShardUpkeep
+    from aiopersist.maintenance.shard import ShardMaintenance
 
     blob, consensus = MemoryBlob(), MemoryConsensus()
     async with (
         ap.open(blob=blob, consensus=consensus, maintenance=False) as client,
         client.writer("t", SCHEMA) as w,
     ):
-        (shard,) = client._shards.values()
-        await ShardUpkeep(shard).roll_up()
+        (shard,) = client._shards._known.values()
+        await ShardMaintenance(shard).roll_up()
         for n in range(20):
             await w.compare_and_append([], n, n + 1)
         async with ap.open(blob=blob, consensus=consensus) as other:
@@ -231,8 +231,8 @@ async def test_a_handle_that_nobody_keeps_is_released_with_its_client() -> None:
             reader = await client.reader("t", hold=0)
             del writer, reader
             gc.collect()
-            assert len(client._handles) == 2
-        shard = watching._shard(await watching.shard_id("t"))
+            assert len(client._shards._handles) == 2
+        shard = watching._shards.at(await watching.shard_id("t"))
         state = await shard.open()
         assert not state.readers
         assert not state.writers

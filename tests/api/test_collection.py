@@ -212,7 +212,7 @@ async def test_two_clients_compact_and_collect(seed: int) -> None:
     """Goal: sound, nothing lost, no deadlock, beside a writer and a reader."""
     rng, place = random.Random(seed), Place()
 
-    async def upkeep(client: Any) -> None:
+    async def maintenance(client: Any) -> None:
         mine = random.Random(rng.random())
         while working:
             call = mine.choice([client.force_compaction, client.force_gc, client.fsck, None])
@@ -222,7 +222,7 @@ async def test_two_clients_compact_and_collect(seed: int) -> None:
         w = await one.writer(NAME, SCHEMA)
         await append(place, w, rng)
         working = True
-        tasks = [asyncio.create_task(upkeep(client)) for client in (one, two, three)]
+        tasks = [asyncio.create_task(maintenance(client)) for client in (one, two, three)]
         for n in range(20):
             await append(place, w, rng)
             if n % 3 == 0:
@@ -246,7 +246,7 @@ async def test_a_sweep_beside_collections_that_the_head_does_not_tell_of() -> No
                 for _ in range(3):
                     await append(place, w, rng)
                     await client.force_gc(NAME)
-        left = sorted(client._shard(ap.ShardId.parse(w.shard_id)).state.rollups)
+        left = sorted(client._shards.at(ap.ShardId.parse(w.shard_id)).state.rollups)
         assert len(left) == 3
         assert place.versions(w.shard_id).first < left[0]
 
@@ -340,7 +340,7 @@ PAUSES = {
 
 @pytest.mark.parametrize("expired", [False, True])
 @pytest.mark.parametrize("pause", PAUSES)
-async def test_upkeep_paused_beside_everything(pause: str, expired: bool) -> None:
+async def test_maintenance_paused_beside_everything(pause: str, expired: bool) -> None:
     """Goal: what goes on after a pause finds its blobs, or is refused, though others swept, and collected,
     and have expired it."""
     place, shard_id = await prepared()
@@ -447,7 +447,7 @@ async def test_fsck_finds_damage(damage: str) -> None:
 
 
 async def current_keys(client: Any, shard_id: str) -> set[str]:
-    shard = client._shard(ap.ShardId.parse(shard_id))
+    shard = client._shards.at(ap.ShardId.parse(shard_id))
     state = await shard.open()
     parts = {part.key for batch in state.batches.values() for part in batch.parts if part.key}
     return parts | {rollup.key for rollup in state.rollups.values()}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.data import part as parts
+from aiopersist.data.part import part as parts
 from aiopersist.testing.faults import Faults, FaultyBlob
 
 SCHEMA = ap.Schema(key=str, val=int)

@@ -111,7 +111,7 @@ async def test_a_drop_that_crashed_is_finished_first(place: Place) -> None:
 
     client = await place.client()
     shard = await made(client, "tmp")
-    found = await client._existing("tmp")
+    found = await client._shards.existing("tmp")
     await commit(found.register, Finalize(shard), Slot())
     place.clock.ahead_s += 2 * MONTH_S
     other = await place.client()
@@ -199,7 +199,7 @@ async def test_a_handle_that_was_open_all_the_time_finds_it_finalized(place: Pla
             "snapshot": lambda: r.snapshot(),
             "listen": lambda: anext(listen),
             "batch": lambda: w.append([("a", 1, 1, 1)], 1, 2),
-            "upkeep": lambda: client.force_compaction(shard),
+            "maintenance": lambda: client.force_compaction(shard),
         }
         for what, call in calls.items():
             with pytest.raises(ap.ShardFinalized):

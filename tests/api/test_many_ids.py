@@ -10,7 +10,7 @@ import aiopersist as ap
 from aiopersist.errors import UsageKind
 from aiopersist.shard.log import consensus_key
 from aiopersist.state.ids import Ids
-from aiopersist.state.model import Transaction
+from aiopersist.state.model import TransactionRecord
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults
 from tests.elsewhere import Clock
@@ -111,7 +111,7 @@ async def test_writes_that_share_a_commit_fail_alone_where_there_is_no_room_for_
 
 async def test_ids_are_forgotten_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: with the rollup, those that nobody has used for so long; no version drops more than a slice."""
-    monkeypatch.setattr("aiopersist.rollup.FORGOTTEN_AT_ONCE", 50)
+    monkeypatch.setattr("aiopersist.gc.rollup.FORGOTTEN_AT_ONCE", 50)
     settings = ap.Settings(txn_retention_s=1000.0)
     async with (
         ap.open("mem://", maintenance=False, settings=settings) as client,
@@ -119,7 +119,7 @@ async def test_ids_are_forgotten_in_slices(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         now = await client._stack.consensus.now()
         register = w._shard.register
-        apps = {f"app-{n}": Transaction(1, now - (2000.0 if n < 120 else 0.0)) for n in range(200)}
+        apps = {f"app-{n}": TransactionRecord(1, now - (2000.0 if n < 120 else 0.0)) for n in range(200)}
         register.state = w._shard.state.replace(transactions=Ids(apps))
         before = w._shard.state.seqno
         await client._maintenance.of(w._shard).roll_up()

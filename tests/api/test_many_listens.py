@@ -5,7 +5,7 @@ import asyncio
 from typing import Any
 
 import aiopersist as ap
-from aiopersist.data.inline import decode_inline
+from aiopersist.data.part.inline import decode_inline
 
 SCHEMA = ap.Schema(key=str, val=int)
 LISTENS = 400
@@ -19,7 +19,7 @@ async def test_many_listens_of_one_shard(monkeypatch: Any) -> None:
         decoded.append(1)
         return decode_inline(*args)
 
-    monkeypatch.setattr("aiopersist.shard.fetch.decode_inline", counted)
+    monkeypatch.setattr("aiopersist.parts.fetch.decode_inline", counted)
     async with (
         ap.open("mem://", maintenance=False) as client,
         client.writer("s", SCHEMA) as writer,

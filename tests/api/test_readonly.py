@@ -149,7 +149,7 @@ async def test_it_follows_others(location: Any) -> None:
 async def replaced(client: ap.Client) -> None:
     """Every blob that was there is replaced, and deleted."""
     before = await blobs(client)
-    for _ in range(20):  # beside the upkeep in the background, which may be at it
+    for _ in range(20):  # beside the maintenance in the background, which may be at it
         await client.force_compaction("t")
         async with client.writer("t", SCHEMA):  # a version and a rollup after it: what was replaced may go
             pass

@@ -16,8 +16,8 @@ import anyio.to_thread
 import pytest
 
 import aiopersist as ap
-from aiopersist.storage.sqlite import SqliteConsensus
-from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
+from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus
 
 SCHEMA = ap.Schema(key=str, val=int)
 READER = Path(__file__).with_name("readonly_process.py")

@@ -78,7 +78,7 @@ async def is_sound(client: ap.Client) -> None:
 
 
 async def writers(client: ap.Client) -> dict[str, Any]:
-    return dict((await client._shard(await client.shard_id("t")).open()).writers)
+    return dict((await client._shards.at(await client.shard_id("t")).open()).writers)
 
 
 async def swept(client: ap.Client) -> set[str]:
@@ -450,15 +450,15 @@ async def test_garbage_is_refused(place: Place) -> None:
     async with client.writer("t", SCHEMA) as w:
         told, batch = w.to_transmittable(), await w.batch(some_rows(1), 0, 1)
         others: list[Any] = [batch.to_transmittable(), b"", b"\n", b"x", told + b" ", told.decode(), None, 3]
-        value = WRITER.open(told, TransmittedWriter)
-        others += [WRITER.seal(value.replace(shard="t")), WRITER.seal(value.replace(schema_id=7))]
+        value = WRITER.decode(told, TransmittedWriter)
+        others += [WRITER.encode(value.replace(shard="t")), WRITER.encode(value.replace(schema_id=7))]
         for at in range(len(told)):
             others += [told[:at], told[:at] + bytes([told[at] ^ 1]) + told[at + 1 :]]
         for data in others:
             with pytest.raises(ap.InvalidUpdate):
                 await client.builder_from_transmittable(data, 0)
         with pytest.raises(ap.BatchExpired):
-            await client.builder_from_transmittable(WRITER.seal(value.replace(writer="w0")), 0)
+            await client.builder_from_transmittable(WRITER.encode(value.replace(writer="w0")), 0)
         with pytest.raises(ap.InvalidUpdate):
             await w.batch_from_transmittable(told)
         async with ap.open("mem://", maintenance=False) as elsewhere:

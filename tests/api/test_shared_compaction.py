@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
-from aiopersist.compact.shared import PIECE, RESULT, CompactedPiece, CompactionPiece
+from aiopersist.compact.shared_compaction import PIECE, RESULT, CompactedPiece, CompactionPiece
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
@@ -97,7 +97,7 @@ async def is_sound(client: ap.Client) -> None:
 
 
 async def state_of(client: ap.Client) -> Any:
-    return await client._shard(await client.shard_id("t")).open()
+    return await client._shards.at(await client.shard_id("t")).open()
 
 
 async def is_one_run(client: ap.Client) -> None:
@@ -479,7 +479,7 @@ async def test_a_claim_that_was_lost(place: Place, replaced: bool) -> None:
     model = await filled(client)
     async with client.shared_compaction("t") as compaction:
         results = await done([client, other], await compaction.pieces(3))
-        shard = other._shard(await other.shard_id("t"))
+        shard = other._shards.at(await other.shard_id("t"))
         await commit(shard.register, ExpireWriter(compaction._registration.writer), Slot())  # type: ignore[union-attr]
         if replaced:
             assert await compacted(other, [other])
@@ -512,7 +512,7 @@ async def test_applied_once(place: Place) -> None:
 
 
 def renumbered(data: bytes, number: int) -> bytes:
-    return RESULT.seal(RESULT.open(data, CompactedPiece).replace(number=number))
+    return RESULT.encode(RESULT.decode(data, CompactedPiece).replace(number=number))
 
 
 WRONG: dict[str, Callable[[list[bytes]], list[Any]]] = {
@@ -567,7 +567,7 @@ async def test_results_of_an_earlier_division_are_refused(place: Place) -> None:
         results = await done([other], first)
         second = await compaction.pieces(2)
         assert len(second) < len(first)
-        ordered = sorted(results, key=lambda data: RESULT.open(data, CompactedPiece).number)
+        ordered = sorted(results, key=lambda data: RESULT.decode(data, CompactedPiece).number)
         try:
             applied = await compaction.apply(ordered[: len(second)])
         except ap.InvalidUpdate:
@@ -595,7 +595,7 @@ async def test_garbage_is_no_piece(place: Place) -> None:
         for _ in range(40):
             at = chance.randrange(len(piece))
             others += [piece[:at], piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]]
-        others.append(PIECE.seal(PIECE.open(piece, CompactionPiece).replace(shard="t")))
+        others.append(PIECE.encode(PIECE.decode(piece, CompactionPiece).replace(shard="t")))
         for data in others:
             with pytest.raises(ap.InvalidUpdate):
                 await client.compact_piece(data)
@@ -605,8 +605,8 @@ async def test_garbage_is_no_piece(place: Place) -> None:
 
 
 def with_piece(data: bytes, **changes: Any) -> bytes:
-    value = PIECE.open(data, CompactionPiece)
-    return PIECE.seal(value.replace(piece=value.piece.replace(**changes)))
+    value = PIECE.decode(data, CompactionPiece)
+    return PIECE.encode(value.replace(piece=value.piece.replace(**changes)))
 
 
 async def test_a_piece_of_a_schema_that_the_shard_does_not_know(place: Place) -> None:

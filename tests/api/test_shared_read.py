@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
-from aiopersist.read.shared import ENVELOPE, TransmittedPiece
+from aiopersist.read.shared_read import ENVELOPE, TransmittedPiece
 from aiopersist.testing.model import Model, comparable, summed
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
@@ -654,7 +654,7 @@ async def test_waiting_longer_than_the_lease(place: Place) -> None:
 
 
 async def test_a_wait_that_is_given_up_lets_go(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiopersist.client.RELEASE_DEADLINE_S", 0.1)
+    monkeypatch.setattr("aiopersist.shard.shards.RELEASE_DEADLINE_S", 0.1)
     client, other = await place.client(), await place.client()
     await ten_times(other)
     task = await waiting(client, as_of=50)
@@ -755,7 +755,7 @@ async def test_an_expired_lease(place: Place) -> None:
 
 
 async def state_of(client: ap.Client) -> Any:
-    return await client._shard(await client.shard_id("t")).open()
+    return await client._shards.at(await client.shard_id("t")).open()
 
 
 async def test_an_open_read_is_renewed(place: Place) -> None:
@@ -876,15 +876,15 @@ async def test_garbage_is_refused(place: Place) -> None:
 
 def resealed(data: bytes, **changes: Any) -> bytes:
     """The piece with other fields, as its maker would have sent it."""
-    return ENVELOPE.seal(ENVELOPE.open(data, TransmittedPiece).replace(**changes))
+    return ENVELOPE.encode(ENVELOPE.decode(data, TransmittedPiece).replace(**changes))
 
 
 def with_piece(data: bytes, **changes: Any) -> bytes:
-    return resealed(data, piece=ENVELOPE.open(data, TransmittedPiece).piece.replace(**changes))
+    return resealed(data, piece=ENVELOPE.decode(data, TransmittedPiece).piece.replace(**changes))
 
 
 def with_keys(data: bytes, **keys: Any) -> bytes:
-    return with_piece(data, keys={**ENVELOPE.open(data, TransmittedPiece).piece.keys, **keys})
+    return with_piece(data, keys={**ENVELOPE.decode(data, TransmittedPiece).piece.keys, **keys})
 
 
 FORGED: dict[str, Callable[[bytes], bytes]] = {

@@ -25,7 +25,7 @@ class Unforeseen(Exception):
 
 
 class FastClock(runtime.Runtime):
-    """Runs a hundred times as fast: a minute of upkeep passes in a moment."""
+    """Runs a hundred times as fast: a minute of maintenance passes in a moment."""
 
     def monotonic(self) -> float:
         return 100 * super().monotonic()
@@ -69,7 +69,7 @@ def unforeseen(monkeypatch: Any, target: str) -> Counter[str]:
         ("aiopersist.maintenance.background.due", None),
     ],
 )
-async def test_upkeep_waits(monkeypatch: Any, caplog: Any, target: str, keep: Any) -> None:
+async def test_maintenance_waits(monkeypatch: Any, caplog: Any, target: str, keep: Any) -> None:
     """Goal: in most of a minute at rest a job is tried a few times; few versions, few lines."""
     clock = FastClock()
     began = clock.monotonic()
@@ -90,11 +90,11 @@ async def test_upkeep_waits(monkeypatch: Any, caplog: Any, target: str, keep: An
 
 
 async def test_a_round_tends_the_other_shards(monkeypatch: Any) -> None:
-    from aiopersist.maintenance.shard import ShardUpkeep
+    from aiopersist.maintenance.shard import ShardMaintenance
 
-    moved = ShardUpkeep.move_since
+    moved = ShardMaintenance.move_since
 
-    async def fails(self: ShardUpkeep, *, exact: bool) -> None:
+    async def fails(self: ShardMaintenance, *, exact: bool) -> None:
         if self.shard.state.retention[0].times == 3:
             raise Unforeseen
         await moved(self, exact=exact)
@@ -104,7 +104,7 @@ async def test_a_round_tends_the_other_shards(monkeypatch: Any) -> None:
             async with client.writer(name, SCHEMA) as w:
                 await w.compare_and_append([("a", 1, 0, 1)], 0, 20)
                 await client.retain(name, keep)
-        monkeypatch.setattr(ShardUpkeep, "move_since", fails)
+        monkeypatch.setattr(ShardMaintenance, "move_since", fails)
         done = await client.maintain()
         assert [text.split(":")[0] for text in done.failures.values()] == ["Unforeseen"]
         assert (await client.inspect("good")).since == ap.Antichain(18)

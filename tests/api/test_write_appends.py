@@ -59,7 +59,7 @@ async def history(client: ap.Client, schema: Any = SCHEMA) -> list[Any]:
 
 
 def shard_of(client: ap.Client) -> Shard:
-    (shard,) = client._shards.values()
+    (shard,) = client._shards._known.values()
     return shard
 
 

@@ -412,11 +412,11 @@ async def test_of_a_truncated_version_of_a_writer_that_is_gone_nothing_can_be_to
 
 async def _truncate_but_head(r: Rig, w: ap.WriteHandle[str, int]) -> None:
     """What garbage collection does: a rollup at the head, and nothing before it."""
-    from aiopersist.maintenance.shard import ShardUpkeep
+    from aiopersist.maintenance.shard import ShardMaintenance
     from aiopersist.shard.shard import Shard
 
-    shard: Shard = next(iter(r.honest._shards.values()))
-    await ShardUpkeep(shard).roll_up()
+    shard: Shard = next(iter(r.honest._shards._known.values()))
+    await ShardMaintenance(shard).roll_up()
     latest = shard.state.latest_rollup
     assert latest is not None
     await r.consensus.truncate(consensus_key(w.shard_id), latest)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import aiopersist as ap
-from aiopersist.cli.git import FileVersion, Repository
+from aiopersist.demo.git import FileVersion, Repository
 from aiopersist.testing.servers import free_port
 
 COMMITS = 9

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import aiopersist as ap
-from aiopersist.cli.demo_indexed import Walk
-from aiopersist.cli.git import FileVersion, Repository
+from aiopersist.demo.git import FileVersion, Repository
+from aiopersist.demo.indexed import Walk
 from tests.cli.test_demo import demo, git, one_line
 
 DATES = [500, 300, 400, 400, 900, 100, 800, 850]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiopersist.cli.git import FileVersion, GitError, Repository
+from aiopersist.demo.git import FileVersion, GitError, Repository
 
 Git = Callable[..., str]
 

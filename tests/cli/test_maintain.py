@@ -1,4 +1,4 @@
-"""Goal: `aiopersist maintain` tends a whole location, says what it did and what it could not do, and ends
+"""Goal: `aiopersist maintain` maintains a whole location, says what it did and what it could not do, and ends
 when it is told to, with nothing of it left behind: it runs as a command, on real stores."""
 
 import asyncio
@@ -76,7 +76,7 @@ async def owing(folder: Path, *names: str) -> None:
 
 
 async def state_of(client: Any, name: str) -> Any:
-    return await client._shard(await client.shard_id(name)).open()
+    return await client._shards.at(await client.shard_id(name)).open()
 
 
 async def is_tended(client: Any, name: str) -> bool:
@@ -100,7 +100,7 @@ async def lose_a_blob(folder: Path, name: str) -> str:
 async def leak(folder: Path) -> None:
     """A blob whose writer died before it was named, long ago."""
     async with opened(folder) as client:
-        shard = client._shard(await client.shard_id("a"))
+        shard = client._shards.at(await client.shard_id("a"))
         await client._stack.blob.set(
             f"{shard.id}/w{client._stack.runtime.uuid()}/leaked.parquet", b"x" * 1000
         )
@@ -141,13 +141,13 @@ async def test_nothing_to_do(tmp_path: Path) -> None:
 
 
 async def test_a_shard_that_cannot_be_tended(tmp_path: Path) -> None:
-    """Goal: it is named, with the reason, the status is 1, and the others were tended."""
+    """Goal: it is named, with the reason, the status is 1, and the others were maintained."""
     await owing(tmp_path, "a", "lost", "z")
     shard_id = await lose_a_blob(tmp_path, "lost")
     result = await maintain(*stores(tmp_path), "--once")
     assert result.status == 1
-    assert f"\n{shard_id} could not be tended: Corruption: " in result.out
-    assert "1 of 3 shards could not be tended" in result.err
+    assert f"\n{shard_id} could not be maintained: Corruption: " in result.out
+    assert "1 of 3 shards could not be maintained" in result.err
     async with opened(tmp_path) as client:
         assert await is_tended(client, "a")
         assert await is_tended(client, "z")
@@ -244,7 +244,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_the_loop_ends_when_it_is_told_to(number: signal.Signals, tmp_path: Path) -> None:
-    """Goal: it tends what comes after it began, too, sweeps at first, and ends with status 0 at once."""
+    """Goal: it maintains what comes after it began, too, sweeps at first, and ends with status 0 at once."""
     await owing(tmp_path, "a")
     await leak(tmp_path)
     async with Loop(*stores(tmp_path), "--every-s", 0.05) as loop, opened(tmp_path) as client:
@@ -266,7 +266,7 @@ async def lose_the_rollup(folder: Path, name: str) -> None:
 
 
 async def test_the_loop_goes_on_beside_a_shard_that_is_damaged(tmp_path: Path) -> None:
-    """Goal: neither a round nor a sweep that meets it ends the loop: others are tended still."""
+    """Goal: neither a round nor a sweep that meets it ends the loop: others are maintained still."""
     await owing(tmp_path, "a", "lost")
     await lose_the_rollup(tmp_path, "lost")
     async with Loop(*stores(tmp_path), "--every-s", 0.05) as loop, opened(tmp_path) as client:

@@ -10,8 +10,8 @@ from aiopersist.indexed import Indexed
 from aiopersist.runtime import SYSTEM
 from aiopersist.stash import Stash, TypedCollection
 from aiopersist.stash.errors import Fenced
-from aiopersist.stash.memory import MemoryStore, Tables
-from aiopersist.stash.open import Mode, Place, opened
+from aiopersist.stash.memory import MemoryStore, StashTables
+from aiopersist.stash.open import Mode, StashLocation, opened
 from aiopersist.stash.sqlite import SqliteStore
 from aiopersist.stash.stash import MemoryStash
 from tests.cuts.scenes import SCENES, Call, Scene
@@ -29,7 +29,7 @@ class StashStage:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.tables = Tables()
+        self.tables = StashTables()
         self.may_be: dict[Users, list[Table]] = {}
 
     async def open(self, *, calm: bool = False) -> Stash:
@@ -44,7 +44,7 @@ class StashStage:
             return TroubledStore(inner, trouble)
 
         settings = ap.Settings(retry_timeout_s=None if calm else s.retry_timeout_s, open_timeout_s=20.0)
-        return await opened(Place(MemoryStash, store), Mode(), settings, SYSTEM)
+        return await opened(StashLocation(MemoryStash, store), Mode(), settings, SYSTEM)
 
     async def expect(self, stash: Stash) -> None:
         """What is there is one of those, and it is that one from now on."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tests.cuts.scenes_above
-import tests.cuts.scenes_upkeep  # noqa: F401  # both add theirs
+import tests.cuts.scenes_maintenance  # noqa: F401  # both add theirs
 from aiopersist.shard import commit
 from tests.cuts.scenes import SCENES
 from tests.cuts.stage import MAY_RAISE, staged

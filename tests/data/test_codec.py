@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AwareDatetime, BaseModel, PositiveInt
 
-from aiopersist.data.codec import Codec, Schema
-from aiopersist.data.convert import to_table
-from aiopersist.data.evolve import adapt, check_evolution, compatible_evolution
-from aiopersist.data.updates import Updates
+from aiopersist.data.types.evolve import adapt, check_evolution, compatible_evolution
+from aiopersist.data.types.schema import Codec, Schema
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, IncompatibleSchema, InvalidUpdate
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiopersist.data import consolidate, sizes, times
-from aiopersist.data.codec import Schema
-from aiopersist.data.convert import to_table
-from aiopersist.data.merge import Merge
-from aiopersist.data.order import row_keys
-from aiopersist.data.tiny import tiny
-from aiopersist.data.updates import Updates, decode_rows
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates import consolidate, sizes, times
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.updates.merge import Merge
+from aiopersist.data.updates.order import row_keys
+from aiopersist.data.updates.tiny import tiny
+from aiopersist.data.updates.updates import Updates, decode_rows
 from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Antichain
 

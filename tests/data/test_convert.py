@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from aiopersist.data import sizes
-from aiopersist.data.buffer import Buffer
-from aiopersist.data.codec import Schema
-from aiopersist.data.convert import ROW, pieces_of, to_table
-from aiopersist.data.updates import Update, Updates
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates import sizes
+from aiopersist.data.updates.buffer import Buffer
+from aiopersist.data.updates.convert import ROW, pieces_of, to_table
+from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.errors import InvalidUpdate
 
 PLAIN = Schema(key=str, val=int)

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from aiopersist.data.codec import Codec, Schema
-from aiopersist.data.convert import to_table
-from aiopersist.data.part import decode_part, encode_part
-from aiopersist.data.updates import Updates
+from aiopersist.data.part.part import decode_part, encode_part
+from aiopersist.data.types.schema import Codec, Schema
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import InvalidUpdate
 from aiopersist.frontier import Antichain, Description
 

@@ -10,15 +10,15 @@ import pyarrow.compute as pc
 import pytest
 
 import aiopersist as ap
-from aiopersist.data import part
-from aiopersist.data.codec import Schema
-from aiopersist.data.convert import to_table
 from aiopersist.data.jsonable import scalar_from_json
-from aiopersist.data.key_range import bounds_of, condition, divide, leaves
-from aiopersist.data.layout import layout
-from aiopersist.data.order import row_keys
-from aiopersist.data.select import apply_where, resolve_columns
-from aiopersist.data.stats import collect, decode_key_lower, decode_stats, key_lower, leaf_types, merge
+from aiopersist.data.part import part
+from aiopersist.data.part.key_range import bounds_of, condition, divide, leaves
+from aiopersist.data.part.layout import layout
+from aiopersist.data.part.select import apply_where, resolve_columns
+from aiopersist.data.part.stats import collect, decode_key_lower, decode_stats, key_lower, leaf_types, merge
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.updates.order import row_keys
 from aiopersist.errors import DiffOverflow, InvalidUpdate, Unsupported
 from aiopersist.frontier import Antichain, Description
 
@@ -89,7 +89,7 @@ def test_bounds_are_integers_all_the_way(t: pa.DataType, values: list[int]) -> N
 
 
 def part_block(rows: pa.Table, order: Any) -> Any:
-    from aiopersist.data.key_range import Block
+    from aiopersist.data.part.key_range import Block
 
     return Block(bounds_of(collect(rows), order), rows.num_rows)
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.convert import to_table
 from aiopersist.data.jsonable import column_from_texts, column_texts, to_json
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.convert import to_table
 
 
 @pytest.mark.parametrize("case", oracle.CASES.values(), ids=oracle.CASES.keys())

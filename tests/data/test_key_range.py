@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.convert import to_table
-from aiopersist.data.key_range import (
+from aiopersist.data.part.key_range import (
     Block,
     Bound,
     KeyRange,
@@ -25,8 +23,10 @@ from aiopersist.data.key_range import (
     overlaps,
     to_stored,
 )
-from aiopersist.data.select import apply_where, prune
-from aiopersist.data.stats import collect
+from aiopersist.data.part.select import apply_where, prune
+from aiopersist.data.part.stats import collect
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.convert import to_table
 
 
 def block(*bounds: tuple[Any, Any], updates: int = 10) -> Block:

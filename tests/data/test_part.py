@@ -16,12 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from aiopersist.data import stats
-from aiopersist.data.codec import Schema
-from aiopersist.data.consolidate import sort_and_consolidate
-from aiopersist.data.convert import to_table
-from aiopersist.data.inline import checksum, decode_inline, encode_inline
-from aiopersist.data.part import (
+from aiopersist.data.part import stats
+from aiopersist.data.part.inline import checksum, decode_inline, encode_inline
+from aiopersist.data.part.part import (
     EncodedPart,
     StatsSpec,
     decode_part,
@@ -30,8 +27,11 @@ from aiopersist.data.part import (
     read_footer,
     read_row_groups,
 )
-from aiopersist.data.select import prune
-from aiopersist.data.updates import Updates
+from aiopersist.data.part.select import prune
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.consolidate import sort_and_consolidate
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, Unsupported
 from aiopersist.frontier import Antichain, Description
 from aiopersist.settings import UntrimmableColumns
@@ -164,7 +164,7 @@ def test_another_valid_part_is_not_ours() -> None:
 
 
 def test_a_later_format_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiopersist.data.part.FORMAT", 2)
+    monkeypatch.setattr("aiopersist.data.part.part.FORMAT", 2)
     part = plain_part()
     monkeypatch.undo()
     with pytest.raises(Unsupported, match="format 2"):
@@ -356,9 +356,9 @@ def test_a_process_that_ends_right_after_reading_ends_well() -> None:
     """Arrow's threads let go of what they read while the interpreter ends."""
     program = """
 from aiopersist import Antichain, Description, Schema
-from aiopersist.data.consolidate import sort_and_consolidate
-from aiopersist.data.convert import to_table
-from aiopersist.data.part import decode_part, encode_part
+from aiopersist.data.updates.consolidate import sort_and_consolidate
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.part.part import decode_part, encode_part
 
 schema = Schema(key=int, val=bytes)
 table = sort_and_consolidate(to_table([(i, b"x" * 64, 0, 1) for i in range(100_000)], schema))

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from aiopersist.data.codec import Schema
-from aiopersist.data.convert import to_table
-from aiopersist.data.updates import Updates
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import InvalidUpdate
 
 

@@ -11,14 +11,14 @@ import pytest
 from arrow_fuzz import Fuzz, plain
 
 import aiopersist as ap
-from aiopersist.data.codec import Schema
-from aiopersist.data.consolidate import contents, sort_and_consolidate
-from aiopersist.data.convert import to_table
-from aiopersist.data.inline import decode_inline, encode_inline
-from aiopersist.data.part import decode_part, encode_part
-from aiopersist.data.select import prune
-from aiopersist.data.stats import decode_key_lower, decode_stats
-from aiopersist.data.updates import Updates
+from aiopersist.data.part.inline import decode_inline, encode_inline
+from aiopersist.data.part.part import decode_part, encode_part
+from aiopersist.data.part.select import prune
+from aiopersist.data.part.stats import decode_key_lower, decode_stats
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import InvalidUpdate, Unsupported
 from aiopersist.frontier import Antichain, Description
 from aiopersist.settings import Settings

@@ -558,7 +558,7 @@ class Game:
             assert not knew
 
     async def act_maintain(self) -> None:
-        """Upkeep by another client."""
+        """Maintenance by another client."""
         client = await self.maintainer()
         try:
             report = await client.maintain()
@@ -812,7 +812,7 @@ class Game:
                 assert self.faulty and attempt < 900
         raise AssertionError("nothing but failures")
 
-    # --- upkeep --------------------------------------------------------------------------------------
+    # --- maintenance --------------------------------------------------------------------------------------
 
     async def views(self, player: Player) -> dict[str, Any] | None:
         """All streams from within; `None` where that says nothing."""

@@ -255,7 +255,7 @@ async def test_what_is_cut_off_while_an_earlier_commit_is_settled_may_happen(wha
             await ix.write([(stream, [("b", 1, 9, 1)])])
         faults.hold("scan", "head")
         slow.go.set()
-        work = work or asyncio.create_task(ix._upkeep.apply("s", response))  # as in the background
+        work = work or asyncio.create_task(ix._maintenance.apply("s", response))  # as in the background
         await faults.held.wait()
         work.cancel()
         await asyncio.wait([work])
@@ -307,7 +307,7 @@ async def test_a_compaction_of_a_stream_that_goes_meanwhile_is_skipped() -> None
         faults.hold("compare_and_set")
         destroying = asyncio.create_task(ix.destroy("s"))
         await faults.held.wait()
-        applying = asyncio.create_task(ix._upkeep.apply("s", response))
+        applying = asyncio.create_task(ix._maintenance.apply("s", response))
         await asyncio.sleep(0)
         faults.go.set()
         await asyncio.gather(destroying, applying)

@@ -1,5 +1,6 @@
-"""Goal: what is read of an `Indexed` is what a plain list of updates says, whatever was drained, trimmed and
-merged meanwhile; a snapshot and the events after it are exactly all there is; upkeep does what it says."""
+"""Goal: what is read of an `Indexed` is what a plain list of updates says, whatever was drained,
+trimmed and merged meanwhile; a snapshot and the events after it are exactly all there is; maintenance does
+what it says."""
 
 import asyncio
 import json

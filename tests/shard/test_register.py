@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import pytest
 
 import aiopersist as ap
-from aiopersist.maintenance.shard import ShardUpkeep
+from aiopersist.maintenance.shard import ShardMaintenance
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.shard import Shard
-from aiopersist.state.diff import Changes, decode_commit, decode_diff, encode_diff, seal
+from aiopersist.state.diff import Changes, decode_commit, decode_diff, diff_of, encode_diff
 from aiopersist.state.keys import writer_of
 from aiopersist.state.lifecycle import EvolveSchema
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter
@@ -60,7 +60,7 @@ KEPT: WeakKeyDictionary[ap.Client, Shard] = WeakKeyDictionary()
 
 def shard_of(client: ap.Client) -> Shard:
     if client not in KEPT:
-        (KEPT[client],) = client._shards.values()
+        (KEPT[client],) = client._shards._known.values()
     return KEPT[client]
 
 
@@ -87,7 +87,7 @@ async def test_rollups_are_written_and_opened_from(place: Place) -> None:
     async with place.open(rollup_every=8) as client:
         shard = await appended(client, 50)
         for _ in range(500):
-            if not any(tended.running for tended in client._maintenance._tended.values()):
+            if not any(shard.running for shard in client._maintenance._shards.values()):
                 break
             await asyncio.sleep(0.01)
     found = await place.keys(".rollup")
@@ -108,7 +108,7 @@ async def test_what_rollups_make_superfluous_may_go(place: Place) -> None:
         shard = await appended(client, 3)
         assert len(await rows(stale)) == 3
         for turn in range(3):
-            await ShardUpkeep(shard_of(client)).roll_up()
+            await ShardMaintenance(shard_of(client)).roll_up()
             latest = shard_of(client).state.latest_rollup
             assert latest is not None
             await place.consensus.truncate(consensus_key(shard), latest)
@@ -119,7 +119,7 @@ async def test_what_rollups_make_superfluous_may_go(place: Place) -> None:
             await appended(client, 1)
 
 
-async def test_no_upkeep_without_maintenance(place: Place) -> None:
+async def test_no_maintenance_without_maintenance(place: Place) -> None:
     async with place.open(maintenance=False, rollup_every=2) as client:
         await appended(client, 10)
     assert await place.keys(".rollup") == []
@@ -129,7 +129,7 @@ async def test_a_rollup_that_is_not_there_is_corruption(place: Place) -> None:
     """Goal: told after a second look at the head, not waited for."""
     async with place.open(maintenance=False) as client:
         await appended(client, 3)
-        await ShardUpkeep(shard_of(client)).roll_up()
+        await ShardMaintenance(shard_of(client)).roll_up()
         await place.blob.delete(await place.keys(".rollup"))
         async with asyncio.timeout(5), place.open() as fresh:
             with pytest.raises(ap.Corruption, match="rollup"):
@@ -151,7 +151,7 @@ async def test_a_gap_below_the_head_is_corruption(place: Place) -> None:
 async def test_a_damaged_rollup_is_read_again_twice(place: Place, damaged: int) -> None:
     async with place.open(maintenance=False) as client:
         await appended(client, 3)
-        await ShardUpkeep(shard_of(client)).roll_up()
+        await ShardMaintenance(shard_of(client)).roll_up()
     get, left = place.blob.get, damaged
 
     async def damaging(key: str) -> bytes | None:
@@ -176,9 +176,9 @@ async def test_a_writer_of_rollups_never_comes_back_under_its_id(place: Place) -
     async with place.open(maintenance=False) as client:
         await appended(client, 1)
         shard = shard_of(client)
-        upkeep, writers = ShardUpkeep(shard), []
+        maintenance, writers = ShardMaintenance(shard), []
         for expire in (False, True, False):
-            await upkeep.roll_up()
+            await maintenance.roll_up()
             (newest,) = (
                 rollup for at, rollup in shard.state.rollups.items() if at == shard.state.latest_rollup
             )
@@ -189,7 +189,7 @@ async def test_a_writer_of_rollups_never_comes_back_under_its_id(place: Place) -
         assert writers[0] == writers[1] != writers[2]
 
 
-# --- lost answers of upkeep ----------------------------------------------------------------------
+# --- lost answers of maintenance ----------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -202,7 +202,7 @@ async def truncating_after(place: Place, client: ap.Client, shard: str) -> Async
             place.consensus.scan = scan  # type: ignore[method-assign]
             async with place.open(maintenance=False) as other, other.writer("t", SCHEMA) as w:
                 await w.compare_and_append([], w.upper, w.upper)
-                await ShardUpkeep(shard_of(other)).roll_up()
+                await ShardMaintenance(shard_of(other)).roll_up()
                 latest = shard_of(other).state.latest_rollup
                 assert latest is not None
                 await place.consensus.truncate(key, latest)
@@ -236,13 +236,13 @@ async def test_a_flush_whose_answer_is_lost_keeps_its_blob(place: Place) -> None
 async def test_a_rollup_whose_answer_is_lost_is_kept(place: Place) -> None:
     async with place.open(maintenance=False) as client:
         shard = await appended(client, 3)
-        upkeep = ShardUpkeep(shard_of(client))
-        await upkeep.roll_up()
+        maintenance = ShardMaintenance(shard_of(client))
+        await maintenance.roll_up()
         await appended(client, 1)
         place.faults.fail_next(CAS, Outcome.LOST)
         async with truncating_after(place, client, shard):
             try:
-                await upkeep.roll_up()
+                await maintenance.roll_up()
             except ap.Indeterminate:
                 pass
         for key in (await shard_of(client).open()).rollups.values():
@@ -467,7 +467,7 @@ async def test_a_head_that_is_known_is_not_decoded(place: Place, monkeypatch: An
 
 @pytest.mark.parametrize("commit", ["ab12", "é" * 100], ids=["as ours are", "strange"])
 def test_the_commit_id_at_the_beginning_is_that_of_the_whole(commit: str) -> None:
-    diff = seal(Changes(), None, commit=commit, at=1.5)
+    diff = diff_of(Changes(), None, commit=commit, at=1.5)
     spaced = json.dumps(json.loads(encode_diff(diff)), indent=100).encode()
     turned = json.dumps(dict(reversed(json.loads(encode_diff(diff)).items()))).encode()
     for data in (encode_diff(diff), spaced, turned):

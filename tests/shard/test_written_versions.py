@@ -21,7 +21,7 @@ from aiopersist.shard.log import consensus_key
 from aiopersist.shard.shard import Shard
 from aiopersist.state.command import Commit, Context
 from aiopersist.state.command import commit as committed
-from aiopersist.state.diff import Changes, encode_diff, seal
+from aiopersist.state.diff import Changes, diff_of, encode_diff
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import NULL_LEASE_S, LeasedReader, State
 
@@ -113,7 +113,7 @@ async def test_a_shard_with_an_endless_lease_of_an_earlier_version_is_readable(l
             shard = shard_of(w)
             record = LeasedReader(since=ap.Antichain(), seqno_hold=0, heartbeat=0.0, lease_s=1.0)
             changes = Changes.of(readers={"r1": record.replace(lease_s=math.inf)})
-            data = encode_diff(seal(changes, shard.state, commit="c", at=0.0))
+            data = encode_diff(diff_of(changes, shard.state, commit="c", at=0.0))
             assert b'"lease_s":null' in data
             key, seqno = consensus_key(shard.id), shard.state.seqno
             assert await client._stack.consensus.compare_and_set(key, seqno, data)
@@ -143,7 +143,7 @@ async def test_a_version_that_breaks_an_invariant_is_refused(client: ap.Client) 
             {"batches": {at: batch, at + 1: batch}},
         ]
         for changes in bad:
-            diff = seal(Changes.of(**changes), state, commit="c", at=0.0)
+            diff = diff_of(Changes.of(**changes), state, commit="c", at=0.0)
             with pytest.raises(AssertionError, match="must not be written"):
                 check_version(diff, state, state.replace(seqno=at, **changes))
 

@@ -27,12 +27,12 @@ from verdict import Piece, Seen, Told, lists  # type: ignore[import-not-found]  
 from world import HONEST, Complaints, World, kill  # type: ignore[import-not-found]
 
 import aiopersist as ap
-from aiopersist.data.consolidate import diff_sum
-from aiopersist.data.times import advance
+from aiopersist.data.updates.consolidate import diff_sum
+from aiopersist.data.updates.times import advance
+from aiopersist.parts.fetch import Fetch, Selection
+from aiopersist.parts.upload import Upload
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
-from aiopersist.shard.fetch import Fetch, Selection
-from aiopersist.shard.upload import Upload
 from aiopersist.state.compaction import Replace, Total
 from aiopersist.testing.faults import Faults, Outcome
 from aiopersist.testing.model import Model
@@ -493,19 +493,19 @@ class Game:
         return (await client.inspect(self.name)).upper
 
     async def keeper(self, rng: random.Random, client: ap.Client, moves: int) -> None:
-        """Asks for every kind of upkeep; that it is asked for at a bad moment is told honestly."""
+        """Asks for every kind of maintenance; that it is asked for at a bad moment is told honestly."""
         for _ in range(moves):
             await pause(rng)
             what = rng.choice(
                 ["compact", "compact", "share", "gc", "gc", "sweep", "maintain", "retain", "fsck"]
             )
             try:
-                await self.upkeep(rng, client, what)
+                await self.maintenance(rng, client, what)
                 self.counts[what] += 1
             except HONEST as error:
                 self.counts[f"{what}: {type(error).__name__}"] += 1
 
-    async def upkeep(self, rng: random.Random, client: ap.Client, what: str) -> None:
+    async def maintenance(self, rng: random.Random, client: ap.Client, what: str) -> None:
         if what == "compact":
             await client.force_compaction(self.name)
         elif what == "share":

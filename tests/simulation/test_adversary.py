@@ -1,5 +1,5 @@
 """Goal: whatever happens at once, every snapshot and every listener sees exactly what the list of all
-updates says (`adversary.py`), also under upkeep in the background of every client, crashes, and leases
+updates says (`adversary.py`), also under maintenance in the background of every client, crashes, and leases
 that run out; at the end the shard is sound, and nothing lies in the blob store that nobody names.
 
 A failure names its seed; tasks and threads make of it a likely, not a certain repetition, so play it a

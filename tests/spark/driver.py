@@ -14,7 +14,7 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.spark import connect
-from aiopersist.spark.write import Job
+from aiopersist.spark.write import WriteJob
 from tests.spark.conftest import configured
 from tests.spark.trouble import FORMAT, faulty, with_its_parent
 
@@ -107,15 +107,15 @@ def format_hooks(killer: Killer) -> type:
 
 
 def patch_engine(killer: Killer) -> None:
-    real = Job.commit
+    real = WriteJob.commit
 
-    def commit(job: Job, staged: Any) -> int:
+    def commit(job: WriteJob, staged: Any) -> int:
         killer.passes("job.commit begins")
         result = real(job, staged)
         killer.passes("job.commit ends")
         return result
 
-    Job.commit = commit  # type: ignore[method-assign]
+    WriteJob.commit = commit  # type: ignore[method-assign]
 
 
 def write(spark: Any, told: dict[str, Any]) -> None:

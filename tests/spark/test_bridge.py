@@ -8,13 +8,13 @@ import pytest
 import aiopersist as ap
 from aiopersist.spark import bridge as module
 from aiopersist.spark.bridge import Bridge
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 
 
 @pytest.fixture
-def found(place: str) -> Iterator[tuple[Bridge, Place]]:
+def found(place: str) -> Iterator[tuple[Bridge, SparkLocation]]:
     bridge = Bridge()
-    yield bridge, Place.of(place, None, None, None)
+    yield bridge, SparkLocation.of(place, None, None, None)
     bridge.close_all()
 
 
@@ -28,7 +28,7 @@ def is_open(bridge: Bridge, client: ap.Client) -> bool:
     return True
 
 
-def test_the_last_user_closes_it(found: tuple[Bridge, Place]) -> None:
+def test_the_last_user_closes_it(found: tuple[Bridge, SparkLocation]) -> None:
     bridge, place = found
     first, second = (bridge.acquire(place, maintenance=False) for _ in range(2))
     assert first is second
@@ -39,7 +39,7 @@ def test_the_last_user_closes_it(found: tuple[Bridge, Place]) -> None:
     assert is_open(bridge, bridge.acquire(place, maintenance=False))
 
 
-def test_hooks_of_the_same_process_keep_theirs(found: tuple[Bridge, Place]) -> None:
+def test_hooks_of_the_same_process_keep_theirs(found: tuple[Bridge, SparkLocation]) -> None:
     bridge, place = found
     mine = bridge.acquire(place, maintenance=False)
     assert bridge.client(place) is mine
@@ -47,7 +47,7 @@ def test_hooks_of_the_same_process_keep_theirs(found: tuple[Bridge, Place]) -> N
     assert is_open(bridge, mine)
 
 
-def test_what_cannot_be_opened_is_tried_anew(found: tuple[Bridge, Place], monkeypatch: Any) -> None:
+def test_what_cannot_be_opened_is_tried_anew(found: tuple[Bridge, SparkLocation], monkeypatch: Any) -> None:
     bridge, place = found
     monkeypatch.setenv("AIOPERSIST_BLOB_TARGET_SIZE", "x")
     for _ in range(2):

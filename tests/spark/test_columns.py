@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 import aiopersist as ap
-from aiopersist.data.convert import to_table
+from aiopersist.data.updates.convert import to_table
 from aiopersist.spark.columns import Columns, repeated
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import aiopersist as ap
-from aiopersist.cli.git import FileVersion, Repository
+from aiopersist.demo.git import FileVersion, Repository
 from tests.cli.test_demo import demo, one_line
 from tests.cli.test_demo_indexed import DATES, repository
 from tests.spark.conftest import need_spark

@@ -64,7 +64,7 @@ def test_a_worker_that_dies_after_its_upload(
 
 async def end_writers(client: Any, shard: str) -> None:
     """As a process that is awake ends those whose leases have run out."""
-    found = await client._existing(shard)
+    found = await client._shards.existing(shard)
     for writer in found.state.writers:
         await commit(found.register, ExpireWriter(writer), Slot())
 

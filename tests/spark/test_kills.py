@@ -176,13 +176,13 @@ def test_a_lost_entry_of_the_commit_log(
         last.unlink()
         (checkpoint / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
         source.append(2)
-        upkeep(place)
+        maintenance(place)
     assert driver.run(log, **told) == 0
     assert contents_now(place, SINK) == source.history[-1]
     audit(place, SINK, source.history[-1].elements())
 
 
-def upkeep(place: str) -> None:
+def maintenance(place: str) -> None:
     """What others do to the source while the query is away."""
 
     async def compact() -> None:

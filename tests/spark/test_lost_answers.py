@@ -184,7 +184,7 @@ def test_of_a_compaction(
     spark: Any, urls: Any, direct: Any, name: str, network: Network, monkeypatch: Any
 ) -> None:
     """Goal: a compaction that was applied unheard is done, and changes nothing."""
-    from aiopersist.compact.shared import SharedCompaction
+    from aiopersist.compact.shared_compaction import SharedCompaction
 
     plain = SharedCompaction.apply
 

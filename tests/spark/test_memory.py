@@ -28,7 +28,7 @@ import aiopersist as ap
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
-from aiopersist.spark.place import Place
+from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.rows import Layout
 
 what, location, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -39,7 +39,7 @@ settings = ap.Settings(
     read_memory_bytes={READ_MEMORY},
     compaction_memory_bytes={READ_MEMORY},
 )
-place = Place.of(location, None, None, settings)
+place = SparkLocation.of(location, None, None, settings)
 schema = ap.Schema(key=bytes, val=bytes)
 frame = pa.schema([("key", pa.binary()), ("val", pa.binary())])
 random = np.random.default_rng(1)

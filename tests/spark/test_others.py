@@ -78,7 +78,7 @@ async def readers(client: Any, name: str) -> set[str]:
     """The leases that live: but that of who looks."""
     async with client.writer(name, SCHEMA):  # a commit
         pass
-    return set((await client._existing(name)).state.readers)
+    return set((await client._shards.existing(name)).state.readers)
 
 
 @pytest.mark.timeout(300)

@@ -161,7 +161,7 @@ async def state_of(client: Any, shard: str) -> Any:
     """As it is now, after a commit, which expires what is overdue."""
     async with client.reader(shard):
         pass
-    return (await client._existing(shard)).state
+    return (await client._shards.existing(shard)).state
 
 
 async def contents(client: Any, shard: str, as_of: int | None = None) -> Rows:

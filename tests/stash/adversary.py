@@ -21,8 +21,8 @@ import aiopersist as ap
 from aiopersist.errors import Indeterminate, InvalidUsage, StorageUnavailable
 from aiopersist.settings import Settings
 from aiopersist.stash import MemoryStash, Stash, StashCollection, StashError, TypedCollection, transact
-from aiopersist.stash.memory import MemoryStore, Tables
-from aiopersist.stash.open import Mode, Place, opened
+from aiopersist.stash.memory import MemoryStore, StashTables
+from aiopersist.stash.open import Mode, StashLocation, opened
 from tests.indexed.dice import Dice, spin
 
 ACCOUNTS = TypedCollection("accounts", str, int)
@@ -77,7 +77,7 @@ class Wire:
 class WiredStore(MemoryStore):
     """A store in memory at the other end of a wire."""
 
-    def __init__(self, tables: Tables, wire: Wire) -> None:
+    def __init__(self, tables: StashTables, wire: Wire) -> None:
         super().__init__(tables)
         self._wire = wire
 
@@ -100,7 +100,7 @@ class Game:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"stash {seed}")
         self.dice = Dice(seed)
-        self.tables = Tables()
+        self.tables = StashTables()
         self.wire = Wire(random.Random(f"wire {seed}"))
         self.openers: list[tuple[Stash, dict[str, StashCollection[Any, Any]]]] = []
         self.number = 0
@@ -150,7 +150,7 @@ class Game:
             await self.wire.land()
 
     async def open(self, *, exclusive: bool) -> None:
-        place = Place(MemoryStash, lambda _: WiredStore(self.tables, self.wire))
+        place = StashLocation(MemoryStash, lambda _: WiredStore(self.tables, self.wire))
         settings = Settings(retry_timeout_s=self.rng.choice((0.0, 0.02, None)))
         stash = await opened(place, Mode(exclusive=exclusive), settings, self.dice)
         self.openers.append((stash, {}))
@@ -240,7 +240,7 @@ class Game:
 
     async def check(self) -> None:
         """By an opener that changes nothing."""
-        place = Place(MemoryStash, lambda _: MemoryStore(self.tables))
+        place = StashLocation(MemoryStash, lambda _: MemoryStore(self.tables))
         stash = await opened(place, Mode(readonly=True), Settings(), self.dice)
         try:
             assert sum((await ACCOUNTS.peek_one(stash)).values()) == TOTAL

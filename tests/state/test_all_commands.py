@@ -34,7 +34,7 @@ from aiopersist.state.retention import (
     SetRetention,
 )
 from aiopersist.state.writing import (
-    Append,
+    AppendHollow,
     ExpireWriter,
     HeartbeatWriter,
     Occupy,
@@ -135,17 +135,17 @@ class Game:
         key = f"{SHARD}/{writer}/{self.rng.random()}.parquet"
         return HollowPart(key=key, size=size, rows=rows, checksum="c")
 
-    def append(self) -> Append:
+    def append(self) -> AppendHollow:
         new = self.batch(self.upper, self.upper + self.rng.randrange(5))
         limits = {"staged": self.staged, "transactions_max": self.rng.choice((2, 99))}
-        return Append(
+        return AppendHollow(
             self.writer, self.token, new, self.transactions, self.rng.choice((ROOM, 200)), False, **limits
         )
 
-    def replicated(self) -> Append:
+    def replicated(self) -> AppendHollow:
         lower = max(self.upper - self.rng.randrange(5), 0)
         new = self.batch(lower, lower + self.rng.randrange(9))
-        return Append(self.writer, self.token, new, {}, ROOM, replica=True)
+        return AppendHollow(self.writer, self.token, new, {}, ROOM, replica=True)
 
     def write(self) -> Write:
         new = self.batch(max(self.upper - self.rng.randrange(5), 0), self.upper + 1)
@@ -206,7 +206,7 @@ WRITES: list[Draw] = [
     Game.replicated,
     Game.write,
 ]
-UPKEEP: list[Draw] = [
+MAINTENANCE: list[Draw] = [
     Game.compaction,
     Game.compaction,
     Game.rollup,
@@ -220,7 +220,7 @@ UPKEEP: list[Draw] = [
 ]
 OVER: list[Draw] = [lambda g: ExpireOverdue(), lambda g: Occupy(g.writer), lambda g: MarkBuried()]
 RARELY: Draw = lambda g: Finalize(SHARD) if g.rng.random() < 0.1 else EvolveSchema(0, {"key": "str2"})  # noqa: E731
-LIVE = HOLDS * 2 + WRITES * 6 + UPKEEP * 2 + OVER[:2] + [RARELY]
+LIVE = HOLDS * 2 + WRITES * 6 + MAINTENANCE * 2 + OVER[:2] + [RARELY]
 
 
 def _play(seeds: range) -> Counter[str]:
@@ -236,7 +236,7 @@ def _play(seeds: range) -> Counter[str]:
 
 def test_lives_of_shards() -> None:
     counts = _play(range(50))
-    wanted = (Append, Write, Replace, TakeClaim, ApplyRetention, DowngradeCritical, Spend, Finalize)
+    wanted = (AppendHollow, Write, Replace, TakeClaim, ApplyRetention, DowngradeCritical, Spend, Finalize)
     assert all(counts[command.__name__] for command in wanted), counts
 
 

@@ -20,7 +20,7 @@ from aiopersist.state.model import FORMAT, HollowBatch, Rollup, State
 from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
 from aiopersist.state.record import HollowPart
 from aiopersist.state.writing import (
-    Append,
+    AppendHollow,
     ExpireWriter,
     HeartbeatWriter,
     Occupy,
@@ -70,7 +70,7 @@ class History:
         return outcome
 
     def write(self, outcome: Commit) -> None:
-        diff = diffs.seal(outcome.changes, self.state, commit=f"c{len(self.versions)}", at=self.now)
+        diff = diffs.diff_of(outcome.changes, self.state, commit=f"c{len(self.versions)}", at=self.now)
         after = diffs.apply(diff, self.state)
         check_version(diff, self.state, after)
         data = diffs.encode_diff(diff)
@@ -124,10 +124,10 @@ def command_of(kind: int, writer: str, reader: str, n: int, history: History) ->
             return RegisterWriter(writer, LEASE_S)
         case 3 | 4:
             new = batch(upper, upper + n, rows=min(n, 1), writer=blob)
-            return Append(writer, token, new, {"app": n} if n == 5 else {}, ROOM)
+            return AppendHollow(writer, token, new, {"app": n} if n == 5 else {}, ROOM)
         case 5:
             low = max(upper - n, 0)
-            return Append(
+            return AppendHollow(
                 writer, token, batch(low, low + n, rows=min(n, 1), writer=blob), {}, ROOM, replica=True
             )
         case 6 | 7:
@@ -225,7 +225,7 @@ def check_expiry(before: State, after: State, command: Command, now: float) -> N
                 assert expired or record.heartbeat + record.lease_s < now
             elif key != asked:
                 assert now_is[key] == record
-    if isinstance(command, Append | Write | HeartbeatWriter | Replace | AddRollup):
+    if isinstance(command, AppendHollow | Write | HeartbeatWriter | Replace | AddRollup):
         assert after.writers[command.writer].heartbeat == now
 
 
@@ -234,7 +234,7 @@ def test_expiry_moves_no_since() -> None:
     expired one after the other; its restart reads at 10."""
     history = created()
     history.run(RegisterWriter("w", 1e6))
-    history.run(Append("w", "t", batch(0, 200), {}, ROOM))
+    history.run(AppendHollow("w", "t", batch(0, 200), {}, ROOM))
     holds = (("r10", 10, 20.0), ("r100", 100, 30.0))
     for reader, _, lease_s in holds:
         history.run(RegisterReader(reader, ZERO, lease_s))
@@ -275,11 +275,11 @@ def test_a_blob_of_a_writer_that_is_gone_is_refused() -> None:
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
     rollup = Rollup(key=f"{SHARD}/w1/r.rollup", checksum="c", size=1)
-    history.run(Append("w1", "t", batch(0, 1), {}, ROOM))
+    history.run(AppendHollow("w1", "t", batch(0, 1), {}, ROOM))
     ordinals = largest_inline_run(history.live)
     history.run(ExpireWriter("w1"))
     for command in (
-        Append("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
+        AppendHollow("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         Write("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         replacing(history.live, "w1", ordinals, batch(0, 1, writer="w1")),
         AddRollup("w1", 1, rollup),
@@ -287,7 +287,7 @@ def test_a_blob_of_a_writer_that_is_gone_is_refused() -> None:
         outcome = history.run(command)
         assert isinstance(outcome, Keep)
         assert isinstance(outcome.error, ap.BatchExpired)
-    inline = history.run(Append("w1", "t", batch(1, 2), {}, ROOM))
+    inline = history.run(AppendHollow("w1", "t", batch(1, 2), {}, ROOM))
     assert isinstance(inline, Keep) and isinstance(inline.error, ap.LeaseExpired)
 
 
@@ -297,11 +297,11 @@ def test_a_commit_renews_its_own_handle_before_it_expires_others(kind: str) -> N
     history = created()
     for writer in ("w1", "w2"):
         history.run(RegisterWriter(writer, LEASE_S))
-    history.run(Append("w1", "t", batch(0, 1), {}, ROOM))
+    history.run(AppendHollow("w1", "t", batch(0, 1), {}, ROOM))
     history.now += LEASE_S + 1
     rollup = Rollup(key=f"{SHARD}/w1/r.rollup", checksum="c", size=1)
     command: Command = {
-        "append": Append("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
+        "append": AppendHollow("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         "write": Write("w1", "t", batch(1, 2, writer="w1"), {}, ROOM),
         "rollup": AddRollup("w1", 1, rollup),
         "flush": replacing(history.live, "w1", largest_inline_run(history.live), batch(0, 1, writer="w1")),
@@ -341,7 +341,7 @@ def test_a_flush_is_proved_by_its_batch() -> None:
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
     for upper in (1, 2):
-        history.run(Append("w1", "t", batch(upper - 1, upper), {}, ROOM))
+        history.run(AppendHollow("w1", "t", batch(upper - 1, upper), {}, ROOM))
     ordinals = largest_inline_run(history.live)
     assert len(ordinals) == 2
     flush = replacing(history.live, "w1", ordinals, batch(0, 2, writer="w1"))
@@ -380,8 +380,8 @@ def test_what_a_replica_appends(
 ) -> None:
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
-    history.run(Append("w1", "t0", batch(0, upper, rows=0), {}, ROOM))
-    outcome = history.run(Append("w1", "t1", batch(lower, new), {}, ROOM, replica=True))
+    history.run(AppendHollow("w1", "t0", batch(0, upper, rows=0), {}, ROOM))
+    outcome = history.run(AppendHollow("w1", "t1", batch(lower, new), {}, ROOM, replica=True))
     if wrote is None:
         assert isinstance(outcome, Keep) and isinstance(outcome.error, ap.UpperMismatch)
         return
@@ -405,8 +405,8 @@ def test_finalize_forgets_everything() -> None:
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
     history.run(RegisterReader("r1", ZERO, LEASE_S))
-    history.run(Append("w1", "t", batch(0, 5, writer="w1"), {"app": 1}, ROOM))
-    history.run(Append("w1", "t", batch(5, 6), {}, ROOM))
+    history.run(AppendHollow("w1", "t", batch(0, 5, writer="w1"), {"app": 1}, ROOM))
+    history.run(AppendHollow("w1", "t", batch(5, 6), {}, ROOM))
     history.run(Finalize("s"))
     state = history.live
     assert state.finalized
@@ -421,9 +421,9 @@ def test_finalize_forgets_everything() -> None:
 def test_transaction_numbers_are_forgotten_after_their_time() -> None:
     history = created()
     history.run(RegisterWriter("w1", 1e6))
-    history.run(Append("w1", "t", batch(0, 1), {"old": 1}, ROOM))
+    history.run(AppendHollow("w1", "t", batch(0, 1), {"old": 1}, ROOM))
     history.now += 100
-    history.run(Append("w1", "t", batch(1, 2), {"new": 1}, ROOM))
+    history.run(AppendHollow("w1", "t", batch(1, 2), {"new": 1}, ROOM))
     history.run(ForgetTransactions(["old", "new", "none"], history.now - 50.0))
     assert list(history.live.transactions) == ["new"]
     assert history.run(ForgetTransactions(["old", "new"], history.now - 50.0)) == Keep()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from aiopersist.frontier import Antichain
-from aiopersist.shard.runs import plan_runs
+from aiopersist.parts.runs import plan_runs
 from aiopersist.state.compaction import largest_inline_run
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart

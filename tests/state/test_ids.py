@@ -15,11 +15,11 @@ from aiopersist.state.command import Context
 from aiopersist.state.ids import PAGE, Ids
 from aiopersist.state.invariants import check_state
 from aiopersist.state.lifecycle import Create
-from aiopersist.state.model import HollowBatch, State, Transaction
+from aiopersist.state.model import HollowBatch, State, TransactionRecord
 from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
 from aiopersist.state.record import HollowPart
 from aiopersist.state.writing import (
-    Append,
+    AppendHollow,
     ExpireWriter,
     HeartbeatWriter,
     RegisterWriter,
@@ -73,18 +73,18 @@ def of(*commands: Any, state: State | None = None) -> tuple[State, list[bytes]]:
     written = []
     for command in commands:
         changes = command(state, Context(now=100.0)).changes
-        data = diffs.encode_diff(diffs.seal(changes, state, commit=f"c{len(written)}", at=100.0))
+        data = diffs.encode_diff(diffs.diff_of(changes, state, commit=f"c{len(written)}", at=100.0))
         state = diffs.apply(diffs.decode_diff(data), state)
         written.append(data)
     assert state is not None
     return check_state(state), written
 
 
-def append(n: int, **values: Any) -> Append:
+def append(n: int, **values: Any) -> AppendHollow:
     lower = Antichain(n)
     inline = HollowPart(inline=b"x", size=1, rows=1, checksum="c")
     batch = HollowBatch(lower=lower, upper=Antichain(n + 1), since=Antichain(0), parts=(inline,))
-    return Append("w1", "t", batch, values.pop("transactions", {}), 2**20, **values)
+    return AppendHollow("w1", "t", batch, values.pop("transactions", {}), 2**20, **values)
 
 
 BEGIN = (Create(SHARD, {"key": "string"}, Antichain(0)), RegisterWriter("w1", 10.0))
@@ -97,7 +97,7 @@ def test_a_diff_holds_only_the_ids_that_are_new() -> None:
         append(50, staged=(Staged("w1", "batch-50", True),), transactions={"a": 1}), state=state
     )
     spent = {"w1": Ids({f"batch-{n}": None for n in range(MANY)})}
-    apps = {f"app-{n}": Transaction(1, 100.0) for n in range(MANY)}
+    apps = {f"app-{n}": TransactionRecord(1, 100.0) for n in range(MANY)}
     full = few.replace(spent=spent, transactions=Ids(apps))
     many, (second,) = of(
         append(51, staged=(Staged("w1", "batch-new", True),), transactions={"b": 1}), state=full
@@ -126,7 +126,7 @@ def test_a_rollup_of_many_ids_is_read_page_by_page() -> None:
     state, _ = of(*BEGIN, append(0, staged=(Staged("w1", "batch", True),)))
     full = state.replace(
         spent={**state.spent, "w2": Ids({f"batch-{n}": None for n in range(MANY)})},
-        transactions=Ids({f"app-{n}": Transaction(n, 100.0) for n in range(MANY)}),
+        transactions=Ids({f"app-{n}": TransactionRecord(n, 100.0) for n in range(MANY)}),
     )
     data = diffs.encode_rollup(full)
     lines = [json.loads(line) for line in gzip.decompress(data).splitlines()]
@@ -185,12 +185,12 @@ def test_versions_and_rollups_of_earlier_versions_are_read() -> None:
     assert all(is_spent(replayed(*OLD_DIFFS[: n + 1]), "w33c", "5969") is (n >= 2) for n in range(4))
     part = HollowPart(inline=b"x", size=1, rows=1, checksum="c")
     new = HollowBatch(lower=Antichain(2), upper=Antichain(3), since=Antichain(0), parts=(part,))
-    old = Append("w33c", "t", new, {}, 2**20, staged=(Staged("w33c", "5969", True),))
+    old = AppendHollow("w33c", "t", new, {}, 2**20, staged=(Staged("w33c", "5969", True),))
     assert "AlreadyAppended" in repr(old(state, Context(now=96.0)))
     repeat = Write("w33c", "t", new, {"app": 1}, 2**20)
     assert repeat(state, Context(now=96.0)).result.repeats == {"app"}  # type: ignore[union-attr]
     after, (written,) = of(
-        Append("w33c", "t", new, {}, 2**20, staged=(Staged("w33c", "b787", True),)), state=state
+        AppendHollow("w33c", "t", new, {}, 2**20, staged=(Staged("w33c", "b787", True),)), state=state
     )
     assert b"5969" not in written
     assert set(after.spent["w33c"]) == {"5969", "937e", "b787"}

@@ -13,9 +13,9 @@ from aiopersist.state.diff import (
     checksum_of,
     decode_diff,
     decode_rollup,
+    diff_of,
     encode_diff,
     encode_rollup,
-    seal,
 )
 from aiopersist.state.invariants import check_state, check_version
 from aiopersist.state.model import State
@@ -64,7 +64,7 @@ class Log:
         self.commit(shard="i1", since=least, upper=least, streams=StreamsChanges(owner=OWNER))
 
     def commit(self, **changes: Any) -> State:
-        diff = seal(Changes(**changes), self.state, commit=f"c{len(self.data)}", at=0.0)
+        diff = diff_of(Changes(**changes), self.state, commit=f"c{len(self.data)}", at=0.0)
         self.data.append(encode_diff(diff))
         read = decode_diff(self.data[-1])
         after = apply(read, self.state)

@@ -11,7 +11,7 @@ from aiopersist.runtime import SYSTEM
 from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
-from aiopersist.storage.layers import stack
+from aiopersist.storage.layers import wrap_stores
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.urls import open_blob, open_consensus
 from aiopersist.testing.storage import BlobConformance, ConsensusConformance
@@ -117,7 +117,7 @@ class TestBlobStack(OurBlob):
     @pytest.fixture
     async def handles(self) -> AsyncIterator[tuple[Blob, Blob]]:
         name = str(uuid.uuid4())
-        one, two = (stack(MemoryBlob(name), MemoryConsensus(), SETTINGS, SYSTEM)[0] for _ in range(2))
+        one, two = (wrap_stores(MemoryBlob(name), MemoryConsensus(), SETTINGS, SYSTEM)[0] for _ in range(2))
         yield one, two
         await one.aclose()
         await two.aclose()
@@ -183,8 +183,8 @@ class TestConsensusStack(OurConsensus):
     async def handles(self, tmp_path: Path) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for one, two in consensuses(f"sqlite://{tmp_path}/state.db"):
             yield (
-                stack(MemoryBlob(), one, SETTINGS, SYSTEM)[1],
-                stack(MemoryBlob(), two, SETTINGS, SYSTEM)[1],
+                wrap_stores(MemoryBlob(), one, SETTINGS, SYSTEM)[1],
+                wrap_stores(MemoryBlob(), two, SETTINGS, SYSTEM)[1],
             )
 
 

@@ -12,7 +12,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
 from aiopersist.storage import folders
-from aiopersist.storage.files import FilesBlob
+from aiopersist.storage.files.blob import FilesBlob
 
 
 def tmp_files(root: Path) -> list[str]:

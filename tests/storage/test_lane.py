@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aiopersist.errors import Indeterminate
-from aiopersist.storage.lane import Job, Lane
+from aiopersist.storage.lane import Lane, LaneTask
 
 
 async def test_a_job_of_which_nothing_is_told_has_failed() -> None:
@@ -17,7 +17,7 @@ async def test_a_job_of_which_nothing_is_told_has_failed() -> None:
 
 
 async def test_a_round_that_breaks_off_takes_no_success_back(caplog: pytest.LogCaptureFixture) -> None:
-    def execute(jobs: list[Job[Any]]) -> None:
+    def execute(jobs: list[LaneTask[Any]]) -> None:
         jobs[0].succeed("done")
         raise RuntimeError("after the commit")
 

@@ -11,7 +11,7 @@ from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
-from aiopersist.storage.layers import Metrics, stack
+from aiopersist.storage.layers import Metrics, wrap_stores
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.hurried import Hurried
@@ -38,7 +38,7 @@ async def stacked(faults: Faults, **settings: float) -> tuple[CacheBlob, Consens
     blob, consensus, runtime = MemoryBlob(), MemoryConsensus(), Hurried()
     await blob.set("k", b"abc")
     await consensus.compare_and_set("k", None, b"0")
-    wrapped = stack(
+    wrapped = wrap_stores(
         FaultyBlob(blob, faults), FaultyConsensus(consensus, faults), Settings(**settings), runtime
     )
     return *wrapped, runtime
@@ -73,7 +73,7 @@ async def test_a_lasting_failure_is_not_repeated() -> None:
         async def set(self, key: str, data: bytes | memoryview) -> None:
             raise StorageUnavailable("full", retry=False)
 
-    blob, _, metrics = stack(Full(), MemoryConsensus(), Settings(), Hurried())
+    blob, _, metrics = wrap_stores(Full(), MemoryConsensus(), Settings(), Hurried())
     with pytest.raises(StorageUnavailable, match="full"):
         await blob.set("k", b"x")
     assert metrics["blob.set"].count == metrics["blob.set"].errors == 1
@@ -124,7 +124,7 @@ async def test_a_foreign_exception_is_of_unknown_outcome() -> None:
         async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
             raise RuntimeError("password is hunter2")
 
-    _, consensus, _ = stack(MemoryBlob(), Odd(), Settings(), Hurried())
+    _, consensus, _ = wrap_stores(MemoryBlob(), Odd(), Settings(), Hurried())
     with pytest.raises(Indeterminate, match="RuntimeError") as caught:
         await consensus.compare_and_set("k", None, b"")
     assert isinstance(caught.value.__cause__, RuntimeError)

@@ -10,8 +10,8 @@ import pytest
 
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
 from aiopersist.storage.consensus import Entry, Versioned
-from aiopersist.storage.postgres import PostgresConsensus
-from aiopersist.storage.postgres_hints import PAYLOAD_BYTES_MAX, payloads
+from aiopersist.storage.postgres.consensus import PostgresConsensus
+from aiopersist.storage.postgres.hints import PAYLOAD_BYTES_MAX, payloads
 from aiopersist.testing.proxy import completes_command
 from aiopersist.testing.servers import PostgresServer
 from tests.hurried import Hurried
@@ -391,7 +391,7 @@ async def test_every_connection_waits_for_the_disk(
 
 FIRST_USER = """
 import asyncio, sys
-from aiopersist.storage.postgres import PostgresConsensus
+from aiopersist.storage.postgres.consensus import PostgresConsensus
 async def main(url):
     handles = [PostgresConsensus(url) for _ in range(4)]
     won = await asyncio.gather(*(h.compare_and_set("k", None, b"x") for h in handles for _ in range(4)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import aiopersist as ap
-from aiopersist.storage.postgres import PostgresConsensus
+from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.testing import servers
 
 SCHEMA = ap.Schema(key=str, val=int)

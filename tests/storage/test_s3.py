@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
-from aiopersist.storage.s3 import PART_BYTES, S3Blob
+from aiopersist.storage.s3.blob import PART_BYTES, S3Blob
 from aiopersist.storage.urls import open_blob
 from aiopersist.testing.proxy import TcpProxy
 

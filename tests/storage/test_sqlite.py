@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, InvalidUsage, StorageUnavailable
-from aiopersist.storage import sqlite_sql
 from aiopersist.storage.consensus import Entry, Versioned
-from aiopersist.storage.sqlite import SqliteConsensus
-from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
+from aiopersist.storage.sqlite import sql as sqlite_sql
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
+from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus
 
 PYTHON = sys.executable
 
@@ -141,7 +141,7 @@ async def test_another_writer_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_busy_for_long_is_determinate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiopersist.storage.sqlite_file._BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("aiopersist.storage.sqlite.file._BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "state.db"
     consensus = SqliteConsensus(path)
     await consensus.compare_and_set("k", None, b"0")
@@ -278,8 +278,8 @@ async def test_use_after_a_fork_is_an_error(tmp_path: Path) -> None:
 
 CONTENDER = """
 import asyncio, sys
-from aiopersist.storage.sqlite import SqliteConsensus
-from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
+from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus
 async def main(path, name):
     consensus, won = SqliteConsensus(path), 0
     while won < 25:
@@ -310,8 +310,8 @@ async def test_several_processes(tmp_path: Path) -> None:
 
 WATCHER = """
 import asyncio, sys, time
-from aiopersist.storage.sqlite import SqliteConsensus
-from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
+from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus
 async def main(path):
     consensus = SqliteConsensus(path)
     await consensus.watch("k")

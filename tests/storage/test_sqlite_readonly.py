@@ -8,9 +8,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.runtime import SYSTEM
-from aiopersist.storage import sqlite_sql as sql
-from aiopersist.storage.sqlite import SqliteConsensus
-from aiopersist.storage.sqlite_readonly import ReadonlySqliteConsensus, SqliteReader
+from aiopersist.storage.sqlite import sql as sql
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
+from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus, SqliteReader
 
 
 async def made(path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aiopersist.runtime import Runtime
-from aiopersist.storage import sqlite_sql
-from aiopersist.storage.sqlite import SqliteConsensus
+from aiopersist.storage.sqlite import sql as sqlite_sql
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
 
 VERSIONS = 95
 SLICES = 10

@@ -11,11 +11,11 @@ import pytest
 
 from aiopersist.errors import InvalidLocation
 from aiopersist.storage.address import has_secrets
-from aiopersist.storage.files import FilesBlob
+from aiopersist.storage.files.blob import FilesBlob
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from aiopersist.storage.postgres_address import PostgresAddress
-from aiopersist.storage.s3 import S3Blob
-from aiopersist.storage.sqlite import SqliteConsensus
+from aiopersist.storage.postgres.address import PostgresAddress
+from aiopersist.storage.s3.blob import S3Blob
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from aiopersist.storage.urls import (
     Location,
     open_blob,

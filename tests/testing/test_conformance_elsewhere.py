@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aiopersist.testing import storage_blob, storage_consensus
+from aiopersist.testing.storage import blob as storage_blob
+from aiopersist.testing.storage import consensus as storage_consensus
 
 STORES = '''
 import os

@@ -1,0 +1,260 @@
+"""Compaction by several processes: one claims and applies it, the others do the work.
+
+1. *Claim* all that is there, so that nobody else compacts it meanwhile.
+2. *Share out* (`parts/divide.py`): key ranges over all runs.
+3. Each piece becomes sorted parts, anywhere (`client.compact_piece`), under the writer that holds the claim.
+   Ranges follow each other, so their parts, one after the other, are one run.
+4. *Apply*: one commit puts it in the place of its inputs. Diffs must sum to what was read, over all pieces.
+
+A piece that is done twice, or whose process was killed, leaves parts that nobody names; once the writer is
+gone the sweep finds them. More runs than the memory of one process may read at once take several rounds.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from aiopersist.compact.local import Work, bounded, target_of
+from aiopersist.errors import BatchExpired, Corruption, Error, InvalidUpdate, LeaseExpired
+from aiopersist.frontier import Antichain
+from aiopersist.parts.divide import Piece, check_schemas, checked_shard, rows_of, shared_out
+from aiopersist.parts.envelope import Envelope
+from aiopersist.parts.fetch import Fetch, Selection
+from aiopersist.parts.rewrite import Budget, Target, rewrite
+from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
+from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.commit import commit
+from aiopersist.shard.registration import Registration, begun_anew
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
+from aiopersist.state.compaction import Replace, TakeClaim, Total, plan_all
+from aiopersist.state.record import HollowPart, Record
+from aiopersist.state.retention import ApplyRetention
+from aiopersist.storage.patience import Patience
+
+log = logging.getLogger("aiopersist")
+
+PIECE = Envelope("compaction", format=1)
+RESULT = Envelope("compacted", format=1)
+
+
+class Goal(NamedTuple):
+    """What is to be one batch: everything up to that ordinal, at that since or later."""
+
+    last: int
+    since: Antichain
+
+
+class CompactionPiece(Record):
+    """What travels to who does it."""
+
+    shard: str
+    writer: str
+    division: str
+    """The call that made the pieces: those of another do not fit together with them."""
+    number: int
+    lower: Antichain
+    since: Antichain
+    inline_max_bytes: int
+    piece: Piece
+
+
+class CompactedPiece(Record):
+    """What comes back."""
+
+    writer: str
+    division: str
+    number: int
+    parts: tuple[HollowPart, ...]
+    loose: int | None
+    read: tuple[int, int]
+    """Updates, and the sum of their diffs."""
+    wrote: tuple[int, int]
+
+
+class SharedCompaction(Resource):
+    """One round of a compaction: claimed, and to be applied. `client.shared_compaction` opens it."""
+
+    def __init__(
+        self, shard: Shard, registration: Registration | None, work: Work | None, goal: Goal, scope: Scope
+    ) -> None:
+        self.goal = goal
+        """What the rounds are about; given to the next one, they end, whatever is appended meanwhile."""
+        self._shard = shard
+        self._registration = registration
+        self._work = work
+        self._pieces = 0
+        self._division = ""
+        self._scope = Scope("the compaction", scope, shard.id)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to do: the shard is not one sorted batch already."""
+        return self._work is not None
+
+    async def pieces(self, tasks: int) -> list[bytes]:
+        """About as many pieces of work as `tasks`, in order, for `client.compact_piece`. One request for each
+        larger part."""
+        with self._scope.call():
+            if self._work is None or self._registration is None:
+                return []
+            work, target = self._work, target_of(self._shard, self._work, self._registration.writer)
+            fetch = Fetch(self._shard, target.schema, cached=False)
+            selection = Selection(advance_to=target.since)
+            found = await shared_out(fetch, work.read, selection, "", max(tasks, 1))
+            self._pieces, self._division = len(found), str(self._shard.stack.runtime.uuid())
+            return [
+                PIECE.encode(
+                    CompactionPiece.of(
+                        shard=self._shard.id,
+                        writer=target.writer,
+                        division=self._division,
+                        number=number,
+                        lower=target.lower,
+                        since=target.since,
+                        # inline parts of several pieces would be several in one batch
+                        inline_max_bytes=target.inline_max_bytes if len(found) == 1 else 0,
+                        piece=piece,
+                    )
+                )
+                for number, piece in enumerate(found)
+            ]
+
+    async def apply(self, results: Sequence[bytes]) -> bool:
+        """Put the results of all pieces in the place of what was read; whether that was done. `False`: the
+        shard has changed in a way that makes them useless, or the claim is lost. `InvalidUpdate` unless
+        there is one result of each piece. One commit."""
+        with self._scope.call():
+            if self._work is None or self._registration is None:
+                return False
+            found = _in_order(results, self._division, self._pieces)
+            read, wrote = _sum(r.read for r in found), _sum(r.wrote for r in found)
+            self._check(read)
+            parts = [part for result in found for part in result.parts]
+            counts = [result.loose for result in found]
+            loose = None if None in counts else sum(count or 0 for count in counts)
+            batch = self._work.batch(parts, loose)
+            command = Replace(self._registration.writer, self._work.spec.inputs, batch, read, wrote)
+            try:
+                done: bool = await commit(self._shard.register, command, Slot())
+            except (BatchExpired, Unknowable):
+                return False
+            return done
+
+    def _check(self, read: Total) -> None:
+        """That each update was read once, where that is known."""
+        assert self._work is not None
+        parts = [part for _, part in self._work.parts]
+        if any(part.inline is not None or part.truncated is not None for part in parts):
+            return
+        if (rows := sum(part.rows for part in parts)) != read.rows:
+            text = f"the pieces of a compaction have {read.rows} updates, its inputs {rows}"
+            raise Corruption(text, shard_id=self._shard.id)
+
+    async def aclose(self) -> None:
+        """Give the claim back, and end the writer of the parts: those that were not applied are the sweep's.
+        In the background, if the caller is cancelled or the store takes long. Idempotent. One commit."""
+        if self._scope.close() and self._registration is not None:
+            await asyncio.wait([_ended(self._shard, self._registration)], timeout=RELEASE_DEADLINE_S)
+
+    def __repr__(self) -> str:
+        return f"<SharedCompaction of {self._shard.id}: {'claimed' if self.is_needed else 'nothing to do'}>"
+
+
+def shared_compaction(shards: Shards, name: str, goal: Goal | None) -> Opening[SharedCompaction]:
+    """See `Client.shared_compaction`."""
+
+    async def open_round() -> SharedCompaction:
+        found = await shards.existing(name)
+        if goal is None:
+            await commit(found.register, ApplyRetention(exact=True), Slot())
+        state = found.state
+        last = goal or Goal(max(state.batches, default=-1), state.since)
+        with shards.calls.call():  # so that closing the client ends what waits for a claim
+            return await begun_anew(lambda: _claimed(found, last, shards.scope))
+
+    return shards.opening(open_round, f"client.shared_compaction({name!r})")
+
+
+async def compact_piece(shards: Shards, data: bytes) -> bytes:
+    """See `Client.compact_piece`."""
+    told = PIECE.decode(data, CompactionPiece)
+    shard = await shards.of_a_piece(checked_shard(told.shard, told.piece))
+    check_schemas(told.piece, shard)
+    schema = shard.schema(told.piece.schema_id)
+    target = Target(schema, told.writer, told.lower, told.since, told.inline_max_bytes)
+    selection = Selection(advance_to=told.since, where=rows_of(told.piece, schema))
+    try:
+        done = await rewrite(shard, told.piece.named(), selection, target)
+    except LeaseExpired as error:
+        raise await _why_missing(shard, told, error) from None
+    return RESULT.encode(
+        CompactedPiece.of(
+            writer=told.writer,
+            division=told.division,
+            number=told.number,
+            parts=done.parts,
+            loose=done.output.loose,
+            read=tuple(done.read),
+            wrote=tuple(done.output.wrote),
+        )
+    )
+
+
+async def _why_missing(shard: Shard, told: CompactionPiece, error: LeaseExpired) -> Error:
+    """A part is gone: others have replaced it since the claim was lost, or the store lost it."""
+    state = await shard.open()
+    if any(claim.writer == told.writer for claim in state.claims.values()):
+        return Corruption(f"a part that is claimed is not there: {error}", shard_id=shard.id)
+    return error
+
+
+async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
+    delays = shard.stack.runtime.delays()
+    patience = Patience(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
+    registration = await Registration.fresh(shard)
+    registration.hold()
+    try:
+        while True:
+            state = await shard.open()
+            spec = plan_all(state, goal.last, goal.since)
+            if spec is None or not state.since.elements:  # then its batches are only to be forgotten
+                break
+            work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
+            if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs), Slot()):
+                return SharedCompaction(shard, registration, work, goal, scope)
+            patience.note("another process compacts it")
+            await shard.stack.runtime.sleep(next(delays))
+    except BaseException:
+        _ended(shard, registration)
+        raise
+    await asyncio.wait([_ended(shard, registration)], timeout=RELEASE_DEADLINE_S)
+    return SharedCompaction(shard, None, None, goal, scope)
+
+
+def _ended(shard: Shard, registration: Registration) -> "asyncio.Task[None]":
+    """A task that ends the writer, and so gives its claim back, whoever waits for it."""
+    registration.release()
+    registration.stop()
+    return shard.stack.supervisor.spawn(_expire(shard, registration), "end the writer of a compaction")
+
+
+async def _expire(shard: Shard, registration: Registration) -> None:
+    try:
+        await registration.expire()
+    except Error as error:  # what was applied is
+        log.warning("the claim of a compaction of %s is left to its lease: %s", shard.label, error)
+
+
+def _in_order(results: Sequence[bytes], division: str, pieces: int) -> list[CompactedPiece]:
+    found = sorted((RESULT.decode(data, CompactedPiece) for data in results), key=lambda r: r.number)
+    if [r.number for r in found] != list(range(pieces)) or any(r.division != division for r in found):
+        text = f"results of pieces {[r.number for r in found]}, where {pieces} are wanted, each once"
+        raise InvalidUpdate(text)
+    return found
+
+
+def _sum(totals: Iterable[tuple[int, int]]) -> Total:
+    counts = list(totals)
+    return Total(sum(rows for rows, _ in counts), sum(diffs for _, diffs in counts) % 2**64)

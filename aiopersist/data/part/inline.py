@@ -1,0 +1,41 @@
+"""Inline parts: one Arrow IPC record batch message, kept in the state. Its schema is the shard's, so
+only the columns are stored: a small Parquet file would cost a hundred times more to write and read.
+
+The state keeps the checksum of the bytes beside them.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+from aiopersist.data.lazy import ipc, pa
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import Corruption
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """What proves that bytes are ours: 128 bits of their SHA-256, in hex."""
+    return sha256(data).hexdigest()[:32]
+
+
+def encode_inline(table: pa.Table | pa.RecordBatch) -> bytes:
+    """The rows as one record batch message."""
+    if isinstance(table, pa.Table):
+        batches = table.combine_chunks().to_batches()
+        table = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+    data: bytes = table.serialize().to_pybytes()
+    return data
+
+
+def decode_inline(data: bytes, schema: Schema[Any, Any, Any], expected: str | None) -> pa.Table:
+    """The rows again. `Corruption` unless the bytes have the `expected` checksum (`None`: unknown)
+    and are a batch of the schema."""
+    if expected is not None and checksum(data) != expected:
+        raise Corruption("an inline part does not have its checksum")
+    try:
+        batch = ipc.read_record_batch(pa.py_buffer(data), schema.arrow_schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, EOFError, OSError, ValueError) as e:
+        raise Corruption(f"an inline part cannot be read: {e}") from e
+    return pa.Table.from_batches([batch])

@@ -1,0 +1,262 @@
+"""How a read is divided: ranges of rows, in the order of the sort, that hold about as many updates each, as
+far as statistics tell.
+
+What is known are *blocks*, row groups as a rule: the least and the greatest value of each column in them, and
+how many updates. Blocks of several runs overlap, so whoever reads a range reads it of every run and sums it.
+Cuts are made at lower bounds of blocks: there most of a run can be passed over.
+
+*Order.* Rows are sorted by (key, val), that is by their leaf columns one after the other (`leaves`). Ranges
+are of the first leaf. *Skew*: a value that fills many blocks cannot be cut; its rows are divided by the next
+leaf instead, and so on. So ranges follow each other in the order of the sort, whatever they are of.
+
+*Nulls* come first: they are in the range without a lower bound. *NaN* comes last: it is in the one without an
+upper bound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import accumulate, pairwise, takewhile
+from operator import and_
+from typing import Any, NamedTuple
+
+from aiopersist.data.int64 import compared
+from aiopersist.data.jsonable import from_json, to_json
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.part.stats import BOUND_BYTES, leaf_types
+from aiopersist.data.types.schema import Schema
+
+
+class Bound(NamedTuple):
+    """What is known of one leaf column in a block."""
+
+    low: Any
+    high: Any
+    nulls: bool
+
+
+class Block(NamedTuple):
+    """Updates of some part: bounds of their leaf columns, in order, up to the first that is not known."""
+
+    bounds: tuple[Bound, ...]
+    updates: int
+
+
+class KeyRange(NamedTuple):
+    """The rows whose first leaves are `prefix`, and whose next one is in `[lower, upper)`; or beyond
+    `lower`, if it is `after` it. `None`: no bound there."""
+
+    prefix: tuple[Any, ...] = ()
+    lower: Any = None
+    upper: Any = None
+    after: bool = False
+
+
+class Leaf(NamedTuple):
+    """A leaf column of key or val that decides the order of rows."""
+
+    path: tuple[str, ...]
+    type: pa.DataType
+    nullable: bool
+
+    @property
+    def name(self) -> str:
+        """By which statistics know it."""
+        return ".".join(self.path)
+
+    @property
+    def compared(self) -> pa.DataType:
+        """As whose values bounds are compared."""
+        return compared(self.type)
+
+    def scalar(self, value: Any) -> pa.Scalar:
+        """A bound as a value of the column."""
+        return pa.scalar(value, self.compared).cast(self.type)
+
+
+# --- the plan --------------------------------------------------------------------------------------
+
+
+def divide(blocks: Iterable[Block], tasks: int) -> list[KeyRange]:
+    """About as many ranges as `tasks`, in order, disjoint, which cover all rows. Blocks without bounds are in
+    all of them as far as is known, so they do not count."""
+    known = [block for block in blocks if block.bounds]
+    total = sum(block.updates for block in known)
+    if tasks <= 1 or not total:
+        return [KeyRange()]
+    return list(_ranges(known, (), total / tasks))
+
+
+def _ranges(blocks: Sequence[Block], prefix: tuple[Any, ...], goal: float) -> Iterator[KeyRange]:
+    """Those of the rows with this prefix, to which all `blocks` belong."""
+    depth = len(prefix)
+    hot = _hot(blocks, depth, 2 * goal)
+    ends: list[_Edge | None] = [None, *_cuts(blocks, depth, goal, hot), None]
+    for begin, end in pairwise(ends):
+        if begin is not None and begin.value in hot and not begin.after:
+            alone = [b for b in blocks if b.bounds[depth].low == b.bounds[depth].high == begin.value]
+            within = [b for b in alone if len(b.bounds) > depth + 1]
+            yield from _ranges(within, (*prefix, begin.value), goal)
+        else:
+            lower, after = begin if begin is not None else (None, False)
+            yield KeyRange(prefix, lower, end.value if end is not None else None, after)
+
+
+class _Edge(NamedTuple):
+    """Where one range ends and the next begins: at the value, or after it."""
+
+    value: Any
+    after: bool
+
+
+def _hot(blocks: Sequence[Block], depth: int, updates_min: float) -> set[Any]:
+    """The values of a leaf that fill blocks of so many updates, and can be divided by the next leaf."""
+    updates: Counter[Any] = Counter()
+    for block in blocks:
+        bound = block.bounds[depth]
+        if bound.low == bound.high and not bound.nulls and len(block.bounds) > depth + 1:
+            updates[bound.low] += block.updates
+    return {value for value, n in updates.items() if n >= updates_min}
+
+
+def _cuts(blocks: Sequence[Block], depth: int, goal: float, hot: set[Any]) -> Iterator[_Edge]:
+    """Around each hot value, and at lower bounds of blocks with about `goal` updates between them."""
+    bounds = [(block.bounds[depth], block.updates) for block in blocks]
+    places = sorted({bound.low for bound, _ in bounds})
+    held = 0.0  # since the last cut
+    for place, updates in zip(places, _following(places, bounds, hot), strict=True):
+        if place in hot:
+            yield from (_Edge(place, False), _Edge(place, True))
+            held = 0.0
+        elif held + updates / 2 >= goal and held > 0:
+            yield _Edge(place, False)
+            held = 0.0
+        held += updates
+
+
+def _following(places: Sequence[Any], bounds: Sequence[tuple[Bound, int]], hot: set[Any]) -> list[float]:
+    """How many updates lie between each place and the next: those of a block are spread evenly over the
+    places that it reaches. What is divided by the next leaf does not count."""
+    steps = [0.0] * (len(places) + 1)
+    for bound, updates in bounds:
+        if bound.low == bound.high and bound.low in hot:
+            continue
+        first = bisect_left(places, bound.low)
+        end = max(bisect_left(places, bound.high), first + 1)
+        steps[first] += updates / (end - first)
+        steps[end] -= updates / (end - first)
+    return list(accumulate(steps[:-1]))
+
+
+def overlaps(keys: KeyRange, bounds: Sequence[Bound]) -> bool:
+    """Whether a block with these bounds may hold rows of the range."""
+    wanted = [(value, value) for value in keys.prefix]
+    for (low, high), bound in zip(wanted, bounds, strict=False):
+        if high < bound.low or bound.high < low:
+            return False
+    if len(bounds) <= len(keys.prefix):
+        return True
+    low, high, nulls = bounds[len(keys.prefix)]
+    if nulls and keys.lower is None:
+        return True
+    below = keys.upper is not None and not low < keys.upper
+    above = keys.lower is not None and (high < keys.lower or (keys.after and high == keys.lower))
+    return not below and not above
+
+
+# --- of a schema -----------------------------------------------------------------------------------
+
+
+def leaves(schema: Schema[Any, Any, Any]) -> list[Leaf]:
+    """The leaf columns that decide the order, up to the first by which nothing can be divided: a list, what
+    may be absent as a whole, long values of one size, or one of two with the same dotted name."""
+    found: list[Leaf] = []
+    for name in ("key", "val"):
+        field = schema.arrow_schema.field(name)
+        if not _walk((name,), field.type, field.nullable, found):
+            break
+    known = leaf_types(schema)  # by names that are theirs alone
+    return list(takewhile(lambda leaf: leaf.name in known, found))
+
+
+def _walk(path: tuple[str, ...], t: pa.DataType, nullable: bool, found: list[Leaf]) -> bool:
+    """Add what is at `path`; whether it can be gone on after it."""
+    is_ = pa.types
+    if is_.is_null(t):
+        return True
+    if is_.is_struct(t):
+        return not nullable and all(_walk((*path, f.name), f.type, f.nullable, found) for f in t)
+    if (
+        is_.is_nested(t)
+        or is_.is_dictionary(t)
+        or (is_.is_fixed_size_binary(t) and t.byte_width > BOUND_BYTES)
+    ):
+        return False
+    found.append(Leaf(path, t, nullable))
+    return True
+
+
+def bounds_of(record: Mapping[str, Any] | None, order: Sequence[Leaf]) -> tuple[Bound, ...]:
+    """What stored statistics tell of the leaves, up to the first of which they tell nothing of use."""
+    bounds = []
+    for leaf in order:
+        entry = (record or {}).get(leaf.name)
+        if entry is None:
+            break
+        try:
+            low, high = from_json(entry["min"], leaf.compared), from_json(entry["max"], leaf.compared)
+        except (ValueError, TypeError, ArithmeticError):  # none that this version writes
+            break
+        if low is None or high is None or low != low:
+            break
+        bounds.append(Bound(low, high, bool(entry["nulls"])))
+    return tuple(bounds)
+
+
+def condition(keys: KeyRange, order: Sequence[Leaf]) -> Any:
+    """The expression that is true for just the rows of the range; `None` for all rows."""
+    facts = [pc.field(*leaf.path) == leaf.scalar(v) for leaf, v in zip(order, keys.prefix, strict=False)]
+    if keys.lower is None and keys.upper is None:
+        return reduce(and_, facts) if facts else None
+    leaf = order[len(keys.prefix)]
+    field = pc.field(*leaf.path)
+    if keys.upper is not None:
+        below = field < leaf.scalar(keys.upper)
+        facts.append(below | field.is_null() if leaf.nullable and keys.lower is None else below)
+    if keys.lower is not None:
+        facts.append(_above(field, keys, leaf))
+    return reduce(and_, facts)
+
+
+def _above(field: Any, keys: KeyRange, leaf: Leaf) -> Any:
+    lower = leaf.scalar(keys.lower)
+    if pa.types.is_floating(leaf.type):  # so that it is true of NaN
+        return ~(field <= lower) if keys.after else ~(field < lower)
+    return field > lower if keys.after else field >= lower
+
+
+def to_stored(keys: KeyRange, order: Sequence[Leaf]) -> dict[str, Any]:
+    """The range as JSON."""
+    values = [to_json(pa.scalar(v, leaf.compared)) for leaf, v in zip(order, keys.prefix, strict=False)]
+    ends = {}
+    for name in ("lower", "upper"):
+        if (value := getattr(keys, name)) is not None:
+            ends[name] = to_json(pa.scalar(value, order[len(keys.prefix)].compared))
+    return {"prefix": values, **ends, "after": keys.after}
+
+
+def from_stored(stored: Mapping[str, Any], order: Sequence[Leaf]) -> KeyRange:
+    """The range again; `ValueError` for what is none of this schema."""
+    prefix = stored["prefix"]
+    if len(prefix) > len(order) or (len(prefix) == len(order) and {"lower", "upper"} & stored.keys()):
+        raise ValueError("a range of columns that are not there")
+    values = tuple(from_json(v, leaf.compared) for leaf, v in zip(order, prefix, strict=False))
+    ends = {
+        name: from_json(stored[name], order[len(prefix)].compared)
+        for name in ("lower", "upper")
+        if name in stored
+    }
+    return KeyRange(values, ends.get("lower"), ends.get("upper"), bool(stored["after"]))

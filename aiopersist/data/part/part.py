@@ -1,0 +1,358 @@
+"""Parts: sorted, consolidated updates as one Parquet file, and the proof that its bytes are ours.
+
+A part is written once and read by ranges, so what is read is checked piece by piece, in a chain:
+
+1. The state holds the size of the part and a checksum over its *footer*: the last `footer_bytes`
+   bytes, all that follows the last row group.
+2. The footer holds, in the key-value metadata of Parquet, the *index*: for each row group its range
+   of bytes, their CRC-32, its rows and statistics. The first range begins at byte 0, so that ranges
+   and footer cover every byte of the file.
+
+So damaged bytes are told from ours wherever they lie, and so is another valid part: its footer has
+another checksum, since it carries the checksums of its row groups. Any Parquet reader can open one.
+
+The metadata also holds the format version and the description as known when the part was written:
+its lower and since, and the empty upper, since the bounds in the state rule.
+"""
+
+from __future__ import annotations
+
+from binascii import crc32
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from json import dumps, loads
+from typing import Any, NamedTuple, Protocol
+
+from aiopersist.data.lazy import pa, pq
+from aiopersist.data.part.inline import checksum
+from aiopersist.data.part.layout import layout, writable
+from aiopersist.data.part.ranges import Ranges
+from aiopersist.data.part.stats import Record, collect, if_computable, key_lower, merge, trim
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.cast import retyped
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.consolidate import diff_sum
+from aiopersist.data.updates.sizes import goodbytes, split
+from aiopersist.errors import Corruption, Unsupported
+from aiopersist.frontier import Antichain, Description
+from aiopersist.settings import UntrimmableColumns
+
+FORMAT = 1
+THREADS_FROM_BYTES = 1024 * 1024  # encoded: less is decoded faster than Arrow's threads are reached
+INDEX = b"aiopersist"  # the key of the index in the file's metadata
+
+
+class PartRef(Protocol):
+    """What the state knows of a part."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def footer_bytes(self) -> int: ...
+    @property
+    def checksum(self) -> str: ...
+
+
+class EncodedPart(NamedTuple):
+    """A part and what the state keeps of it."""
+
+    data: memoryview
+    size: int
+    footer_bytes: int
+    checksum: str
+    rows: int
+    goodbytes: int
+    row_groups: int
+    key_lower: Any
+    """JSON; `stats.decode_key_lower` gives the value."""
+    stats: Record | None
+    """JSON; `stats.decode_stats` gives the values."""
+
+
+class RowGroup(NamedTuple):
+    """Where a row group lies, what its bytes sum to and what is in it."""
+
+    offset: int
+    length: int
+    rows: int
+    crc32: int
+    stats: Record
+
+
+class PartIndex(NamedTuple):
+    """What the footer of a part tells."""
+
+    size: int
+    rows: int
+    row_groups: tuple[RowGroup, ...]
+    lower: Antichain
+    since: Antichain
+    diffs: int | None
+    """The sum of the diffs that were to be written, modulo 2**64; earlier versions did not say."""
+    footer: bytes
+    metadata: Any
+    """Parquet's own, parsed."""
+
+
+class StatsSpec(NamedTuple):
+    """Which statistics a part carries; see `Settings`."""
+
+    enabled: bool = True
+    budget_bytes: int = 1024
+    untrimmable: UntrimmableColumns = UntrimmableColumns()
+
+
+DEFAULT_STATS = StatsSpec()
+
+
+def encode_part(
+    table: pa.Table,
+    schema: Schema[Any, Any, Any],
+    description: Description,
+    *,
+    row_group_bytes: int,
+    stats: StatsSpec = DEFAULT_STATS,
+) -> EncodedPart:
+    """The sorted, consolidated updates (at least one) as a part, in row groups of at most
+    `row_group_bytes` goodbytes, or of one larger row."""
+    writer = PartWriter(schema, description, stats)
+    pieces = split(table, row_group_bytes)
+    del table  # `pieces` lets go of the chunks that are written: the part grows as they shrink
+    for piece in pieces:
+        writer.write(piece)
+    return writer.finish()
+
+
+class PartWriter:
+    """Writes a part row group by row group; in memory is what was written, encoded."""
+
+    def __init__(
+        self, schema: Schema[Any, Any, Any], description: Description, stats: StatsSpec = DEFAULT_STATS
+    ) -> None:
+        self.rows = 0
+        self._goodbytes = 0
+        self._diffs = 0
+        self._schema = schema
+        self._description = description
+        self._stats = stats
+        self._sink = _Sink()
+        self._groups: list[RowGroup] = []
+        self._writer: Any = None
+        self._key_lower: Any = None
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._sink.tell()
+
+    def write(self, piece: pa.Table) -> None:
+        """The next row group: sorted, consolidated updates, at least one, above all before."""
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._sink, self._schema.arrow_schema, **layout(piece))
+            self._key_lower = if_computable(lambda: key_lower(piece))
+        found = if_computable(lambda: collect(piece)) if self._stats.enabled else None
+        self._writer.write_table(writable(piece), row_group_size=piece.num_rows)
+        offset = self._groups[-1].offset + self._groups[-1].length if self._groups else 0
+        length = self._sink.tell() - offset
+        self._groups.append(RowGroup(offset, length, piece.num_rows, self._sink.take_crc(), found or {}))
+        self.rows += piece.num_rows
+        self._goodbytes += goodbytes(piece)
+        self._diffs = (self._diffs + diff_sum(piece)) % 2**64
+
+    def finish(self) -> EncodedPart:
+        """The part."""
+        groups, stats, groups_end = self._groups, self._stats, self._sink.tell()
+        self._writer.add_key_value_metadata({INDEX: _index(groups, self._description, self._diffs, stats)})
+        self._writer.close()
+        data = self._sink.data()
+        known = all(g.stats for g in groups)
+        whole = if_computable(lambda: merge([g.stats for g in groups], self._schema)) if known else None
+        return EncodedPart(
+            data=data,
+            size=len(data),
+            footer_bytes=len(data) - groups_end,
+            checksum=checksum(data[groups_end:]),
+            rows=self.rows,
+            goodbytes=self._goodbytes,
+            row_groups=len(groups),
+            key_lower=self._key_lower,
+            stats=whole if whole is None else trim(whole, stats.budget_bytes, stats.untrimmable),
+        )
+
+
+def read_footer(footer: bytes, ref: PartRef) -> PartIndex:
+    """The index, from the last `ref.footer_bytes` bytes of the part. `Corruption` unless they are ours."""
+    if len(footer) != ref.footer_bytes or checksum(footer) != ref.checksum:
+        raise Corruption("the footer of a part does not have its checksum")
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        index = loads(metadata.metadata[INDEX])
+        if index["format"] != FORMAT:
+            raise Unsupported(f"a part of format {index['format']}; this version reads {FORMAT}")
+        groups = tuple(RowGroup(*group) for group in index["row_groups"])
+        lower, since = (_frontier(index[name]) for name in ("lower", "since"))
+        diffs = index.get("diffs")
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as e:
+        raise Corruption(f"the footer of a part cannot be read: {e}") from e
+    rows = sum(group.rows for group in groups)
+    return PartIndex(ref.size, rows, groups, lower, since, diffs, footer, metadata)
+
+
+def read_row_groups(
+    index: PartIndex,
+    fetched: Iterable[tuple[int, bytes]],
+    row_groups: Iterable[int],
+    schema: Schema[Any, Any, Any],
+    columns: list[str] | None = None,
+) -> pa.Table:
+    """The rows of some row groups, in order, from ranges of bytes `(offset, data)` that cover them
+    (`plan_ranges`). `schema` is that of the part. `Corruption` unless all bytes are ours."""
+    chosen = list(row_groups)
+    ranges = Ranges([*fetched, (index.size - len(index.footer), index.footer)], index.size)
+    _check(index, ranges, chosen)
+    return _decoded(ranges, index, chosen, schema, columns)
+
+
+def iter_row_groups(
+    index: PartIndex,
+    fetched: tuple[int, bytes],
+    row_groups: list[int],
+    schema: Schema[Any, Any, Any],
+    rows_max: int,
+) -> Iterator[pa.Table]:
+    """The rows of some row groups, in order, from bytes that cover them, at most `rows_max` at a time:
+    decoded are a page of each column, and what was given. `Corruption` unless all bytes are ours."""
+    ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
+    _check(index, ranges, row_groups)
+    with _reading(schema):
+        file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
+        for batch in file.iter_batches(batch_size=rows_max, row_groups=row_groups, use_threads=False):
+            yield _as_stored(pa.Table.from_batches([batch]), schema.arrow_schema)
+
+
+def checked(index: PartIndex, offset: int, data: bytes, row_groups: Iterable[int]) -> bytes:
+    """`data` itself if it holds these row groups of the part; else `Corruption`."""
+    _check(index, Ranges([(offset, data)], index.size), row_groups)
+    return data
+
+
+def _check(index: PartIndex, ranges: Ranges, row_groups: Iterable[int]) -> None:
+    for number in row_groups:
+        group = index.row_groups[number]
+        data = ranges.view(group.offset, group.length)
+        if data is None or crc32(data) != group.crc32:
+            raise Corruption(f"row group {number} of a part does not have its checksum")
+
+
+def read_index(data: bytes, ref: PartRef) -> PartIndex:
+    """The index of a part, from all its bytes. `Corruption` unless they are as many, and the index ours."""
+    if len(data) != ref.size:
+        raise Corruption(f"a part of {len(data)} bytes, {ref.size} were written")
+    return read_footer(data[len(data) - ref.footer_bytes :], ref)
+
+
+def decode_part(data: bytes, ref: PartRef, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """All rows of a part. `schema` is that of the part. `Corruption` unless all bytes are ours."""
+    index = read_index(data, ref)
+    return read_row_groups(index, [(0, data)], range(len(index.row_groups)), schema)
+
+
+def plan_ranges(
+    index: PartIndex, row_groups: Iterable[int], *, gap_bytes: int, range_bytes_max: int
+) -> list[tuple[int, int]]:
+    """The ranges `(offset, length)` to fetch for some row groups: neighbours that are at most
+    `gap_bytes` apart come in one request, up to `range_bytes_max`."""
+    plan: list[tuple[int, int]] = []
+    for number in sorted(set(row_groups)):
+        group = index.row_groups[number]
+        end = group.offset + group.length
+        if plan:
+            offset, length = plan[-1]
+            near = group.offset - (offset + length) <= gap_bytes
+            if near and end - offset <= range_bytes_max:
+                plan[-1] = (offset, end - offset)
+                continue
+        plan.append((group.offset, group.length))
+    return plan
+
+
+class _Sink:
+    """The file being written: keeps what comes and sums it up to the end of each row group. A file
+    object, since Arrow's own buffers cannot be read before they are closed."""
+
+    closed = False
+    mode = "wb"
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._crc = 0
+
+    def write(self, chunk: Any) -> int:
+        self._data += chunk
+        self._crc = crc32(chunk, self._crc)
+        return len(chunk)
+
+    def take_crc(self) -> int:
+        """The sum of what came since it was taken last."""
+        crc, self._crc = self._crc, 0
+        return crc
+
+    def tell(self) -> int:
+        return len(self._data)
+
+    def data(self) -> memoryview:
+        return memoryview(self._data)
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _index(groups: list[RowGroup], description: Description, diffs: int, stats: StatsSpec) -> str:
+    trimmed = [g._replace(stats=trim(g.stats, stats.budget_bytes, stats.untrimmable)) for g in groups]
+    frontiers = {"lower": description.lower.elements, "upper": [], "since": description.since.elements}
+    told = {"format": FORMAT, **frontiers, "diffs": diffs, "row_groups": trimmed}
+    return dumps(told, separators=(",", ":"))
+
+
+def _frontier(elements: list[Any]) -> Antichain:
+    return Antichain(*(tuple(e) if isinstance(e, list) else e for e in elements))
+
+
+def _decoded(
+    ranges: Ranges,
+    index: PartIndex,
+    chosen: list[int],
+    schema: Schema[Any, Any, Any],
+    columns: list[str] | None,
+) -> pa.Table:
+    names = columns or schema.arrow_schema.names
+    wanted = pa.schema([schema.arrow_schema.field(name) for name in names])
+    with _reading(schema):
+        file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
+        large = sum(index.row_groups[number].length for number in chosen) > THREADS_FROM_BYTES
+        return _as_stored(file.read_row_groups(chosen, columns=columns, use_threads=large), wanted)
+
+
+def _as_stored(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """In the types that were written: Parquet has no seconds. Not by Arrow's cast of a table, which makes
+    unsound lists of nulls."""
+    if table.schema.equals(wanted):
+        return table
+    columns = [retyped(table.column(field.name), field.type) for field in wanted]
+    return pa.table(columns, wanted)
+
+
+@contextmanager
+def _reading(schema: Schema[Any, Any, Any]) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, Refusal, OSError, KeyError, ValueError) as e:
+        raise Corruption(f"a part cannot be read as {schema!r}: {e}") from e

@@ -1,0 +1,221 @@
+"""What a reader asks for: a condition on rows (`where`), a choice of columns, and what of the data
+can be passed over unread.
+
+Columns have dotted names (`val.amount`), and where the name of a field of key or val is unique, that
+name alone. A condition is a `pyarrow.compute` expression over key and val, so that it may be applied
+before diffs are summed. Pruning gives Arrow the bounds of each part as a guarantee and asks whether
+the condition can still hold: what Arrow does not understand is not pruned. A column with NaN gives
+no guarantee, since every comparison with NaN is false; nor do floats where the condition itself names
+NaN, which Arrow would reason about as about a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from math import isnan
+from typing import Any
+
+from aiopersist.data.jsonable import scalar_from_json
+from aiopersist.data.lazy import ds, fs, pa, pc
+from aiopersist.data.part.stats import leaf_paths, leaf_types
+from aiopersist.data.types.annotations import of_arrow
+from aiopersist.data.types.codec import Codec, Field
+from aiopersist.data.types.nested import Structs
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import InvalidUsage, UsageKind
+
+# Functions, as an expression is written, that make no NaN of what is none; any other may.
+_WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unless_null"}
+
+
+def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
+    """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and val. It is tried on a
+    row of nulls: some of what means nothing, as a naive time beside one with a zone, no empty table tells."""
+    if not isinstance(where, pc.Expression):
+        raise _invalid(f"where= is a pyarrow.compute expression, not {type(where).__name__}")
+    halves = [schema.arrow_schema.field(name).with_nullable(True) for name in ("key", "val")]
+    row = pa.table([pa.nulls(1, half.type) for half in halves], pa.schema(halves))
+    try:
+        _with_flat(row, schema).filter(where)
+    except (pa.ArrowException, ValueError) as e:
+        raise _invalid(f"where={_written(where)}: {e}") from e
+
+
+def apply_where(table: pa.Table, where: Any, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """The rows that match: those for which the condition is true, not null."""
+    names = table.column_names
+    try:
+        return _with_flat(table, schema).filter(where).select(names)
+    except pa.ArrowException as e:  # a division by zero, say
+        raise _invalid(f"where={_written(where)}: {e}") from e
+
+
+def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
+    """The path of each column asked for. `INVALID_COLUMN` for an unknown or repeated one."""
+    wrong = isinstance(columns, str) or not all(isinstance(name, str) for name in columns)
+    if wrong or len(set(columns)) < len(columns):
+        raise _invalid(f"columns={columns!r} is no list of different names")
+    known = _names(schema)
+    resolved = {}
+    for name in columns:
+        paths = known.get(name, set())
+        if len(paths) > 1:
+            raise _invalid(f"column {name!r} may be each of {sorted(paths)}")
+        if not paths:
+            flat = ", ".join(sorted(flat_names(schema)))
+            raise _invalid(f"no column {name!r}; there are key, val, {flat}")
+        (resolved[name],) = paths
+    return resolved
+
+
+def _names(schema: Schema[Any, Any, Any]) -> dict[str, set[tuple[str, ...]]]:
+    """What each name may mean: dotted ones, and those that fields go by alone. Names may have dots of their
+    own, so one may mean several."""
+    found: dict[str, set[tuple[str, ...]]] = {name: {path} for name, path in flat_names(schema).items()}
+
+    def walk(path: tuple[str, ...], t: pa.DataType) -> None:
+        found.setdefault(".".join(path), set()).add(path)
+        for field in t if pa.types.is_struct(t) else ():
+            walk((*path, field.name), field.type)
+
+    for half in ("key", "val"):
+        walk((half,), schema.arrow_schema.field(half).type)
+    return found
+
+
+def project(table: pa.Table, paths: Mapping[str, tuple[str, ...]]) -> pa.Table:
+    """The columns at the paths, under their names, and `diff`; not summed (`sum_columns`)."""
+    fields, columns = [], []
+    for name, path in paths.items():
+        column, nullable = _at(table, path)
+        columns.append(column)
+        fields.append(pa.field(name, column.type, nullable))
+    schema = pa.schema([*fields, table.schema.field("diff")])
+    return pa.table([*columns, table.column("diff")], schema)
+
+
+def decode_projected(
+    table: pa.Table, paths: Mapping[str, tuple[str, ...]], schema: Schema[Any, Any, Any]
+) -> list[tuple[Any, ...]]:
+    """The rows of a projection as values of the types of the schema, and `diff`."""
+    columns = [_field(path, schema).decode(table.column(name)) for name, path in paths.items()]
+    return list(zip(*columns, table.column("diff").to_pylist(), strict=True))
+
+
+def _field(path: tuple[str, ...], schema: Schema[Any, Any, Any]) -> Field:
+    field = schema.key if path[0] == "key" else schema.val
+    for name in path[1:]:
+        inner = _inner(field.codec, name)
+        field = inner._replace(nullable=inner.nullable or field.nullable)
+    return field
+
+
+def _inner(codec: Codec, name: str) -> Field:
+    """A field of a struct, be it of ours or of an own codec's Arrow type."""
+    if isinstance(codec, Structs):
+        return codec.fields[name]
+    child = codec.arrow_type.field(name)
+    return of_arrow(child.type, nullable=child.nullable)
+
+
+def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
+    """The names that fields of key and val may go by alone."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for side in ("key", "val"):
+        t = schema.arrow_schema.field(side).type
+        for field in t if pa.types.is_struct(t) else ():
+            found.setdefault(field.name, []).append((side, field.name))
+    taken = {"key", "val", "time", "diff"}
+    return {name: paths[0] for name, paths in found.items() if len(paths) == 1 and name not in taken}
+
+
+def prune(
+    where: Any, records: Sequence[Mapping[str, Any] | None], schema: Schema[Any, Any, Any]
+) -> list[bool]:
+    """Per piece of data whether rows in it may match, by its statistics in stored form; `None` and
+    columns that are left out prune nothing. `schema` is that of the statistics' data or an evolved
+    one: a column that they do not tell of may hold anything."""
+    types = leaf_types(schema)
+    if set(re.findall(r"\bnan\b|(?<=\b)\w+(?=\()", _written(where))) - _WITHOUT_NAN:
+        types = {name: t for name, t in types.items() if not pa.types.is_floating(t)}
+    leaves = [(name, leaf_paths(schema)[name], types[name]) for name in types]
+    flat = {path: name for name, path in flat_names(schema).items()}
+    layout = ds.ParquetFileFormat()  # never opened: only the expressions matter
+    guarantees = [_guarantee(record or {}, leaves, flat) for record in records]
+    pieces = [
+        layout.make_fragment(str(i), fs.LocalFileSystem(), partition_expression=holds)
+        for i, holds in enumerate(guarantees)
+    ]
+    bindable = _with_flat(schema.arrow_schema.empty_table(), schema).schema
+    dataset = ds.FileSystemDataset(pieces, bindable, layout)
+    try:
+        kept = {int(piece.path) for piece in dataset.get_fragments(filter=where)}
+    except pa.ArrowException:  # it cannot be evaluated on bounds
+        return [True] * len(records)
+    return [i in kept for i in range(len(records))]
+
+
+def _guarantee(
+    record: Mapping[str, Any], leaves: Sequence[tuple[str, tuple[str, ...], Any]], flat: Mapping[Any, str]
+) -> Any:
+    """What holds for every row, as an expression."""
+    facts = []
+    for name, path, t in leaves:
+        if name not in record or pa.types.is_nested(t) or path[0] == "time":
+            continue
+        facts += _facts(pc.field(*path), record[name], t)
+        if path in flat:
+            facts += _facts(pc.field(flat[path]), record[name], t)
+    return reduce(lambda a, b: a & b, facts, pc.scalar(True))
+
+
+def _facts(field: Any, entry: Mapping[str, Any], t: pa.DataType) -> list[Any]:
+    low, high = (None if entry[end] is None else scalar_from_json(entry[end], t) for end in ("min", "max"))
+    if any(end is not None and pa.types.is_floating(t) and isnan(end.as_py()) for end in (low, high)):
+        return []
+    bounds = [] if low is None else [field >= low]
+    bounds += [] if high is None else [field <= high]
+    if not bounds:
+        return []
+    within = reduce(lambda a, b: a & b, bounds)
+    return [within | field.is_null()] if entry["nulls"] else [within]
+
+
+def _written(where: Any) -> str:
+    """The expression as text. Arrow cuts long texts in it, perhaps within a character: one of a list of them
+    cannot be written then."""
+    try:
+        return str(where)
+    except UnicodeDecodeError:
+        return "unknown(...)"
+
+
+def _with_flat(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """Key and val, the fields that go by their names alone, then what else the table has: in this order, so
+    that a number stands for one column, too."""
+    fields, columns = [], []
+    for name, path in {"key": ("key",), "val": ("val",), **flat_names(schema)}.items():
+        column, nullable = _at(table, path)
+        columns.append(column)
+        fields.append(pa.field(name, column.type, nullable))
+    for name in table.column_names[2:]:
+        columns.append(table.column(name))
+        fields.append(table.schema.field(name))
+    return pa.table(columns, pa.schema(fields))
+
+
+def _at(table: pa.Table, path: tuple[str, ...]) -> tuple[Any, bool]:
+    """The column at a path and whether it may be null, its parents considered."""
+    column, field = table.column(path[0]), table.schema.field(path[0])
+    nullable = field.nullable
+    for name in path[1:]:
+        index = field.type.get_field_index(name)
+        column, field = pc.struct_field(column, [index]), field.type.field(index)
+        nullable = nullable or field.nullable
+    return column, nullable
+
+
+def _invalid(message: str) -> InvalidUsage:
+    return InvalidUsage(UsageKind.INVALID_COLUMN, message)

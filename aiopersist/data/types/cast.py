@@ -1,0 +1,179 @@
+"""Arrow data of others as columns of a schema: what means the same is cast, what would lose is refused.
+
+Widths, views, large types, dictionaries and units may differ; kinds may not: text is not bytes, a
+float is no int though it be whole, a naive timestamp has no zone to be read in. Nulls are refused
+where the schema has none, at any depth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiopersist.data.floats import canonical
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.codec import short
+from aiopersist.data.valid import list_of, null_where_none_may_be
+
+Array = Any
+
+
+def cast_column(column: Any, field: pa.Field) -> Any:
+    """The column in the type of `field`, without nulls where it has none. Raises `Refusal`; a row
+    of -1 means the column as a whole."""
+    if not isinstance(column, pa.ChunkedArray):
+        column = pa.chunked_array([column])
+    chunks, start = [], 0
+    for chunk in column.chunks:
+        try:
+            chunks.append(_cast_chunk(chunk, field))
+        except Refusal as e:
+            raise Refusal(e.row if e.row < 0 else start + e.row, e.reason) from e
+        start += len(chunk)
+    return pa.chunked_array(chunks, field.type)
+
+
+def retyped(column: Any, wanted: pa.DataType) -> Any:
+    """The column in a type that means the same (views, large types, other nullability), unchecked."""
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_cast(chunk, wanted) for chunk in column.chunks], wanted)
+    return _cast(column, wanted)
+
+
+def _cast_chunk(array: Array, field: pa.Field) -> Array:
+    array = canonical(_cast(array, field.type))
+    row = null_where_none_may_be(array, field)
+    if row is not None:
+        raise Refusal(row, f"null in {field.name!r}, which is {field.type} not null")
+    return array
+
+
+def _cast(array: Array, wanted: pa.DataType) -> Array:
+    is_ = pa.types
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if is_.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    elif is_.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
+    if array.type.equals(wanted, check_metadata=True) if _has_fields(wanted) else array.type == wanted:
+        return array
+    if is_.is_null(array.type):
+        return pa.nulls(len(array), wanted)
+    if is_.is_struct(wanted) and is_.is_struct(array.type):
+        return _cast_struct(array, wanted)
+    if is_.is_list(wanted) and _is_list(array.type):
+        return _cast_list(array, wanted)
+    if is_.is_fixed_size_list(wanted) and _is_list(array.type):
+        return _cast_fixed(array, wanted)
+    if not _same_kind(array.type, wanted):
+        raise Refusal(-1, f"{array.type} is no {wanted}")
+    return _cast_leaf(array, wanted)
+
+
+def _cast_leaf(array: Array, wanted: pa.DataType) -> Array:
+    try:
+        return _cast_safely(array, wanted)
+    except pa.ArrowException as e:
+        row = _first_lossy(array, wanted)
+        raise Refusal(row, f"{_text(array[row])} is no {wanted}: {e}") from e
+
+
+def _text(value: pa.Scalar) -> str:
+    try:
+        return short(value.as_py())
+    except (OverflowError, ValueError):  # none that Python has
+        return f"{value.type} {value.value}"
+
+
+def _cast_safely(array: Array, wanted: pa.DataType) -> Array:
+    if pa.types.is_fixed_size_binary(wanted):  # Arrow knows no way but this one
+        array = array.cast(pa.binary())
+    return array.cast(wanted)
+
+
+def _first_lossy(array: Array, wanted: pa.DataType) -> int:
+    """The first row that cannot be cast, found by halving; the array as a whole cannot."""
+    if len(array) == 1:
+        return 0
+    half = len(array) // 2
+    try:
+        _cast_safely(array.slice(0, half), wanted)
+    except pa.ArrowException:
+        return _first_lossy(array.slice(0, half), wanted)
+    return half + _first_lossy(array.slice(half), wanted)
+
+
+def _cast_struct(array: Array, wanted: pa.DataType) -> Array:
+    given = [field.name for field in array.type]
+    names = [field.name for field in wanted]
+    if sorted(given) != sorted(names):
+        raise Refusal(-1, f"a struct of {sorted(given)} where the fields are {sorted(names)}")
+    parts = dict(zip(given, array.flatten(), strict=True))
+    children = [_cast(parts[field.name], field.type) for field in wanted]
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
+
+
+def _cast_list(array: Array, wanted: pa.DataType) -> Array:
+    """Rebuilt from the lengths of the lists, so that slices and all kinds of lists are one case."""
+    try:
+        elements = _cast(array.flatten(), wanted.value_type)
+    except Refusal as e:
+        raise Refusal(_list_of(array, e.row), f"in a list: {e.reason}") from e
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    # Without its validity, though it has no nulls: older pyarrow takes no mask beside one.
+    offsets = pa.Array.from_buffers(pa.int32(), len(offsets), [None, offsets.buffers()[1]], 0, offsets.offset)
+    mask = array.is_null() if array.null_count else None
+    return pa.ListArray.from_arrays(offsets, elements, type=wanted, mask=mask)
+
+
+def _cast_fixed(array: Array, wanted: pa.DataType) -> Array:
+    """Product times: lists of one length, none null."""
+    lengths = pc.list_value_length(array)
+    row = pc.index(pc.fill_null(pc.equal(lengths, wanted.list_size), False), pa.scalar(False)).as_py()
+    if row >= 0:
+        raise Refusal(row, f"{array[row].as_py()} is no tuple of {wanted.list_size}")
+    try:
+        elements = _cast(array.flatten(), wanted.value_type)
+    except Refusal as e:
+        raise Refusal(e.row if e.row < 0 else e.row // wanted.list_size, e.reason) from e
+    return pa.FixedSizeListArray.from_arrays(elements, type=wanted)
+
+
+def _list_of(array: Array, element: int) -> int:
+    """The row of the list that holds the element with this number among all elements."""
+    return element if element < 0 else list_of(array, element)
+
+
+def _has_fields(t: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(t))
+
+
+def _is_list(t: pa.DataType) -> bool:
+    is_ = pa.types
+    views = is_.is_list_view(t) or is_.is_large_list_view(t)
+    return bool(is_.is_list(t) or is_.is_large_list(t) or is_.is_fixed_size_list(t) or views)
+
+
+def _same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a safe cast between the types keeps the meaning of every value it accepts."""
+    is_ = pa.types
+    if is_.is_floating(wanted):
+        wide_enough = is_.is_floating(given) and given.bit_width <= wanted.bit_width
+        return bool(wide_enough or is_.is_integer(given))
+    if is_.is_timestamp(wanted):
+        return is_.is_timestamp(given) and (given.tz is None) is (wanted.tz is None)
+    is_fixed = is_.is_fixed_size_binary
+    kinds = [
+        is_.is_integer,
+        lambda t: is_.is_string(t) or is_.is_large_string(t) or is_.is_string_view(t),
+        lambda t: is_.is_binary(t) or is_.is_large_binary(t) or is_.is_binary_view(t) or is_fixed(t),
+        is_.is_date,
+        is_.is_time,
+        is_.is_duration,
+        is_.is_decimal,
+        is_.is_boolean,
+    ]
+    return any(kind(given) and kind(wanted) for kind in kinds)

@@ -1,0 +1,144 @@
+"""Schemas that evolve by adding optional fields, at any depth, and nothing else.
+
+Columns are brought from one schema to another by the names of fields: what the wanted one adds is
+null, what it lacks is left out. The fields that both have stay in the same order, so *adding* keeps a
+sorted table sorted (a new field is null in all its rows). *Leaving out* does not: rows become
+equal, or change places, so the result is to be consolidated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from aiopersist.data.lazy import pa
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import CodecMismatch, IncompatibleSchema
+
+
+def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> None:
+    """`IncompatibleSchema` unless `new` is `old` with optional fields added, or the same."""
+    if old.time != new.time:
+        raise IncompatibleSchema(f"times of length {old.time} cannot become times of length {new.time}")
+    for name in ("key", "val"):
+        _check_field(name, old.arrow_schema.field(name), new.arrow_schema.field(name))
+    known = {path for name in ("key", "val") for path in _paths(name, old.arrow_schema.field(name).type)}
+    for path in old.own.keys() | new.own.keys():
+        if path in known and old.own.get(path) != new.own.get(path):
+            raise IncompatibleSchema(f"{path}: codec {old.own.get(path)} cannot become {new.own.get(path)}")
+
+
+def compatible_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> bool:
+    """Whether `new` is `old` with optional fields added, or the same."""
+    try:
+        check_evolution(old, new)
+    except IncompatibleSchema:
+        return False
+    return True
+
+
+def mismatch(stored: Schema[Any, Any, Any], asked: Schema[Any, Any, Any], *, shard_id: str) -> CodecMismatch:
+    """The error of who asks for a schema that is not the stored one: what differs, and what to do."""
+    if compatible_evolution(stored, asked):
+        advice = "add these fields with client.compare_and_evolve_schema"
+    else:
+        advice = "client.compare_and_evolve_schema adds optional fields, and nothing else"
+    told = f"it is stored as {stored}: {differences(stored, asked)} ({advice})"
+    return CodecMismatch(asked, stored, differences=told, shard_id=shard_id)
+
+
+def differences(stored: Schema[Any, Any, Any], asked: Schema[Any, Any, Any]) -> str:
+    """Where two schemas differ, field by field."""
+    found = list(_differences("key", *(s.arrow_schema.field("key") for s in (stored, asked))))
+    found += _differences("val", *(s.arrow_schema.field("val") for s in (stored, asked)))
+    for path in sorted(stored.own.keys() | asked.own.keys()):
+        if (codecs := [schema.own.get(path) for schema in (stored, asked)])[0] != codecs[1]:
+            found.append(f"{path} is stored by codec {codecs[0]}, asked for by {codecs[1]}")
+    if stored.time != asked.time:
+        found.append(f"times are stored with length {stored.time}, asked for with {asked.time}")
+    return "; ".join(found)
+
+
+def _differences(path: str, stored: pa.Field, asked: pa.Field) -> Iterator[str]:
+    one, other = stored.type, asked.type
+    if stored.nullable is asked.nullable and pa.types.is_list(one) and pa.types.is_list(other):
+        yield from _differences(f"{path}.element", one.value_field, other.value_field)
+    elif stored.nullable is asked.nullable and pa.types.is_struct(one) and pa.types.is_struct(other):
+        yield from _struct_differences(path, one, other)
+    elif one != other or stored.nullable is not asked.nullable:
+        yield f"{path} is stored as {_text(stored)}, asked for as {_text(asked)}"
+
+
+def _struct_differences(path: str, stored: pa.DataType, asked: pa.DataType) -> Iterator[str]:
+    kept = [field.name for field in stored if asked.get_field_index(field.name) >= 0]
+    for field in stored:
+        if field.name in kept:
+            yield from _differences(f"{path}.{field.name}", field, asked.field(field.name))
+        else:
+            yield f"{path}.{field.name} is stored as {_text(field)}, and not asked for"
+    for field in asked:
+        if field.name not in kept:
+            yield f"{path}.{field.name} is asked for as {_text(field)}, and not stored"
+    if kept != [field.name for field in asked if field.name in kept]:
+        yield f"the fields of {path} are stored in another order"
+
+
+def adapt(table: pa.Table, to: Schema[Any, Any, Any]) -> pa.Table:
+    """The table in the types of `to`, of which its own are an earlier or a later version."""
+    fields = [to.arrow_schema.field(name) for name in table.column_names]
+    if table.schema.equals(pa.schema(fields)):
+        return table
+    columns = [
+        pa.chunked_array([_adapted(chunk, field) for chunk in column.chunks], field.type)
+        for column, field in zip(table.columns, fields, strict=True)
+    ]
+    return pa.table(columns, pa.schema(fields))
+
+
+def _check_field(path: str, old: pa.Field, new: pa.Field) -> None:
+    if old.nullable is not new.nullable:
+        raise IncompatibleSchema(f"{path}: {_text(old)} cannot become {_text(new)}")
+    if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
+        _check_struct(path, old.type, new.type)
+    elif pa.types.is_list(old.type) and pa.types.is_list(new.type):
+        _check_field(f"{path}.element", old.type.value_field, new.type.value_field)
+    elif old.type != new.type:
+        raise IncompatibleSchema(f"{path}: {_text(old)} cannot become {_text(new)}")
+
+
+def _check_struct(path: str, old: pa.DataType, new: pa.DataType) -> None:
+    kept = [field.name for field in new if old.get_field_index(field.name) >= 0]
+    if kept != [field.name for field in old]:
+        fields = [[field.name for field in t] for t in (old, new)]
+        raise IncompatibleSchema(f"{path}: fields {fields[0]} cannot become {fields[1]}")
+    for field in new:
+        if field.name in kept:
+            _check_field(f"{path}.{field.name}", old.field(field.name), field)
+        elif not field.nullable:
+            raise IncompatibleSchema(f"{path}.{field.name} is new, so it must be optional")
+
+
+def _adapted(array: pa.Array, wanted: pa.Field) -> pa.Array:
+    t = wanted.type
+    mask = array.is_null() if array.null_count else None
+    if array.type == t or not pa.types.is_nested(t):
+        return array
+    if pa.types.is_list(t):
+        elements = _adapted(array.values, t.value_field)
+        return pa.ListArray.from_arrays(pa.concat_arrays([array.offsets]), elements, type=t, mask=mask)
+    given = {f.name: child for f, child in zip(array.type, array.flatten(), strict=True)}
+    parts = [_adapted(given[f.name], f) if f.name in given else pa.nulls(len(array), f.type) for f in t]
+    return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
+
+
+def _paths(path: str, t: pa.DataType) -> Iterator[str]:
+    """The dotted paths of a field and of all within it (`val.items.element`). Names may have dots."""
+    yield path
+    if pa.types.is_list(t):
+        yield from _paths(f"{path}.element", t.value_type)
+    for field in t if pa.types.is_struct(t) else ():
+        yield from _paths(f"{path}.{field.name}", field.type)
+
+
+def _text(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ' not null'}"

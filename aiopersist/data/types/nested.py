@@ -1,0 +1,177 @@
+"""Lists and structs of other columns: a model is a struct whose fields are columns of their own, so
+that statistics, projections and other Parquet readers see them.
+
+Absent values have no parts: the parts of those present are encoded as one column each, then spread
+out. So a null where a field must not be null is found there, and an absent struct is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from itertools import accumulate, chain, islice
+from operator import attrgetter
+from typing import Any
+
+from pydantic import BaseModel
+
+from aiopersist.data.lazy import pa
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.codec import NONE, BuiltIn, Field, scatter, short
+
+ELEMENT = "element"  # as Parquet names the elements of a list
+
+
+class Lists(BuiltIn):
+    """Lists, ordered element by element."""
+
+    def __init__(self, element: Field) -> None:
+        self.element = element
+        self.arrow_type = pa.list_(element.arrow(ELEMENT))
+        self.name = f"list<{_text(element)}>"
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        if not types <= {list, tuple, NONE}:
+            row = next(i for i, v in enumerate(values) if not isinstance(v, list | tuple | None))
+            raise Refusal(row, f"{short(values[row])} ({type(values[row]).__name__}) is no {self.name}")
+        lengths = [0 if v is None else len(v) for v in values]
+        try:
+            elements = self.element.encode(list(chain.from_iterable(v for v in values if v is not None)))
+        except Refusal as e:
+            row = next(i for i, end in enumerate(accumulate(lengths)) if e.row < end)
+            raise Refusal(row, f"in a list: {e.reason}") from e
+        offsets: list[int | None] = [0, *accumulate(lengths)]
+        if NONE in types:
+            offsets[:-1] = [None if v is None else o for v, o in zip(values, offsets, strict=False)]
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=self.arrow_type)
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        elements = iter(self.element.decode(array.flatten()))
+        lengths = array.value_lengths().to_pylist()
+        return [None if n is None else list(islice(elements, n)) for n in lengths]
+
+
+class Structs(BuiltIn):
+    """Dicts with fixed names as a struct."""
+
+    def __init__(self, fields: dict[str, Field]) -> None:
+        if not fields:
+            raise TypeError("cannot store a struct without fields")
+        self.fields = fields
+        self.arrow_type = pa.struct([field.arrow(name) for name, field in fields.items()])
+        self.name = "struct<" + ", ".join(f"{n}: {_text(f)}" for n, f in fields.items()) + ">"
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        self.check(values, types)
+        rows = [i for i, v in enumerate(values) if v is not None] if NONE in types else None
+        present = values if rows is None else [values[i] for i in rows]
+        children = [self._child(name, field, present, rows) for name, field in self.fields.items()]
+        array = pa.StructArray.from_arrays(children, fields=list(self.arrow_type))
+        return array if rows is None else scatter(array, [v is not None for v in values])
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        columns = [
+            field.decode(child) for field, child in zip(self.fields.values(), array.flatten(), strict=True)
+        ]
+        names = list(self.fields)
+        values = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+        return list(self._absent_as_none(array, values))
+
+    def check(self, values: Sequence[Any], types: set[type]) -> None:
+        """That all values are dicts with the fields and no others; `Refusal`."""
+        required = {name for name, field in self.fields.items() if not field.nullable}
+        for row, value in enumerate(values):
+            if value is None:
+                continue
+            if not isinstance(value, dict):
+                raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no dict for {self.name}")
+            if not required <= value.keys() <= self.fields.keys():
+                missing, unknown = required - value.keys(), value.keys() - self.fields.keys()
+                fault = f"lacks {sorted(missing)}" if missing else f"has unknown {sorted(unknown, key=str)}"
+                raise Refusal(row, f"{short(value)} {fault} of {self.name}")
+
+    def getter(self, name: str) -> Callable[[Any], Any]:
+        """What takes the field `name` out of a value."""
+        return lambda value: value.get(name)
+
+    def _child(self, name: str, field: Field, present: Sequence[Any], rows: list[int] | None) -> pa.Array:
+        try:
+            return field.encode(list(map(self.getter(name), present)))
+        except Refusal as e:
+            raise Refusal(e.row if rows is None else rows[e.row], f"field {name!r}: {e.reason}") from e
+
+    def _absent_as_none(self, array: pa.Array, values: Iterator[Any]) -> Iterator[Any]:
+        if not array.null_count:
+            return values
+        valid = array.is_valid().to_pylist()
+        return (value if v else None for v, value in zip(valid, values, strict=True))
+
+
+class Instances(Structs):
+    """Instances of a class that takes its fields as arguments: a dataclass, a named tuple."""
+
+    def __init__(self, cls: type[Any], parts: dict[str, Field]) -> None:
+        super().__init__(parts)
+        self.cls = cls
+        self.name = cls.__name__
+
+    def check(self, values: Sequence[Any], types: set[type]) -> None:
+        if types <= {self.cls, NONE}:
+            return
+        for row, value in enumerate(values):
+            if value is None:
+                continue
+            if not isinstance(value, self.cls):
+                raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {self.name}")
+            if more := sorted(_fields_of(type(value)) - self.fields.keys()):
+                raise Refusal(row, f"{short(value)} ({type(value).__name__}) has {more}, {self.name} has not")
+
+    def getter(self, name: str) -> Callable[[Any], Any]:
+        return attrgetter(name)
+
+    def make(self, fields: dict[str, Any]) -> Any:
+        """The instance with these fields, also where its class makes others of what it is given: what is
+        read is what is stored, so it can be retracted."""
+        made = self.cls(**fields)
+        if hasattr(self.cls, "__post_init__"):
+            for name, value in fields.items():
+                object.__setattr__(made, name, value)  # a frozen dataclass refuses its own
+        return made
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        make = self.make
+        return [None if v is None else make(v) for v in super().decode(array)]
+
+
+class Models(Instances):
+    """Instances of a pydantic model class. They were validated when they were made, and their fields
+    are checked when stored, so reading makes them without validating again."""
+
+    def make(self, fields: dict[str, Any]) -> Any:
+        return _instance(self.cls, fields)
+
+
+def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
+    """As `model_construct`, which would look for aliases and defaults that are not needed here."""
+    model = cls.__new__(cls)
+    put = object.__setattr__  # a frozen model refuses its own
+    put(model, "__dict__", fields)
+    put(model, "__pydantic_fields_set__", set(fields))
+    put(model, "__pydantic_extra__", None)
+    put(model, "__pydantic_private__", None)
+    if cls.__pydantic_post_init__:
+        stored = dict(fields)
+        model.model_post_init(None)
+        fields |= stored
+    return model
+
+
+def _fields_of(cls: Any) -> set[str]:
+    """The names of the fields of a model, a named tuple or a dataclass."""
+    if issubclass(cls, BaseModel):
+        return set(cls.model_fields)
+    return set(cls._fields) if issubclass(cls, tuple) else {field.name for field in fields(cls)}
+
+
+def _text(field: Field) -> str:
+    return field.codec.name if field.nullable else f"{field.codec.name} not null"

@@ -1,0 +1,154 @@
+"""The schema of a shard: what its keys, vals and times are, as Python values and as Arrow columns.
+
+A schema is a value: the fields of key and val (`types.Field`, a codec and its nullability) and the
+length of its times. What is kept in a shard is not the Python types but their *identity*: the Arrow
+types with their nullability, and the names of own codecs by the path where they stand. So models of
+two programs are the same schema if their columns are, and a program without the models reads dicts.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Generic, Literal, TypeVar, overload
+
+from aiopersist.data.lazy import ipc, pa
+from aiopersist.data.types.codec import BuiltIn, Codec, Field, check_storable
+from aiopersist.errors import Corruption, shown
+
+__all__ = ["Codec", "Schema"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T", int, tuple[int, ...])
+
+
+class Schema(Generic[K, V, T]):
+    """The types of key, val and time.
+
+    `key` and `val` are Python types (`bytes`, `str`, `int`, `float`, `bool`, `None`, `datetime`,
+    `date`, `Decimal`, `UUID`, an `Enum`), lists and optionals of these, pydantic models, dataclasses,
+    NamedTuples and TypedDicts (structs all of them; in a key they cannot be changed), Arrow
+    types, fields or schemas, or an own `Codec`. An Arrow type is not null; a `pyarrow.field` says so.
+    `time=1` are int times, `time=n` product times of length n. `TypeError` for what cannot be stored.
+    """
+
+    key: Field
+    val: Field
+    time: int
+    own: dict[str, str]
+    """Names of own codecs by the dotted path where they stand."""
+
+    @overload
+    def __init__(self: Schema[K, V, int], key: type[K], val: type[V], time: Literal[1] = 1) -> None: ...
+    @overload
+    def __init__(self: Schema[K, None, int], key: type[K], val: None, time: Literal[1] = 1) -> None: ...
+    @overload
+    def __init__(self: Schema[K, V, tuple[int, ...]], key: type[K], val: type[V], time: int) -> None: ...
+    @overload
+    def __init__(self: Schema[Any, Any, Any], key: Any, val: Any, time: int = 1) -> None: ...
+
+    def __init__(self, key: Any, val: Any, time: int = 1) -> None:
+        from aiopersist.data.types.annotations import field_of  # imports pyarrow
+
+        if type(time) is not int or time < 1:
+            raise TypeError(f"time={time!r}: 1 for int times, n for product times of length n")
+        self._take(field_of(key, frozen=True), field_of(val, frozen=False), time, {})
+        for field in self.arrow_schema:
+            check_storable(field.type)
+
+    def _take(self, key: Field, val: Field, time: int, own: dict[str, str]) -> None:
+        self.key = key
+        self.val = val
+        self.time = time
+        self.own = {**own, **dict(_own_names("key", key)), **dict(_own_names("val", val))}
+
+    @property
+    def time_length(self) -> int | None:
+        """The length of product times; `None` for int times."""
+        return None if self.time == 1 else self.time
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns `key`, `val`, `time`, `diff` of an update, with exact nullability."""
+        time = pa.int64() if self.time == 1 else pa.list_(pa.field("element", pa.int64(), False), self.time)
+        last: list[Any] = [pa.field("time", time, False), pa.field("diff", pa.int64(), False)]
+        return pa.schema([self.key.arrow("key"), self.val.arrow("val"), *last])
+
+    @cached_property
+    def contents_schema(self) -> pa.Schema:
+        """The columns `key`, `val`, `diff` of contents at one time."""
+        return pa.schema([self.arrow_schema.field(name) for name in ("key", "val", "diff")])
+
+    def same_as(self, other: Schema[Any, Any, Any]) -> bool:
+        """Whether both store the same: equal Arrow types and nullability, equal own codecs."""
+        return self.own == other.own and bool(self.arrow_schema.equals(other.arrow_schema))
+
+    def to_record(self) -> dict[str, Any]:
+        """Its identity as JSON: readable, and exact (`arrow`, an IPC schema message in base64)."""
+        return {
+            "key": _text(self.arrow_schema.field("key"), self.own.get("key")),
+            "val": _text(self.arrow_schema.field("val"), self.own.get("val")),
+            "time": self.time,
+            "codecs": self.own,
+            "arrow": b64encode(self.arrow_schema.serialize().to_pybytes()).decode(),
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Schema[Any, Any, Any]:
+        """The schema that a record tells, by Arrow types: models are dicts, UUIDs bytes, Enums str.
+        `Corruption` for anything that is no record."""
+        from aiopersist.data.types.annotations import of_arrow
+
+        try:
+            columns = ipc.read_schema(pa.py_buffer(b64decode(record["arrow"], validate=True)))
+            key, val = (of_arrow(f.type, nullable=f.nullable) for f in map(columns.field, ("key", "val")))
+            schema: Schema[Any, Any, Any] = cls.__new__(cls)
+            schema._take(key, val, int(record["time"]), dict(record["codecs"]))
+        except (pa.ArrowException, KeyError, TypeError, ValueError) as e:
+            raise Corruption(f"no stored schema: {e}") from e
+        return schema
+
+    def __repr__(self) -> str:
+        fields = map(self.arrow_schema.field, ("key", "val", "time"))
+        parts = (f"{f.name}={_text(f, self.own.get(f.name))}" for f in fields)
+        return f"Schema({', '.join(parts)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.same_as(other)
+
+    def __hash__(self) -> int:
+        return hash((str(self.arrow_schema), tuple(sorted(self.own.items()))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.key, self.val, self.time, self.own)
+
+
+def _rebuild(key: Field, val: Field, time: int, own: dict[str, str]) -> Schema[Any, Any, Any]:
+    schema: Schema[Any, Any, Any] = Schema.__new__(Schema)
+    schema._take(key, val, time, own)
+    return schema
+
+
+def _own_names(path: str, field: Field) -> Iterator[tuple[str, str]]:
+    """The own codecs at `path` and below it, by dotted path."""
+    codec = field.codec
+    if not isinstance(codec, BuiltIn):
+        yield path, codec.name
+    for name, child in getattr(codec, "fields", {}).items():
+        yield from _own_names(f"{path}.{name}", child)
+    if hasattr(codec, "element"):
+        yield from _own_names(f"{path}.element", codec.element)
+
+
+def _text(field: pa.Field, own: str | None) -> str:
+    text = str(field.type) if own is None else f"{own} ({field.type})"
+    return text if field.nullable or field.name == "time" else f"{text} not null"
+
+
+def checked_schema(schema: object) -> Schema[Any, Any, Any]:
+    """`schema`, if it is one; else `TypeError`."""
+    if not isinstance(schema, Schema):
+        raise TypeError(f"{shown(schema)} is not an aiopersist.Schema")
+    return schema

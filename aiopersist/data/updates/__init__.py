@@ -1,0 +1,12 @@
+"""Tables of updates `(key, val, time, diff)`: taken in, sorted, summed, cut, merged and given back.
+
+| module                            | what it has                                            |
+|-----------------------------------|--------------------------------------------------------|
+| `convert`, `given`, `tiny`        | from what users give to columns                        |
+| `order`, `consolidate`, `merge`   | sorted, summed, merged                                 |
+| `times`                           | which rows a frontier holds; times advanced            |
+| `sizes`, `slices`, `buffer`, `assemble` | cut, gathered, put together                      |
+| `updates`                         | columns that read as rows                              |
+
+Imports `data/types`.
+"""

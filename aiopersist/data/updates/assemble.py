@@ -1,0 +1,36 @@
+"""Tables of updates put together from pieces: several as one, columns with a time given once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiopersist.data.int64 import int64_scalar
+from aiopersist.data.lazy import pa
+from aiopersist.data.types.schema import Schema
+from aiopersist.frontier import Time
+
+JOINED_BYTES_MAX = 4 * 1024 * 1024  # copied in about a millisecond
+
+
+def concat(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
+    """The updates of all tables side by side, without a copy; an empty table for none."""
+    if not tables:
+        return schema.arrow_schema.empty_table()
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+
+def joined(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
+    """The same in one piece, if that is little to copy: what is done with columns of many pieces costs
+    more."""
+    whole = concat(tables, schema)
+    return whole.combine_chunks() if len(tables) > 1 and whole.nbytes <= JOINED_BYTES_MAX else whole
+
+
+def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Table:
+    """Rows of `key`, `val`, `diff` as updates at `time`."""
+    field = schema.arrow_schema.field("time")
+    scalar = int64_scalar(time) if isinstance(time, int) else pa.scalar(time, field.type)
+    column = pa.repeat(scalar, table.num_rows)
+    columns = [table.column("key"), table.column("val"), column, table.column("diff")]
+    return pa.table(columns, schema=schema.arrow_schema)

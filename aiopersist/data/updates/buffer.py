@@ -1,0 +1,111 @@
+"""Updates gathered until they are worth a part, in the order they came.
+
+Single rows of plain types are kept as tuples and become columns some hundreds at a time; everything
+else comes as tables. What reaches the target is cut off without copying: slices of the tables that
+came, found by bisection, so a cut takes no time worth a thread, and an await stands nowhere between
+taking from the buffer and giving to the upload.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from aiopersist.data.lazy import pa
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.convert import to_table
+from aiopersist.data.updates.sizes import goodbytes, rows_reaching
+
+ROWS_AT_ONCE = 512  # rows converted together: under a millisecond
+BYTES_AT_ONCE = 256 * 1024
+JOIN_TABLES = 64  # so many small tables in a row are joined: each costs kilobytes, however little it holds
+JOIN_BYTES = 512 * 1024  # or as many as have so many bytes, which takes less than a millisecond
+SMALL_ROWS = 8192  # a table of at least so many rows, or bytes, is left as it is
+
+Row = tuple[Any, Any, Any, int]
+
+
+class Buffer:
+    """See the header. `goodbytes` and `rows` are those of what is in it."""
+
+    def __init__(self, schema: Schema[Any, Any, Any]) -> None:
+        self._schema = schema
+        self._tables: deque[tuple[pa.Table, int]] = deque()
+        self._rows: list[Row] = []
+        self._rows_bytes = 0
+        self._small: list[tuple[pa.Table, int]] = []
+        self._small_bytes = 0
+        self.goodbytes = 0
+        self.rows = 0
+
+    def add(self, table: pa.Table) -> None:
+        """Updates as columns of the schema."""
+        self._convert()
+        self._add(table, goodbytes(table))
+
+    def add_row(self, row: Row, size: int) -> None:
+        """One update of `size` goodbytes that surely can be converted."""
+        self._rows.append(row)
+        self._rows_bytes += size
+        self.rows += 1
+        self.goodbytes += size
+        if len(self._rows) >= ROWS_AT_ONCE or self._rows_bytes >= BYTES_AT_ONCE:
+            self._convert()
+
+    def take_reaching(self, target: int) -> pa.Table:
+        """The first updates that together reach `target` goodbytes; the update that reaches it is the
+        last of them. There are as many."""
+        self._convert()
+        self._join()
+        taken, size = [], 0
+        while size < target:
+            table, table_size = self._tables.popleft()
+            if size + table_size >= target:
+                rows = rows_reaching(table, target - size)
+                if rows < table.num_rows:
+                    rest = table.slice(rows)
+                    self._tables.appendleft((rest, goodbytes(rest)))
+                    table, table_size = table.slice(0, rows), table_size - self._tables[0][1]
+            taken.append(table)
+            size += table_size
+            self.rows -= table.num_rows
+            self.goodbytes -= table_size
+        return pa.concat_tables(taken)
+
+    def take(self) -> pa.Table:
+        """All of it, which is at least one table."""
+        self._convert()
+        self._join()
+        table = pa.concat_tables([table for table, _ in self._tables])
+        self._tables.clear()
+        self.rows = self.goodbytes = 0
+        return table
+
+    def _convert(self) -> None:
+        if self._rows:
+            rows, size = self._rows, self._rows_bytes
+            self._rows, self._rows_bytes = [], 0
+            self.rows -= len(rows)
+            self.goodbytes -= size
+            self._add(to_table(rows, self._schema), size)
+
+    def _add(self, table: pa.Table, size: int) -> None:
+        self.rows += table.num_rows
+        self.goodbytes += size
+        if table.num_rows >= SMALL_ROWS or size >= JOIN_BYTES:
+            self._join()
+            self._tables.append((table, size))
+            return
+        self._small.append((table, size))
+        self._small_bytes += size
+        if len(self._small) >= JOIN_TABLES or self._small_bytes >= JOIN_BYTES:
+            self._join()
+
+    def _join(self) -> None:
+        """The small tables that came last become one."""
+        if len(self._small) == 1:
+            self._tables += self._small
+        elif self._small:
+            joined = pa.concat_tables([table for table, _ in self._small]).combine_chunks()
+            self._tables.append((joined, self._small_bytes))
+        self._small, self._small_bytes = [], 0

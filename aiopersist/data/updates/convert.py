@@ -1,0 +1,289 @@
+"""Updates as they are given, as one table in the columns of the schema; or `InvalidUpdate`.
+
+Two ways in: rows (an iterable of tuples) are turned into columns in bulk and encoded by the schema's
+codecs; Arrow data (tables, batches, readers, whatever exports a C stream or array) is checked to be
+sound (`valid.py`) and cast. Both end in a table with exactly the schema's columns, checked: types,
+nulls, times in range and of the right length, diffs within 64 bits. Nothing later has to look at
+values again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
+
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.cast import cast_column
+from aiopersist.data.types.codec import short
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.valid import check_table
+from aiopersist.errors import InvalidUpdate
+from aiopersist.frontier import TIME_MAX
+
+UPDATE = ("key", "val", "time", "diff")
+ROW = ("key", "val", "diff")  # what `write` takes: the time is chosen later
+ROWS_AT_ONCE = 8192  # rows converted together when they come from an iterator,
+ELEMENTS_LOOKED_AT = 1000  # of a list: it is large anyway then
+BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, when they are large
+
+
+def to_table(
+    updates: Any,
+    schema: Schema[Any, Any, Any],
+    *,
+    columns: tuple[str, ...] = UPDATE,
+    diff: int | None = None,
+    row_base: int = 0,
+) -> pa.Table:
+    """All the updates as one table with the given columns of the schema.
+
+    `columns=ROW` is for rows without time. A `diff` makes that of the input optional. `row_base` is
+    the number of the first row in errors. `InvalidUpdate` for what cannot be stored.
+    """
+    fields = [schema.arrow_schema.field(name) for name in columns]
+    try:
+        given = _arrow(updates)
+        if given is not None:
+            return _from_arrow(given, fields, schema, diff)
+        return _from_rows(_rows(updates), fields, schema, diff)
+    except Refusal as e:
+        raise InvalidUpdate(e.reason, row=e.row + row_base if e.row >= 0 else None) from e
+
+
+def rough_bytes(row: Any) -> int:
+    """Bytes of text, bytes and lists in a row: enough to tell large rows from small ones."""
+    return sum(map(_rough, row)) if isinstance(row, tuple | list) else 0
+
+
+def _rough(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if not isinstance(value, list | tuple):
+        return 0
+    if value and not isinstance(value[0], int | float):
+        return sum(map(_rough, islice(value, ELEMENTS_LOOKED_AT))) + 16 * len(value)
+    return 16 * len(value)
+
+
+class RowBuffer:
+    """RowBuffer gathered from an iterator until they are worth a conversion."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self._bytes = 0
+
+    def add(self, row: Any) -> bool:
+        """Whether it is time to take them."""
+        self.rows.append(row)
+        self._bytes += rough_bytes(row)
+        return len(self.rows) >= ROWS_AT_ONCE or self._bytes >= BYTES_AT_ONCE
+
+    def take(self) -> list[Any]:
+        rows, self.rows, self._bytes = self.rows, [], 0
+        return rows
+
+
+def pieces_of(updates: Any) -> Iterator[Any]:
+    """The input in pieces that `to_table` takes: batches of Arrow data, lists of rows."""
+    if is_arrow(updates):
+        yield from _reader(updates)
+        return
+    gathered = RowBuffer()
+    for item in _iterable(updates):
+        if is_arrow(item):
+            if gathered.rows:
+                yield gathered.take()
+            yield from _reader(item)
+        elif gathered.add(item):
+            yield gathered.take()
+    if gathered.rows:
+        yield gathered.take()
+
+
+def is_arrow(value: Any) -> bool:
+    """Whether the value is Arrow data, or exports it."""
+    return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
+
+
+def _reader(value: Any) -> Any:
+    """Arrow data as an iterable of batches."""
+    if isinstance(value, pa.RecordBatch):
+        return [value]
+    if isinstance(value, pa.Table):
+        return value.to_batches() or [_no_rows(value)]
+    if hasattr(value, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(value)
+    return [pa.record_batch(value)]
+
+
+def _no_rows(table: pa.Table) -> Any:
+    """A batch without rows, whose types are checked, too; the table itself where Arrow can make none."""
+    try:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in table.schema], schema=table.schema)
+    except pa.ArrowException:
+        return table
+
+
+def _arrow(value: Any) -> pa.Table | None:
+    if isinstance(value, pa.Table):
+        return value
+    if not is_arrow(value):
+        return None
+    try:
+        return pa.Table.from_batches([value]) if isinstance(value, pa.RecordBatch) else pa.table(value)
+    except (pa.ArrowException, TypeError, ValueError) as e:
+        raise Refusal(-1, f"no table of updates: {e}") from e
+
+
+def _iterable(updates: Any) -> Iterable[Any]:
+    if isinstance(updates, str | bytes | bytearray | dict) or not hasattr(updates, "__iter__"):
+        kind = "an async iterator" if hasattr(updates, "__aiter__") else type(updates).__name__
+        raise InvalidUpdate(f"updates are tuples or Arrow data, not {kind}")
+    rows: Iterable[Any] = updates
+    return rows
+
+
+def _rows(updates: Any) -> Sequence[Any]:
+    return updates if isinstance(updates, list | tuple) else list(_iterable(updates))
+
+
+def _from_rows(
+    rows: Sequence[Any], fields: list[pa.Field], schema: Schema[Any, Any, Any], diff: int | None
+) -> pa.Table:
+    if not rows:
+        return pa.schema(fields).empty_table()
+    names = [field.name for field in fields]
+    columns = _columns(rows, names, diff)
+    arrays = [_encode(name, values, schema) for name, values in zip(names, columns, strict=True)]
+    return pa.table(arrays, pa.schema(fields))
+
+
+def _columns(rows: Sequence[Any], names: list[str], diff: int | None) -> list[Sequence[Any]]:
+    """The rows turned into columns; a missing last diff is `diff`."""
+    if any(is_arrow(row) for row in islice(rows, 1)):
+        raise Refusal(-1, "Arrow data among rows: give an iterator of tables, or one table")
+    wrong_type = set(map(type, rows)) - {tuple, list}
+    if wrong_type:
+        for i, row in enumerate(rows):
+            if not isinstance(row, tuple | list):
+                raise Refusal(i, f"{short(row)} is no tuple of ({', '.join(names)})")
+    wanted = {len(names)} if diff is None else {len(names) - 1, len(names)}
+    lengths = set(map(len, rows))
+    if not lengths <= wanted:
+        at = next(i for i, row in enumerate(rows) if len(row) not in wanted)
+        raise Refusal(at, f"{len(rows[at])} values where ({', '.join(names)}) are wanted")
+    if lengths == {len(names)}:
+        return list(zip(*rows, strict=True))
+    full = (row if len(row) == len(names) else (*row, diff) for row in rows)
+    return list(zip(*full, strict=True))
+
+
+def _encode(name: str, values: Sequence[Any], schema: Schema[Any, Any, Any]) -> pa.Array:
+    if name == "time":
+        return _encode_times(values, schema)
+    if name == "diff":
+        return _encode_ints(values, -TIME_MAX - 1, "diff")
+    field = schema.key if name == "key" else schema.val
+    try:
+        return field.encode(values)
+    except Refusal as e:
+        raise Refusal(e.row, f"{name}: {e.reason}") from e
+
+
+def _encode_ints(values: Sequence[Any], least: int, name: str) -> pa.Array:
+    """Ints in `[least, 2**63)`; `least` tells a time from a diff."""
+    if set(map(type, values)) != {int} or min(values) < least or max(values) > TIME_MAX:
+        for row, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= TIME_MAX:
+                low = "0" if least == 0 else "-2**63"
+                raise Refusal(row, f"{name} {short(value)} is no int in [{low}, 2**63)")
+    return pa.array(values, pa.int64())
+
+
+def _encode_times(values: Sequence[Any], schema: Schema[Any, Any, Any]) -> pa.Array:
+    length = schema.time
+    if length == 1:
+        return _encode_ints(values, 0, "time")
+    for row, value in enumerate(values):
+        if not isinstance(value, tuple) or len(value) != length:
+            raise Refusal(row, f"time {short(value)} is no tuple of {length} ints")
+    try:
+        flat = _encode_ints(list(chain.from_iterable(values)), 0, "time")
+    except Refusal as e:
+        raise Refusal(e.row // length, e.reason) from e
+    return pa.FixedSizeListArray.from_arrays(flat, type=schema.arrow_schema.field("time").type)
+
+
+def _from_arrow(
+    table: pa.Table, fields: list[pa.Field], schema: Schema[Any, Any, Any], diff: int | None
+) -> pa.Table:
+    check_table(table)
+    if diff is not None and "diff" not in table.column_names:
+        table = table.append_column("diff", _encode_ints([diff] * table.num_rows, -(2**63), "diff"))
+    nested = _nested(table, fields)
+    columns = []
+    for field in fields:
+        try:
+            columns.append(cast_column(nested[field.name], field))
+        except Refusal as e:
+            raise Refusal(e.row, f"{field.name}: {e.reason}") from e
+    result = pa.table(columns, pa.schema(fields))
+    if "time" in result.column_names:
+        _check_times(result.column("time"))
+    return result
+
+
+def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
+    """Per wanted column what the table has for it: the column, or a struct of flat columns."""
+    given = table.column_names
+    if len(set(given)) < len(given):
+        raise Refusal(-1, f"a column name appears twice: {given}")
+    found: dict[str, Any] = {}
+    used: list[str] = []
+    for field in fields:
+        if field.name in given and not _is_flat(table.schema.field(field.name), field):
+            found[field.name] = table.column(field.name)
+            used.append(field.name)
+        elif pa.types.is_struct(field.type):
+            names = [f.name for f in field.type if f.name in given]
+            used += names
+            found[field.name] = _struct_of(table.select(names), len(names))
+    missing = [f.name for f in fields if f.name not in found or found[f.name] is None]
+    unknown = sorted(set(given) - set(used))
+    if missing or unknown or len(set(used)) < len(used):
+        wanted = ", ".join(f"{f.name}: {f.type}" for f in fields)
+        fault = f"no column for {missing}" if missing else f"unknown columns {unknown}"
+        fault = fault if missing or unknown else "ambiguous flat columns"
+        raise Refusal(-1, f"{fault}: the columns are {given}, wanted are {wanted}")
+    return found
+
+
+def _is_flat(given: pa.Field, wanted: pa.Field) -> bool:
+    """Whether a column named as the whole is really a field of the same name within it."""
+    t = wanted.type
+    if not pa.types.is_struct(t) or t.get_field_index(wanted.name) < 0:
+        return False
+    return not pa.types.is_struct(given.type)
+
+
+def _struct_of(table: pa.Table, fields: int) -> Any:
+    return table.to_struct_array() if fields else None
+
+
+def _check_times(times: Any) -> None:
+    for chunk in times.chunks:
+        flat = chunk.flatten() if pa.types.is_fixed_size_list(times.type) else chunk
+        least = pc.min(flat).as_py()
+        if least is not None and least < 0:
+            length = times.type.list_size if pa.types.is_fixed_size_list(times.type) else 1
+            negative = pc.less(pc.cast(_flat(times), pa.int64()), 0)
+            row = pc.index(negative, pa.scalar(True)).as_py() // length
+            raise Refusal(row, f"time {times[row].as_py()} is not in [0, 2**63)")
+
+
+def _flat(times: Any) -> Any:
+    if not pa.types.is_fixed_size_list(times.type):
+        return times
+    return pa.chunked_array([chunk.flatten() for chunk in times.chunks], pa.int64())

@@ -1,0 +1,120 @@
+"""Merging sorted runs slab by slab, in bounded memory, into globally consolidated output.
+
+A pure object: it says which runs to load, is given their next slabs, and gives what is settled. The
+caller does the I/O:
+
+    merge = Merge(len(runs), schema)
+    while not merge.done:
+        for run in merge.needs():
+            merge.push(run, <the next slab of the run, or None at its end>)
+        emit(merge.pop())
+
+*Bound*: the least of the last rows loaded of the runs that are not at their end. Nothing below it
+can still come, so all that lies strictly below is sorted, consolidated and given; equal rows wait,
+since a run may go on with them. A run is loaded again when half of its last slab is used up, rather
+than when it is the least: so a round settles much of every run, not just of one, and each row is
+sorted once. Held are at most one and a half slabs per run, and what a round sorts of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aiopersist.data.lazy import pa
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
+from aiopersist.data.updates.order import row_key
+
+
+@dataclass
+class _Run:
+    pending: pa.Table
+    last: Any = None  # the row key of the last row loaded
+    slab_rows: int = 0
+    at_end: bool = False
+
+
+class Merge:
+    """Merges `runs` runs of tables in the columns of the schema.
+
+    `final`: gives contents (`key`, `val`, `diff`), times ignored; `DiffOverflow` where a sum does not
+    fit. Product times need not be in order within a (key, val): advancing them breaks it.
+    """
+
+    def __init__(self, runs: int, schema: Schema[Any, Any, Any], *, final: bool = False) -> None:
+        empty = schema.arrow_schema.empty_table()
+        self._runs = [_Run(empty) for _ in range(runs)]
+        self._schema = schema
+        self._final = final
+        self._order = ("key", "val") if final or schema.time > 1 else ("key", "val", "time")
+        self._stuck = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all was given."""
+        return all(run.at_end and not run.pending.num_rows for run in self._runs)
+
+    @property
+    def rows_held(self) -> int:
+        """Rows pushed and not given yet."""
+        return sum(run.pending.num_rows for run in self._runs)
+
+    def needs(self) -> list[int]:
+        """The runs whose next slab is to be pushed before the next `pop`."""
+        wanted = {i for i, run in enumerate(self._runs) if not run.at_end and _is_low(run)}
+        if self._stuck:
+            bound = self._bound()
+            wanted |= {i for i, run in enumerate(self._runs) if not run.at_end and run.last == bound}
+        return sorted(wanted)
+
+    def push(self, run: int, slab: pa.Table | None) -> None:
+        """The next slab of a run, sorted, perhaps empty (all filtered out); `None` at its end."""
+        state = self._runs[run]
+        if slab is None:
+            state.at_end = True
+        elif slab.num_rows:
+            state.last = row_key(slab, -1, self._order)
+            state.slab_rows = slab.num_rows
+            state.pending = pa.concat_tables([state.pending, slab]) if state.pending.num_rows else slab
+
+    def pop(self) -> pa.Table:
+        """All that is settled and was not given yet, perhaps nothing: sorted and consolidated, above
+        all that was given before."""
+        if any(run.last is None and not run.at_end for run in self._runs):
+            return self._settled([])
+        bound = self._bound()
+        taken = []
+        for run in self._runs:
+            rows = run.pending.num_rows if bound is None else _rows_below(run.pending, bound, self._order)
+            taken.append(run.pending.slice(0, rows))
+            run.pending = run.pending.slice(rows)
+        self._stuck = not any(table.num_rows for table in taken)
+        return self._settled(taken)
+
+    def _bound(self) -> Any:
+        return min((run.last for run in self._runs if not run.at_end and run.last is not None), default=None)
+
+    def _settled(self, taken: list[pa.Table]) -> pa.Table:
+        table = pa.concat_tables([self._schema.arrow_schema.empty_table(), *taken])
+        return contents(table, self._schema) if self._final else sort_and_consolidate(table)
+
+
+def _is_low(run: _Run) -> bool:
+    rows: int = run.pending.num_rows
+    return rows * 2 <= run.slab_rows
+
+
+def _rows_below(table: pa.Table, bound: Any, order: tuple[str, ...]) -> int:
+    """How many rows of a sorted table lie strictly below the bound."""
+    rows: int = table.num_rows
+    below, above = 0, rows  # rows before `below` are, rows from `above` on are not
+    if above and row_key(table, -1, order) < bound:
+        return rows
+    while below < above:
+        middle = (below + above) // 2
+        if row_key(table, middle, order) < bound:
+            below = middle + 1
+        else:
+            above = middle
+    return below

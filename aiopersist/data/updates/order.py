@@ -1,0 +1,162 @@
+"""The order of updates, by (key, val, time), the same on every machine: unsigned bytes for binary
+and UTF-8, numbers by value, false before true, nulls first, NaN last; structs field by field, an
+absent struct first; lists element by element, a prefix first.
+
+It exists twice, and tests hold one against the other. Large tables are *flattened* for polars:
+structs become their validity and their fields, product times their components (sorting structs is
+four times slower); lists stay, polars orders them so. Single rows become *row keys*, Python tuples
+that compare in the same order: for tiny tables, for bisection in sorted ones, and for telling
+whether a part continues a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from aiopersist.data.int64 import compared, integer_of
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.types.cast import retyped
+from aiopersist.data.updates.times import components, from_components
+
+Column = Any  # an Array or a ChunkedArray
+Rebuild = Callable[[Iterator[Column], int], Column]
+"""Puts a column together again from its leaves, taken in order, and the number of rows."""
+
+
+def flatten(column: Column, leaves: list[Column]) -> Rebuild:
+    """Appends the leaves of a column, in the order in which they decide; returns the way back."""
+    t = column.type
+    if pa.types.is_null(t):
+        return lambda _, rows: pa.nulls(rows)
+    if pa.types.is_fixed_size_list(t):
+        leaves.extend(components(column))
+        return lambda found, _: from_components([next(found) for _ in range(t.list_size)], t)
+    if pa.types.is_struct(t):
+        return _flatten_struct(column, leaves)
+    if pa.types.is_temporal(t):  # as integers: polars knows neither every unit nor every zone
+        leaves.append(column.cast(integer_of(t)))
+        return lambda found, _: next(found).cast(t)
+    known = _without_moments(t)
+    leaves.append(_viewed(column, known))
+    return lambda found, _: _viewed(retyped(next(found), known), t)
+
+
+def flat(table: pa.Table | pa.RecordBatch) -> pa.Table:
+    """The leaves of all columns, as polars takes them."""
+    leaves: list[Column] = []
+    for column in table.columns:
+        flatten(column, leaves)
+    return pa.table(leaves, [str(i) for i in range(len(leaves))])
+
+
+def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Per row a tuple that compares as the row does, by the given columns."""
+    keys = [_column_keys(table.column(name), table.schema.field(name).nullable) for name in columns]
+    return list(zip(*keys, strict=True)) if keys else [()] * table.num_rows
+
+
+def row_key(
+    table: pa.Table | pa.RecordBatch, row: int, columns: Sequence[str] = ("key", "val", "time")
+) -> tuple[Any, ...]:
+    """The row key of one row, which may be negative to count from the end."""
+    return row_keys(table.slice(row % table.num_rows, 1), columns)[0]
+
+
+def _flatten_struct(column: Column, leaves: list[Column]) -> Rebuild:
+    t = column.type
+    nulls = column.null_count > 0
+    if nulls:
+        leaves.append(pc.is_valid(column))
+    # `struct_field` puts null where the struct is absent, as all our structs hold it.
+    rebuilds = [flatten(pc.struct_field(column, [i]), leaves) for i in range(t.num_fields)]
+
+    def rebuild(found: Iterator[Column], rows: int) -> Column:
+        mask = pc.invert(_one(next(found))) if nulls else None
+        children = [_one(r(found, rows)) for r in rebuilds]
+        return pa.StructArray.from_arrays(children, fields=list(t), mask=mask)
+
+    return rebuild
+
+
+def _without_moments(t: pa.DataType) -> pa.DataType:
+    """The type of lists with integers in the place of points in time, at any depth."""
+    if pa.types.is_list(t):
+        return pa.list_(t.value_field.with_type(_without_moments(t.value_type)))
+    if pa.types.is_struct(t):
+        return pa.struct([field.with_type(_without_moments(field.type)) for field in t])
+    return compared(t)
+
+
+def _viewed(column: Column, t: pa.DataType) -> Column:
+    """The same bytes as values of the type `t`."""
+    if column.type == t:
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_viewed(chunk, t) for chunk in column.chunks], t)
+    if not pa.types.is_nested(t):
+        return column.view(t)
+    mask = column.is_null() if column.null_count else None
+    if pa.types.is_list(t):
+        offsets = pa.concat_arrays([column.offsets])  # a slice has an offset, which a mask refuses
+        return pa.ListArray.from_arrays(offsets, _viewed(column.values, t.value_type), type=t, mask=mask)
+    parts = [_viewed(part, field.type) for part, field in zip(column.flatten(), t, strict=True)]
+    return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
+
+
+def _one(column: Column) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _column_keys(column: Column, nullable: bool) -> list[Any]:
+    """Whether there *may* be nulls decides, not whether there are: keys of other rows must compare."""
+    if pa.types.is_nested(column.type) and _has_temporal(column.type):
+        return _nested_keys(column)
+    if pa.types.is_temporal(column.type):
+        column = column.cast(integer_of(column.type))
+    values: list[Any] = column.to_pylist()
+    if not nullable and _natural(column.type):
+        return values
+    return list(map(_comparable(column.type), values))
+
+
+def _nested_keys(column: Column) -> list[Any]:
+    """By numbers for points in time: Python's own do not reach as far. Leaf by leaf, since Arrow ends the
+    process when it casts some structs."""
+    t = column.type
+    valid = column.is_valid().to_pylist()
+    if pa.types.is_struct(t):
+        parts = [_column_keys(pc.struct_field(column, [i]), True) for i in range(t.num_fields)]
+        rows = zip(*parts, strict=True)
+        return [(row,) if there else () for there, row in zip(valid, rows, strict=True)]
+    elements = iter(_column_keys(pc.list_flatten(column), True))
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
+    lists = [tuple(islice(elements, n)) for n in lengths]
+    return [(row,) if there else () for there, row in zip(valid, lists, strict=True)]
+
+
+def _comparable(t: pa.DataType) -> Callable[[Any], Any]:
+    """What makes Python's order that of the type: nulls are (), which is before any (x,)."""
+    if pa.types.is_floating(t):
+        return lambda v: () if v is None else (v != v, v if v == v else 0.0)
+    if pa.types.is_struct(t):
+        fields = [(field.name, _comparable(field.type)) for field in t]
+        return lambda v: () if v is None else (tuple(c(v[name]) for name, c in fields),)
+    if pa.types.is_list(t):
+        element = _comparable(t.value_type)
+        return lambda v: () if v is None else (tuple(map(element, v)),)
+    return lambda v: () if v is None else (v,)
+
+
+def _natural(t: pa.DataType) -> bool:
+    """Whether Python orders the values of the type as we do."""
+    if pa.types.is_fixed_size_list(t):
+        return True  # of ints
+    return not (pa.types.is_nested(t) or pa.types.is_floating(t))
+
+
+def _has_temporal(t: pa.DataType) -> bool:
+    if pa.types.is_nested(t):
+        return any(_has_temporal(t.field(i).type) for i in range(t.num_fields))
+    return bool(pa.types.is_temporal(t))

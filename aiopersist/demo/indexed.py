@@ -1,0 +1,294 @@
+"""`aiopersist demo --indexed`: the history of a git repository by author date, as many streams.
+
+Commits are walked in their order, and written at the time when they were authored: early, late, and out of
+order. There is a stream for each top-level folder (key: path, val: mode, blob id and size), and one that
+names the commits, so that a walk that is repeated goes on where it ended: what a commit changes, and that it
+was written, is one write to several streams. All streams are sealed together, as far as the commits that are
+still to come prove that nothing older comes. A subscriber with a client of its own follows every stream.
+
+Then git is asked. Of a row of commits authored by a time, the changes are the tree of the last without that
+before the first; so the contents as of any time are sums of trees, which no change that was written here has
+gone into. They are compared with the streams, and with what the subscriber has accumulated; and once more
+after all history was given up.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from itertools import accumulate, groupby
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from aiopersist.client import Client
+from aiopersist.demo.git import FileVersion, GitCommit, Repository
+from aiopersist.demo.history import (
+    DemoOptions,
+    Row,
+    add_row,
+    closing,
+    compare,
+    first_error,
+    import_all,
+    open_place,
+    place,
+    quiet,
+)
+from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.indexed import Indexed, Sealed, Stream
+from aiopersist.runtime import SYSTEM
+
+AT_ONCE = 64  # commits that are written without waiting for one another
+SAMPLES = 6  # times at which the contents are compared
+TREES_MAX = 60  # that git is asked for, for one time
+COMMITS = "commits"
+FOLLOWED_S = 60.0  # until the subscriber listens to all streams
+END = (b"", FileVersion(mode=0, blob=b"", size=None))  # no path; written and taken back: the walk has ended
+
+
+class Walk:
+    """The commits, when they were authored, and how far that lets all streams be sealed."""
+
+    def __init__(self, commits: list[str], dates: dict[str, int], limit: int | None) -> None:
+        self.commits = commits[:limit]
+        self.times = [dates[commit] for commit in self.commits]
+        self._sorted = sorted(self.times)
+        every = [dates[commit] for commit in commits]  # also of those that are not written now
+        end = max(every) + 1
+        self.complete = [*list(accumulate(reversed([*every[1:], end]), min))[::-1]]
+        """After each commit: no later one is older."""
+        self.end = self.complete[len(self.commits) - 1]
+
+    @property
+    def late(self) -> int:
+        """Commits that were authored before one that was written earlier."""
+        newest = accumulate(self.times, max)
+        return sum(time < before for time, before in zip(self.times[1:], newest, strict=False))
+
+    def complete_by(self, time: int) -> int:
+        """How many commits are complete once everything is sealed at `time`."""
+        return bisect_left(self._sorted, time)
+
+    def runs_until(self, time: int) -> list[tuple[int, int]]:
+        """The first and the last number of each row of commits authored by `time`."""
+        by = groupby(range(len(self.times)), key=lambda number: self.times[number] <= time)
+        rows = [list(numbers) for is_by, numbers in by if is_by]
+        return [(row[0], row[-1]) for row in rows]
+
+    def samples(self) -> list[int]:
+        """Times to look at: the last one, and others that need few trees."""
+        times = sorted(set(self.times))
+        some = {times[round(n * (len(times) - 1) / (SAMPLES - 1))] for n in range(SAMPLES)}
+        few = {time for time in some if 2 * len(self.runs_until(time)) <= TREES_MAX}
+        return sorted({*few, times[-1]})
+
+
+class IndexedDemo:
+    """One run: `ix` is written by one client, `reader` follows it with another."""
+
+    def __init__(
+        self, ix: Indexed, reader: Indexed, repository: Repository, walk: Walk, bars: Progress
+    ) -> None:
+        self.ix = ix
+        self.reader = reader
+        self.repository = repository
+        self.walk = walk
+        self.bars = bars
+        self.folders: dict[str, Stream[bytes, FileVersion]] = {}
+        self.followed: Counter[Row] = Counter()
+        self.rows = 0
+        self.written = 0
+        self._sealed = 0
+        self._listening = 0
+
+    async def write_and_follow(self, commits: Stream[str, int], done: set[str]) -> None:
+        """Until every commit is written and was seen; those that are `done` are only looked through, for the
+        folders that they name."""
+        self._sealed = _int((await self.ix.description(COMMITS)).upper)
+        written = self.bars.add_task("written", total=len(self.walk.commits))
+        followed = self.bars.add_task("followed", total=len(self.walk.commits))
+        async with (
+            asyncio.TaskGroup() as tasks,
+            closing(self.repository.changes(self.walk.commits)) as stream,
+        ):
+            async for some in _chunks(stream, AT_ONCE):
+                for folder in {_folder(change.path) for commit in some for change in commit.changes}:
+                    if folder not in self.folders:
+                        self.folders[folder] = await self.ix.register(folder, bytes, FileVersion)
+                        tasks.create_task(self._follow(folder, followed))
+                await self._write(commits, [commit for commit in some if commit.id not in done])
+                self.bars.advance(written, len(some))
+            await self._end(commits)
+
+    async def _write(self, commits: Stream[str, int], some: list[GitCommit]) -> None:
+        """The calls of a chunk are made in order, and nobody waits for the one before."""
+        calls = []
+        for commit in some:
+            time = self.walk.times[commit.number]
+            updates = [(self.folders[folder], rows) for folder, rows in _by_folder(commit, time).items()]
+            self.rows += sum(len(rows) for _, rows in updates)
+            calls.append(self.ix.write([(commits, [(commit.id, commit.number, time, 1)]), *updates]))
+            complete = self.walk.complete[commit.number]
+            if complete > self._sealed:
+                self._sealed = complete
+                calls.append(self.ix.seal([commits, *self.folders.values()], complete))
+        async with asyncio.TaskGroup() as tasks:
+            for call in calls:
+                tasks.create_task(call)
+        self.written += len(some)
+
+    async def _end(self, commits: Stream[str, int]) -> None:
+        """Seal what is complete, and let the subscriber know that nothing more comes."""
+        await self.ix.seal([commits, *self.folders.values()], max(self.walk.end, self._sealed))
+        async with asyncio.timeout(FOLLOWED_S):
+            while self._listening < len(self.folders):
+                await SYSTEM.sleep(0.01)
+        time = max(*self.walk.times, self._sealed)
+        mark = [(*END, time, 1), (*END, time, -1)]
+        await self.ix.write([(stream, mark) for stream in self.folders.values()])
+
+    async def _follow(self, folder: str, bar: Any) -> None:
+        stream = await self.reader.load(folder, bytes, FileVersion)
+        assert stream is not None
+        snapshot, events = await self.reader.listen(stream)
+        async with snapshot, events:
+            for path, version, _, diff in await snapshot.rows():
+                add_row(self.followed, (path, version), diff)
+            self._listening += 1
+            async for event in events:
+                if isinstance(event, Sealed):
+                    self.bars.update(bar, completed=self.walk.complete_by(event.time))
+                    continue
+                for path, version, _, diff in event.updates:
+                    if not path:
+                        return
+                    add_row(self.followed, (path, version), diff)
+
+    async def check(self) -> tuple[int, int]:
+        """Against git; returns how many times and rows were compared."""
+        sinces = [_int((await self.ix.description(name)).since) for name in self.folders]
+        since = max(sinces, default=0)  # an earlier run may have given up history
+        times = [time for time in self.walk.samples() if time >= since] or [TIME_MAX]
+        bar = self.bars.add_task("checked", total=len(times) + 1)
+        actual = await self._contents(times)
+        rows = 0
+        for time in times:
+            expected = await self._by_git(time)
+            compare(expected, actual[time], f"what was authored by {time}")
+            rows += len(expected)
+            self.bars.advance(bar)
+        compare(expected, self.followed, "what the subscriber accumulated")
+        end = max(self.walk.end, self._sealed)
+        await self.ix.allow_compaction([(stream, end) for stream in self.folders.values()])
+        while requests := await self.ix.step():
+            for request in requests:
+                await self.ix.apply(request.stream, await self.ix.compact(request))
+        compare(expected, (await self._contents([TIME_MAX]))[TIME_MAX], "what is left of history")
+        self.bars.advance(bar)
+        return len(times), rows
+
+    async def _contents(self, times: list[int]) -> dict[int, Counter[Row]]:
+        """All that was authored by each of these times, summed over all streams."""
+        found: dict[int, Counter[Row]] = {time: Counter() for time in times}
+        for stream in self.folders.values():
+            async with self.ix.snapshot(stream) as snapshot:
+                for rows in snapshot.split(2):
+                    async for path, version, at, diff in rows:
+                        for time in times[bisect_left(times, at) :]:
+                            add_row(found[time], (path, version), diff)
+        return found
+
+    async def _by_git(self, time: int) -> Counter[Row]:
+        contents: Counter[Row] = Counter()
+        for first, last in self.walk.runs_until(time):
+            async for row in self.repository.tree(self.walk.commits[last]):
+                add_row(contents, row, 1)
+            if first > 0:
+                async for row in self.repository.tree(self.walk.commits[first - 1]):
+                    add_row(contents, row, -1)
+        return contents
+
+
+async def run(options: DemoOptions, console: Console) -> None:
+    """All of it; raises where it cannot begin or a check fails."""
+    repository = await Repository.find(options.repository)
+    commits = await repository.first_parents()
+    dates = await repository.author_dates()
+    await asyncio.to_thread(import_all)
+    with place(options) as directory:
+        async with AsyncExitStack() as stack:
+            with quiet():
+                clients = [await stack.enter_async_context(open_place(options, directory)) for _ in range(2)]
+            try:
+                await _run(clients, repository, commits, dates, options.limit, console)
+            except* Exception as group:
+                raise first_error(group) from None
+
+
+async def _run(
+    clients: list[Client],
+    repository: Repository,
+    commits: list[str],
+    dates: dict[str, int],
+    limit: int | None,
+    console: Console,
+) -> None:
+    columns = TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    name = f"git-{commits[0]}"
+    async with clients[0].indexed(name) as ix, clients[1].indexed(name, readonly=True) as reader:
+        known = await ix.register(COMMITS, str, int)
+        async with ix.snapshot(known) as snapshot:
+            done = {update.key for update in await snapshot.rows()}
+        walk = Walk(commits, dates, max(limit or len(commits), len(done)))
+        with Progress(*columns, console=console) as bars:
+            demo = IndexedDemo(ix, reader, repository, walk, bars)
+            before = SYSTEM.monotonic()
+            await demo.write_and_follow(known, done)
+            seconds = max(SYSTEM.monotonic() - before, 1e-9)
+            checked, rows = await demo.check()
+        versions = clients[0].metrics["consensus.compare_and_set"].count
+        counts = ix.counters()
+    lines = (
+        f"{demo.written:,} commits in {seconds:.1f} s: {demo.written / seconds:,.0f} commits/s",
+        f"{demo.rows:,} rows in {len(demo.folders):,} streams; {walk.late:,} commits were late",
+        f"{versions:,} versions for {demo.written:,} writes; {counts['compactions']:,} compactions",
+        f"{checked} times ({rows:,} rows) and the subscriber's contents are what git says",
+    )
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _by_folder(commit: GitCommit, time: int) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for change in commit.changes:
+        rows = found.setdefault(_folder(change.path), [])
+        if change.old is not None:
+            rows.append((change.path, change.old, time, -1))
+        if change.new is not None:
+            rows.append((change.path, change.new, time, 1))
+    return found
+
+
+def _folder(path: bytes) -> str:
+    """The stream of a path: of the top-level folder it is in, or of the root."""
+    folder, slash, _ = path.partition(b"/")
+    return (folder.decode(errors="backslashreplace") if slash else ".") + "/"
+
+
+async def _chunks(commits: AsyncIterator[GitCommit], size: int) -> AsyncIterator[list[GitCommit]]:
+    some: list[GitCommit] = []
+    async for commit in commits:
+        some.append(commit)
+        if len(some) == size:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _int(bound: Antichain) -> int:
+    time = bound.time
+    return time if isinstance(time, int) else TIME_MAX

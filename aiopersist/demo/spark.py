@@ -1,0 +1,237 @@
+"""`aiopersist demo --spark`: the history of a git repository, loaded and read back by Spark jobs.
+
+Key: path. Val: mode, blob id and size. Time: the number of the commit. The history becomes some Parquet
+files; a Spark job loads each into one shard, exactly once, while an asyncio subscriber follows. Then Spark
+reads the shard as of sampled commits, compacts it, and reads the last commit again; each answer is compared
+with git's, row for row, and so is what the subscriber accumulated.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from aiopersist.client import Client
+from aiopersist.data.lazy import pa, pq
+from aiopersist.data.types.schema import Schema
+from aiopersist.demo.git import FileVersion, GitCommit, Repository
+from aiopersist.demo.history import (
+    SAMPLES,
+    DemoOptions,
+    Row,
+    add_row,
+    closing,
+    compare,
+    first_error,
+    import_all,
+    open_place,
+    place,
+    quiet,
+)
+from aiopersist.errors import InvalidLocation
+from aiopersist.runtime import SYSTEM
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from aiopersist.spark import SparkClient
+
+FILES = 8  # that the history is loaded from
+COLUMNS = ("key", "mode", "blob", "size", "time", "diff")
+
+
+class SparkDemo:
+    """One run: `client` is of the asyncio application, `spark` of the pipeline."""
+
+    def __init__(
+        self, client: Client, spark: "SparkClient", repository: Repository, commits: list[str], bars: Progress
+    ) -> None:
+        self.client = client
+        self.spark = spark
+        self.repository = repository
+        self.commits = commits
+        self.bars = bars
+        self.shard = f"spark-{commits[0]}"
+        self.schema = Schema(key=bytes, val=FileVersion)
+        self.followed: Counter[Row] = Counter()
+        self.updates = 0
+
+    async def load_and_follow(self, session: "SparkSession", folder: Path) -> float:
+        """Until all commits are loaded and were seen; the seconds that the jobs took."""
+        async with self.client.writer(self.shard, self.schema) as writer:
+            start = (await writer.fetch_recent_upper()).time
+            assert isinstance(start, int)
+            files = [f async for f in self._files(min(start, len(self.commits)), folder)]
+            loaded = self.bars.add_task("loaded", total=len(self.commits), completed=start)
+            followed = self.bars.add_task("followed", total=len(self.commits))
+            before = SYSTEM.monotonic()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow(followed))
+                for end, path in files:
+                    df = await asyncio.to_thread(session.read.parquet, str(path))
+                    txn = ("demo", end)
+                    await self.spark.awrite_df(df, self.shard, time="time", diff="diff", txn=txn)
+                    upper = await writer.fetch_recent_upper()
+                    if upper.time != end:  # the last of these commits have changed nothing
+                        await writer.compare_and_append([], upper, end)
+                    self.bars.update(loaded, completed=end)
+            return SYSTEM.monotonic() - before
+
+    async def _files(self, start: int, folder: Path) -> AsyncIterator[tuple[int, Path]]:
+        """The history from that commit on, in files, each with the number after its last commit."""
+        size = max(-(-(len(self.commits) - start) // FILES), 1)
+        rows: list[tuple[Any, ...]] = []
+        async with closing(self.repository.changes(self.commits, start)) as stream:
+            async for commit in stream:
+                rows += _rows(commit)
+                end = commit.number + 1
+                if (end - start) % size == 0 or end == len(self.commits):
+                    path = folder / f"{end:09}.parquet"
+                    await asyncio.to_thread(_write, path, rows)
+                    self.updates += len(rows)
+                    rows = []
+                    yield end, path
+
+    async def _follow(self, bar: Any) -> None:
+        last = len(self.commits) - 1
+        async with (
+            self.client.reader(self.shard, self.schema) as reader,
+            reader.subscribe(as_of=0) as changes,
+        ):
+            async for step in changes.steps():
+                for path, version, time, diff in step.updates:
+                    if time <= last:
+                        add_row(self.followed, (path, version), diff)
+                upper = step.upper.time
+                assert isinstance(upper, int)
+                self.bars.update(bar, completed=min(upper, last + 1))
+                if upper > last:
+                    return
+
+    async def check(self) -> tuple[int, int]:
+        """Against git, before and after a compaction; how many commits and rows were compared."""
+        last = len(self.commits) - 1
+        sampled = sorted({round(n * last / (SAMPLES - 1)) for n in range(SAMPLES)})
+        bar = self.bars.add_task("checked", total=len(sampled) + 1)
+        rows = 0
+        for number in sampled:
+            rows += await self._compare(number, "")
+            self.bars.advance(bar)
+        await self.spark.acompact(self.shard)
+        await self._compare(last, "compacted, ")
+        self.bars.advance(bar)
+        return len(sampled), rows
+
+    async def _compare(self, number: int, how: str) -> int:
+        expected = Counter({row: 1 async for row in self.repository.tree(self.commits[number])})
+        df = await self.spark.asnapshot_df(self.shard, number)
+        actual = Counter(await asyncio.to_thread(_collected, df))
+        compare(expected, actual, f"{how}the DataFrame at commit {number} ({self.commits[number]})")
+        if number == len(self.commits) - 1:
+            compare(expected, self.followed, "what the subscriber accumulated")
+        return len(expected)
+
+
+def _rows(commit: GitCommit) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for path, old, new in commit.changes:
+        for version, diff in ((old, -1), (new, 1)):
+            if version is not None:
+                rows.append((path, version.mode, version.blob, version.size, commit.number, diff))
+    return rows
+
+
+def _write(path: Path, rows: list[tuple[Any, ...]]) -> None:
+    types = [pa.binary(), pa.int64(), pa.binary(), pa.int64(), pa.int64(), pa.int64()]
+    columns: list[Any] = list(zip(*rows, strict=True)) or [[]] * len(COLUMNS)
+    arrays = [pa.array(column, t) for column, t in zip(columns, types, strict=True)]
+    pq.write_table(pa.table(arrays, list(COLUMNS)), path)
+
+
+def _collected(df: "DataFrame") -> list[Row]:
+    return [
+        (bytes(row.key), FileVersion(mode=row.mode, blob=bytes(row.blob), size=row.size))
+        for row in df.collect()
+    ]
+
+
+async def run(options: DemoOptions, console: Console) -> None:
+    """All of it; raises where it cannot begin or a check fails."""
+    repository = await Repository.find(options.repository)
+    commits = await repository.first_parents(options.limit)
+    await asyncio.to_thread(import_all)
+    with place(options) as directory, tempfile.TemporaryDirectory(prefix="aiopersist-history-") as folder:
+        try:
+            async with _pipeline(options, directory) as (session, spark):
+                with quiet():
+                    client = await open_place(options, directory)
+                try:
+                    await _run(client, spark, session, repository, commits, Path(folder), console)
+                finally:
+                    await client.aclose()
+        except* Exception as group:
+            raise first_error(group) from None
+
+
+async def _run(
+    client: Client,
+    spark: "SparkClient",
+    session: "SparkSession",
+    repository: Repository,
+    commits: list[str],
+    folder: Path,
+    console: Console,
+) -> None:
+    columns = TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bars:
+        demo = SparkDemo(client, spark, repository, commits, bars)
+        seconds = await demo.load_and_follow(session, folder)
+        checked, rows = await demo.check()
+    loaded = f"{len(commits):,} commits loaded by Spark in {seconds:.1f} s; {demo.updates:,} rows"
+    compared = f"{checked} DataFrames ({rows:,} rows), the compacted shard and the subscriber's contents"
+    for line in (loaded, f"{compared} are what git says"):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+@asynccontextmanager
+async def _pipeline(
+    options: DemoOptions, directory: Path | None
+) -> "AsyncIterator[tuple[SparkSession, SparkClient]]":
+    """A Spark session in this process, and the engine on it."""
+    session = await asyncio.to_thread(_session)
+    try:
+        from aiopersist.spark import connect
+
+        spark = await asyncio.to_thread(
+            lambda: connect(session, directory, blob=options.blob, consensus=options.consensus)
+        )
+        try:
+            yield session, spark
+        finally:
+            await spark.aclose()
+    finally:
+        await asyncio.to_thread(session.stop)
+
+
+def _session() -> "SparkSession":
+    try:
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise InvalidLocation("spark: pip install 'aiopersist[spark]', and Java 17") from error
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").appName("aiopersist demo")
+    for name, value in (("spark.ui.enabled", "false"), ("spark.log.level", "ERROR")):
+        builder = builder.config(name, value)
+    try:
+        return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    except PySparkRuntimeError as error:
+        raise InvalidLocation(f"spark: no session, is Java 17 here? {error}") from error

@@ -1,0 +1,35 @@
+"""The end of a shard: finalized, its data deleted, its name freed."""
+
+from aiopersist.errors import InvalidUsage, UnknownShard, UsageKind
+from aiopersist.gc.collect import bury
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.catalog import free, resolve
+from aiopersist.shard.commit import commit
+from aiopersist.shard.shards import Shards
+from aiopersist.state.lifecycle import Finalize
+
+
+async def drop(shards: Shards, name: str) -> None:
+    """See `Client.drop`."""
+    shard_id = await resolve(shards.stack, name)
+    shard = shards.at(shard_id, name)
+    state = await shard.register.refresh()
+    if state is None and name == shard_id:
+        raise UnknownShard(f"there is no {shard.label}", shard_id=shard_id)
+    await commit(shard.register, Finalize(shard_id), Slot())
+    await bury(shard)  # first: repeated after a crash, it finds the shard by its name
+    await free(shards.stack, name, shard_id)
+
+
+async def finalize(shards: Shards, name: str) -> None:
+    """See `Client.finalize`."""
+    shard = shards.at(await resolve(shards.stack, name), name)
+    state = await shard.register.refresh()
+    if state is None:
+        raise UnknownShard(f"there is no {shard.label}", shard_id=shard.id)
+    if not state.finalized and (state.since.elements or state.upper.elements):
+        message = f"since {state.since} and upper {state.upper} are not both empty"
+        kind, ends = UsageKind.FINALIZATION_ERROR, (state.since, state.upper)
+        raise InvalidUsage(kind, message, shard_id=shard.id, since=ends[0], upper=ends[1])
+    await commit(shard.register, Finalize(shard.id), Slot())
+    await bury(shard)

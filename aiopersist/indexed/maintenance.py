@@ -1,0 +1,335 @@
+"""One round of maintenance of all streams, and compactions that somebody else carries out.
+
+A step drains, evicts, trims, asks for compactions, and collects garbage. What it has to do is told from the
+state in memory; where nothing is to be done no store is touched. Writes go on around it.
+
+*Compactions.* At most one of a stream is in flight. The flight is this instance's: what another one has asked
+for is unknown here, and what comes back for it changes nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from aiopersist.errors import Corruption, Error, LeaseExpired, StorageUnavailable
+from aiopersist.indexed import arrangement as rules
+from aiopersist.indexed import work
+from aiopersist.indexed.arrangement import Compaction, Drain, Trim
+from aiopersist.indexed.committer import Committer
+from aiopersist.indexed.core import Core
+from aiopersist.indexed.draft import Made, Maintain
+from aiopersist.indexed.errors import Fenced
+from aiopersist.indexed.hollow import of_trace, of_unsealed
+from aiopersist.indexed.raw import RawParts, Room
+from aiopersist.indexed.work import Output, Workplace
+from aiopersist.maintenance.shard import ShardMaintenance
+from aiopersist.parts.fetch import Named
+from aiopersist.resource import run_bounded
+from aiopersist.state.model import COLLECTION
+from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, difference, rearranged
+
+T = TypeVar("T")
+
+AT_ONCE = 4  # drains and trims: as many as there are worker threads
+RESULTS_PER_COMMIT = 256  # so that a version has a few MB at most
+COLLECTION_VERSIONS = 4  # that a collection itself writes after its rollup, and one more
+
+
+@dataclass(frozen=True, eq=False)
+class CompactionRequest:
+    """Two batches of the trace of `stream` are to be one. Any instance that asked for it takes the response,
+    once."""
+
+    stream: str
+    plan: Compaction = field(repr=False)
+
+    @property
+    def updates(self) -> int:
+        """How many are to be read."""
+        return self.plan.older.updates + self.plan.younger.updates
+
+
+@dataclass(eq=False)
+class CompactionResponse:
+    """What was made of a request."""
+
+    request: CompactionRequest
+    batch: TraceBatch = field(repr=False)
+    seconds: float
+    discard: Callable[[], object] = field(repr=False)
+    """Deletes the output, as long as nothing can name it."""
+    was_handed_in: bool = False
+
+
+class Result(NamedTuple):
+    """What was made for a stream, and how to delete it where it is not wanted."""
+
+    stream: str
+    made: Made
+    discard: Callable[[], object] = lambda: None
+
+
+class StreamsMaintenance:
+    """See the header."""
+
+    def __init__(self, core: Core, committer: Committer) -> None:
+        self.garbage = ShardMaintenance(core.shard)
+        self._core = core
+        self._committer = committer
+        self._turn = asyncio.Lock()
+        self._in_flight: dict[str, CompactionRequest] = {}
+        self._room = Room(0)  # for all trims of a round
+        self._answered: set[str] = set()  # streams whose response is on its way into the state
+        self._found_nothing: dict[str, Drain] = {}  # what was looked at in vain, until something is new
+
+    def in_flight(self, stream: str) -> bool:
+        """Whether a compaction of that stream was asked for, and not answered yet."""
+        return stream in self._in_flight
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    async def step(self) -> list[CompactionRequest]:
+        """One round; the compactions that it asks for. It does what it can, and raises what failed; then it
+        has asked for none."""
+        requests, failure = await self.round()
+        if failure is not None:
+            self.withdraw(requests)
+            raise failure
+        return requests
+
+    async def round(self) -> tuple[list[CompactionRequest], Exception | None]:
+        """All that a step does: the compactions that it asks for, and what failed of the rest. Raises only
+        what kept it from beginning."""
+        failures: list[Exception] = []
+        try:
+            async with self._turn:
+                await self._committer.flush()
+                await self._carry_out(self._to_drain(), self._drained, failures)
+                self._room = Room(self._core.inline_room)
+                await self._carry_out(self._to_trim(), self._trimmed, failures)
+                if self.owes_collection:
+                    await self._attempt(self.collect, failures)
+                failure = await self._explained(failures[0]) if failures else None
+                self._core.counts["failed_steps"] += failure is not None
+                return self._requests(), failure
+        except BaseException:
+            self._core.counts["failed_steps"] += 1
+            raise
+
+    async def _attempt(self, work: Callable[[], Awaitable[T]], failures: list[Exception]) -> T | None:
+        """One thing of several: a failure keeps nobody from the others."""
+        try:
+            return await work()
+        except Exception as error:
+            failures.append(error)
+            return None
+
+    async def collect(self) -> None:
+        """One round of garbage collection. What the snapshots of this instance have let go of is told first:
+        its own reader would hold it back."""
+        hold = self._core.shard.hold
+        with suppress(LeaseExpired):  # then it holds nothing back
+            await hold.heartbeat()
+        await self.garbage.collect()
+
+    def withdraw(self, requests: Iterable[CompactionRequest]) -> None:
+        """Nobody carries them out: they are asked for again."""
+        for request in requests:
+            if self._in_flight.get(request.stream) is request:
+                del self._in_flight[request.stream]
+
+    @property
+    def owes_collection(self) -> bool:
+        """Whether a rollup, and what it lets go, are due by the number of versions; a failed one waits."""
+        state, every = self._core.state, self._core.stack.settings.rollup_every
+        behind = state.seqno - (state.latest_rollup or 0)
+        return behind >= max(every, COLLECTION_VERSIONS) and COLLECTION not in self.garbage.backoffs
+
+    def _arrangements(self) -> Iterable[tuple[str, Arrangement]]:
+        return self._core.streams.arrangements.items()
+
+    def _to_drain(self) -> list[tuple[str, Drain | None]]:
+        """What is to be drained; and where nothing is, what is to be evicted."""
+        plans: list[tuple[str, Drain | None]] = []
+        for name, now in self._arrangements():
+            plan = rules.to_drain(now)
+            if plan is not None and plan != self._found_nothing.get(name):
+                plans.append((name, plan))
+            elif rules.evicted(now) is not None:
+                plans.append((name, None))
+        return plans
+
+    def _to_trim(self) -> list[tuple[str, Trim]]:
+        plans = ((name, rules.to_trim(now)) for name, now in self._arrangements())
+        return [(name, plan) for name, plan in plans if plan is not None]
+
+    def _requests(self) -> list[CompactionRequest]:
+        asked, there = [], self._core.streams.arrangements
+        for known in (self._in_flight, self._found_nothing):
+            for name in known.keys() - there.keys():
+                del known[name]
+        for name, now in self._arrangements():
+            if name not in self._in_flight and (plan := rules.to_compact(now)) is not None:
+                asked.append(CompactionRequest(name, plan))
+        self._in_flight |= {request.stream: request for request in asked}
+        return asked
+
+    async def _carry_out(
+        self,
+        plans: Sequence[tuple[str, T]],
+        carry_out: Callable[[str, T], Awaitable[Result]],
+        failures: list[Exception],
+    ) -> None:
+        """Make all of it, and apply what was made, many results by one commit."""
+        made: list[Result] = []
+
+        async def one(name: str, plan: T) -> None:
+            if name in self._core.streams.arrangements:  # else it was destroyed meanwhile
+                result = await self._attempt(partial(carry_out, name, plan), failures)
+                made.extend([result] if result is not None else [])
+
+        try:
+            await run_bounded(AT_ONCE, [partial(one, *plan) for plan in plans])
+            while made:
+                some, made[:] = made[:RESULTS_PER_COMMIT], made[RESULTS_PER_COMMIT:]
+                await self._attempt(partial(self._apply_results, some), failures)
+        finally:
+            for result in made:
+                result.discard()
+
+    async def _apply_results(self, results: list[Result]) -> set[str]:
+        """By one commit; what is surely not applied is deleted. Says of which streams it is."""
+        command = Maintain([(result.stream, result.made) for result in results])
+        applied: set[str] | None = None
+        try:
+            applied = found = set[str](await self._committer.run(command))
+            return found
+        except (StorageUnavailable, Fenced):  # it surely did not happen
+            applied = set()
+            raise
+        finally:
+            if applied is None and not command.begun:
+                applied = set()
+            for result in results:
+                if applied is not None and result.stream not in applied:
+                    result.discard()
+
+    async def _drained(self, name: str, plan: Drain | None) -> Result:
+        if plan is None:
+            return Result(name, rules.evicted)
+        place = self._place(name)
+        async with self._gate(place, of_unsealed(plan.batches)):
+            output = await work.drain(place, plan)
+        if output is None:
+            self._found_nothing[name] = plan
+            return Result(name, rules.evicted)
+        return Result(name, partial(_drained_and_evicted, plan, output.batch), self._discarding(output))
+
+    async def _trimmed(self, name: str, plan: Trim) -> Result:
+        place = self._place(name)
+        raw = RawParts(self._core.shard, place.writer, self._room)
+        try:
+            async with self._gate(place, of_unsealed([plan.batch])):
+                batch = await work.trim(place, plan, raw)
+        except BaseException:
+            raw.discard()
+            raise
+        return Result(name, lambda now: rules.trimmed(now, plan, batch), raw.discard)
+
+    def _gate(self, place: Workplace, parts: Sequence[Named]) -> AbstractAsyncContextManager[object]:
+        """What is much goes one after the other."""
+        return self._core.much if place.is_much(parts) else nullcontext()
+
+    async def _explained(self, error: Exception) -> Exception:
+        """A blob may be gone since another has taken over and dropped it."""
+        if not isinstance(error, Corruption | LeaseExpired):
+            return error
+        try:
+            await self._core.shard.register.refresh()
+            self._core.check_owner()
+        except Error as reason:
+            return reason
+        if isinstance(error, Corruption):
+            return error
+        text = f"a part that the newest version names is not there: {error}"
+        return Corruption(text, shard_id=self._core.shard.id)
+
+    def _place(self, name: str) -> Workplace:
+        core = self._core
+        share = core.stack.settings.indexed_inline_total_max_bytes // (4 * len(core.streams.names))
+        return Workplace(core.shard, core.schema(name), core.streams.names[name], core.check_owner(), share)
+
+    def _discarding(self, output: Output) -> Callable[[], object]:
+        spawn = self._core.stack.supervisor.spawn
+        return lambda: spawn(output.discard(), "delete parts that are not wanted")
+
+    # --- compactions -----------------------------------------------------------------------------
+
+    async def compact(self, request: CompactionRequest) -> CompactionResponse:
+        """Carry out a request. It is not applied yet."""
+        self._core.arrangement(request.stream)
+        began = self._core.stack.runtime.monotonic()
+        place, plan = self._place(request.stream), request.plan
+        try:
+            async with self._gate(place, of_trace([plan.older, plan.younger])):
+                output = await work.compact(place, plan)
+        except Exception as error:
+            raise await self._explained(error) from error
+        seconds = self._core.stack.runtime.monotonic() - began
+        return CompactionResponse(request, output.batch, seconds, self._discarding(output))
+
+    async def apply(self, stream: str, response: CompactionResponse | BaseException) -> None:
+        """Hand in what came of a request. What surely was not applied, and never will be, is deleted."""
+        counts, request = self._core.counts, self._in_flight.get(stream)
+        if stream not in self._core.streams.arrangements:
+            self._in_flight.pop(stream, None)
+            request = None
+        mine = isinstance(response, BaseException) or (
+            response.request is request and not response.was_handed_in
+        )
+        if request is None or not mine or stream in self._answered:
+            counts["unexpected_responses"] += 1
+            self._discard_if_useless(response)
+            return
+        if isinstance(response, BaseException):
+            del self._in_flight[stream]
+            counts["failed_compactions"] += 1
+            return
+        await self._apply(response)
+
+    def _discard_if_useless(self, response: CompactionResponse | BaseException) -> None:
+        """Its request is no longer in flight, and never will be again."""
+        if isinstance(response, BaseException) or response.was_handed_in:
+            return
+        if self._in_flight.get(response.request.stream) is not response.request:
+            response.was_handed_in = True
+            response.discard()
+
+    async def _apply(self, response: CompactionResponse) -> None:
+        counts, stream = self._core.counts, response.request.stream
+        response.was_handed_in = True
+        made = partial(rules.compacted, compaction=response.request.plan, batch=response.batch)
+        self._answered.add(stream)
+        try:
+            results = [Result(stream, made, response.discard)]
+            applied = await self._apply_results(results)
+        finally:
+            self._answered.discard(stream)
+            self._in_flight.pop(stream, None)
+        if not applied:
+            counts["skipped_compactions"] += 1
+            return
+        counts["compactions"] += 1
+        counts["compaction_seconds"] += response.seconds  # type: ignore[assignment]  # a sum of floats
+        counts["compaction_bytes"] += sum(part.size for part in response.batch.parts)
+
+
+def _drained_and_evicted(plan: Drain, batch: TraceBatch, now: Arrangement) -> Rearrangement | None:
+    if (drained := rules.drained(now, plan, batch)) is None:
+        return None
+    after = rearranged(drained, now)
+    evicted = rules.evicted(after)
+    return difference(now, after if evicted is None else rearranged(evicted, after))

@@ -1,0 +1,40 @@
+"""Maintenance that a user asks for: the policy of a shard, a compaction, a collection, now."""
+
+from contextlib import suppress
+from datetime import timedelta
+
+from aiopersist.errors import InvalidUsage, LeaseExpired, UsageKind, shown
+from aiopersist.gc.collect import Collected
+from aiopersist.maintenance.background import Maintenance
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
+from aiopersist.shard.shards import Shards
+from aiopersist.state.retention import SetRetention
+
+
+async def retain(shards: Shards, maintenance: Maintenance, name: str, keep: int | timedelta | None) -> None:
+    """See `Client.retain`."""
+    command = SetRetention(*_kept(keep))
+    shard = await shards.existing(name)
+    await commit(shard.register, command, Slot())
+    maintenance.keep(shard, retained=keep is not None)
+
+
+async def force_gc(shards: Shards, maintenance: Maintenance, name: str) -> Collected:
+    """See `Client.force_gc`."""
+    shard = await shards.existing(name)
+    with suppress(LeaseExpired):  # then it holds nothing back
+        if shard.hold.reader:
+            await shard.hold.heartbeat()
+    return await maintenance.of(shard).force_collection()
+
+
+def _kept(keep: object) -> tuple[int | None, float | None]:
+    if keep is None:
+        return None, None
+    if type(keep) is int and 0 <= keep < 2**63:
+        return keep, None
+    if isinstance(keep, timedelta) and keep >= timedelta(0):
+        return None, keep.total_seconds()
+    text = f"{shown(keep)} is not how much to keep: an int of times, a timedelta, or None"
+    raise InvalidUsage(UsageKind.INVALID_TIME, text, time=keep)

@@ -1,0 +1,54 @@
+"""`ap.open`: from a location to a client."""
+
+import os
+
+from aiopersist.client import Client
+from aiopersist.data.lazy import arrow_is_imported, import_arrow
+from aiopersist.resource import Opening
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.settings import Settings, settings_from_environment
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.urls import Location, open_stores, parse_location
+
+
+def open(  # noqa: A001  # `ap.open`
+    location: str | os.PathLike[str] | Location | None = None,
+    *,
+    blob: str | Blob | None = None,
+    consensus: str | Consensus | None = None,
+    settings: Settings | None = None,
+    maintenance: bool = True,
+    readonly: bool = False,
+    runtime: Runtime = SYSTEM,
+) -> Opening[Client]:
+    """A client of a location: a directory, `mem://`, or two stores as URLs or instances; with nothing
+    given, what the environment says (`AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
+    `AIOPERSIST_CONSENSUS`).
+
+    `InvalidLocation` at once for what cannot be used, `StorageUnavailable` after
+    `settings.open_timeout_s` for a store that cannot be reached. Costs two requests.
+    `maintenance=False` runs no maintenance but the heartbeats of its own handles.
+
+    `readonly=True` needs no right to write, to a directory, a role or a bucket, and makes no location
+    (`InvalidLocation` where none is). It takes no leases and maintains nothing. Snapshots and listens read
+    what the retention of others leaves; `LeaseExpired` or `SinceViolation` says that it was left no longer.
+    Every call that writes is `Unsupported`.
+    """
+    found = parse_location(location, blob, consensus)
+    chosen = settings or settings_from_environment()
+    stores = open_stores(found, runtime=runtime, readonly=readonly)
+
+    async def connect() -> Client:
+        client = Client(stores, chosen, runtime, maintenance)
+        try:
+            await client.ping()
+            if not arrow_is_imported():
+                await client._stack.compute(import_arrow)
+        except BaseException:
+            await client.aclose()
+            raise
+        client._tasks = client._stack.supervisor
+        return client
+
+    return Opening(connect, "aiopersist.open(...)")

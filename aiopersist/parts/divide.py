@@ -1,0 +1,196 @@
+"""Many parts, shared out: pieces of about equal size that any process can read on its own.
+
+A piece is a range of rows (`data/part/key_range.py`) and, run by run, the parts that may hold some of them.
+Inline parts are little: they are read here, and each piece carries its own rows of them. Its reader merges
+its runs and keeps the rows of its range, so the pieces together give each row once, in the order of the sort.
+
+Where to cut is known from the statistics of row groups, which lie in the footers of parts: one request for
+each larger part, at most `FOOTERS_MAX`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from aiopersist.data.part.key_range import (
+    Block,
+    Bound,
+    KeyRange,
+    Leaf,
+    bounds_of,
+    condition,
+    divide,
+    from_stored,
+    leaves,
+    overlaps,
+    to_stored,
+)
+from aiopersist.data.part.select import apply_where
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import InvalidUpdate, InvalidUsage
+from aiopersist.frontier import Antichain, minimum
+from aiopersist.parts.fetch import Fetch, Named, Selection
+from aiopersist.parts.put import inline_part
+from aiopersist.resource import run_bounded
+from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.shard import Shard
+from aiopersist.state.keys import BlobKey
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.record import HollowPart, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+FOOTERS_MAX = 1024  # the largest parts: of the others the state tells enough
+BLOCKS_PER_TASK = 16  # finer ones would not make shares more equal
+
+Runs: TypeAlias = Sequence[Sequence[Named]]
+"""The parts of each in order. Who has chosen some of a batch's knows them; the batch tells only of all."""
+
+
+class Piece(Record):
+    """One piece of a read. It travels as JSON."""
+
+    schema_id: int
+    """Of the columns that it is read as, whose leaves the range is of."""
+    keys: dict[str, Any]
+    """The range, as `to_stored` gives it."""
+    runs: tuple[HollowBatch, ...]
+    """Each is one run of parts, in order."""
+
+    def named(self) -> list[list[Named]]:
+        """The parts, run by run."""
+        return [[(batch, part) for part in batch.parts] for batch in self.runs]
+
+
+def checked_shard(shard: str, piece: Piece) -> str:
+    """The shard, if the piece can be of it; `InvalidUpdate`."""
+    try:
+        ShardId.parse(shard)
+        keys = [part.key for batch in piece.runs for part in batch.parts if part.key is not None]
+        others = [key for key in keys if BlobKey.parse(key).shard != shard]
+    except InvalidUsage as error:
+        raise InvalidUpdate(f"a piece of work cannot be read: {error}") from error
+    if others:
+        raise InvalidUpdate(f"part {others[0]} is not of shard {shard}")
+    return shard
+
+
+def check_schemas(piece: Piece, shard: Shard) -> None:
+    """`InvalidUpdate` unless the shard knows the schemas of the piece."""
+    wanted = {part.schema_id for batch in piece.runs for part in batch.parts} | {piece.schema_id}
+    if not wanted <= shard.state.schemas.keys():
+        raise InvalidUpdate("a piece of work has a schema that the shard does not know")
+
+
+def rows_of(piece: Piece, schema: Schema[Any, Any, Any]) -> Any:
+    """The condition that picks the rows of the piece; `None` for all. `InvalidUpdate` for a range of other
+    columns than there are."""
+    order = leaves(schema)
+    try:
+        return condition(from_stored(piece.keys, order), order)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidUpdate(f"a piece of a read has no range of this shard: {error}") from error
+
+
+class _Input(NamedTuple):
+    """What is shared out: runs of parts in blobs, and the rows of inline ones."""
+
+    fetch: Fetch
+    runs: Runs
+    inline: "pa.Table"
+
+    @classmethod
+    async def of(cls, fetch: Fetch, runs: Runs, selection: Selection, reader: str) -> "_Input":
+        inline = [named for run in runs for named in run if named[1].inline is not None]
+        rows = await fetch.table(inline, selection, reader)
+        in_blobs = [[named for named in run if named[1].inline is None] for run in runs]
+        return cls(fetch, [run for run in in_blobs if run], rows)
+
+    @property
+    def parts(self) -> list[Named]:
+        return [named for run in self.runs for named in run]
+
+
+async def shared_out(fetch: Fetch, runs: Runs, selection: Selection, reader: str, tasks: int) -> list[Piece]:
+    """About as many pieces as `tasks`, at least one, of what `selection` asks for of the runs. Bounds on
+    times are applied again when a piece is read; a condition is not: it must be given again."""
+    order = leaves(fetch.schema)
+    found = await _Input.of(fetch, runs, selection, reader)
+    blocks = await _blocks(fetch, found.parts, reader, order, tasks) if tasks > 1 else []
+    return await fetch.stack.compute(_pieces, found, divide(blocks, tasks), order)
+
+
+async def shared_out_beside(
+    fetch: Fetch,
+    runs: Runs,
+    selection: Selection,
+    reader: str,
+    tasks: int,
+    beside: Runs,
+) -> list[tuple[Piece, Piece]]:
+    """Pieces as `shared_out` gives them, and with each a piece of the runs `beside`, which has all of their
+    rows with the same keys."""
+    order = leaves(fetch.schema)
+    key_leaves = sum(leaf.path[0] == "key" for leaf in order)
+    found = await _Input.of(fetch, runs, selection, reader)
+    other = await _Input.of(fetch, beside, Selection(), "")
+    blocks = await _blocks(fetch, found.parts, reader, order, tasks)
+    blocks += await _blocks(fetch, other.parts, "", order, tasks)
+    ranges = divide(blocks, tasks)
+    whole_keys = [r if len(r.prefix) < key_leaves else KeyRange(r.prefix[:key_leaves]) for r in ranges]
+    pieces = await fetch.stack.compute(_pieces, found, ranges, order)
+    return list(zip(pieces, await fetch.stack.compute(_pieces, other, whole_keys, order), strict=True))
+
+
+def _pieces(given: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[Piece]:
+    fetch, runs, inline = given
+    bounds = {id(part): bounds_of(part.stats, order) for run in runs for _, part in run}
+    pieces = []
+    for keys in ranges:
+        found = [_of_range(run, keys, bounds) for run in runs]
+        where = condition(keys, order)
+        rows = inline if where is None else apply_where(inline, where, fetch.schema)
+        found += [_inline(fetch, rows)] if rows.num_rows else []
+        there = tuple(batch for batch in found if batch is not None)
+        pieces.append(Piece.of(schema_id=fetch.schema_id, keys=to_stored(keys, order), runs=there))
+    return pieces
+
+
+def _of_range(
+    run: Sequence[Named], keys: KeyRange, bounds: dict[int, tuple[Bound, ...]]
+) -> HollowBatch | None:
+    """Of one run the parts that may hold rows of the range. Their statistics have served their purpose."""
+    parts = tuple(
+        part.replace(stats=None, key_lower=None) for _, part in run if overlaps(keys, bounds[id(part)])
+    )
+    return run[0][0].replace(parts=parts, runs=()) if parts else None
+
+
+def _inline(fetch: Fetch, rows: "pa.Table") -> HollowBatch:
+    """Rows as they are to be read: neither cut nor moved."""
+    since = minimum(fetch.schema.time_length)
+    part = inline_part(rows.combine_chunks(), fetch.schema_id)
+    return HollowBatch.of(lower=since, upper=Antichain(), since=since, parts=(part,))
+
+
+async def _blocks(
+    fetch: Fetch, parts: list[Named], reader: str, order: list[Leaf], tasks: int
+) -> list[Block]:
+    """Of the larger parts each row group, of the others each part."""
+    total = sum(part.rows for _, part in parts)
+    fine = total // (tasks * BLOCKS_PER_TASK)
+    row_group = fetch.stack.settings.row_group_bytes
+    larger = [p for _, p in parts if p.rows > fine and (p.goodbytes is None or p.goodbytes > row_group)]
+    larger.sort(key=lambda part: -part.rows)
+    jobs = [partial(_row_groups, fetch, part, reader, order) for part in larger[:FOOTERS_MAX]]
+    found = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
+    blocks = [block for of_part in found for block in of_part]
+    seen = {id(part) for part in larger[:FOOTERS_MAX]}
+    rest = [Block(bounds_of(part.stats, order), part.rows) for _, part in parts if id(part) not in seen]
+    return blocks + rest
+
+
+async def _row_groups(fetch: Fetch, part: HollowPart, reader: str, order: list[Leaf]) -> list[Block]:
+    index = await fetch.index(part, reader)
+    return [Block(bounds_of(group.stats, order), group.rows) for group in index.row_groups]

@@ -1,0 +1,54 @@
+"""Values that travel between processes as bytes.
+
+One line says what follows, in which format, and the checksum of the rest, which is JSON.
+"""
+
+import re
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from aiopersist.data.part.inline import checksum
+from aiopersist.errors import InvalidUpdate
+from aiopersist.state.record import Record
+
+R = TypeVar("R", bound=Record)
+
+
+class Envelope(NamedTuple):
+    """What is sent: for people (`batch`), and its format."""
+
+    what: str
+    format: int
+
+    @property
+    def magic(self) -> bytes:
+        return f"aiopersist-{self.what}".encode()
+
+    def encode(self, value: Record) -> bytes:
+        """The bytes of the value."""
+        body = value.model_dump_json().encode()
+        return b"%s %d %s\n%s" % (self.magic, self.format, checksum(body).encode(), body)
+
+    def decode(self, data: Any, model: type[R], shard_id: str | None = None) -> R:
+        """The value again; `InvalidUpdate` for what is none, is damaged, or of a later format."""
+        what = self.what
+
+        def refused(text: str) -> InvalidUpdate:
+            return InvalidUpdate(text, shard_id=shard_id)
+
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise refused(f"a transmitted {what} is bytes, not {type(data).__name__}")
+        head, _, body = bytes(data).partition(b"\n")
+        fields = head.split(b" ")
+        if len(fields) != 3 or fields[0] != self.magic or not re.fullmatch(rb"[0-9]+", fields[1]):
+            raise refused(f"{bytes(data)[:40]!r}... is no transmitted {what}")
+        if fields[1] != b"%d" % self.format:
+            found = f"a {what} of format {fields[1].decode():.20}"
+            raise refused(f"{found}; this version reads {self.format}: upgrade aiopersist")
+        if checksum(body).encode() != fields[2]:
+            raise refused(f"a transmitted {what} is damaged: it does not have its checksum")
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise refused(f"a transmitted {what} cannot be read: {error}") from error

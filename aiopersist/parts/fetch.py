@@ -1,0 +1,348 @@
+"""From hollow parts to updates: what every reader does with a part, in this order.
+
+1. Get the bytes: inline ones from the state, others from the blob store, checked against the state.
+2. Advance times to the part's rewrite frontier, if its batch was rewritten.
+3. Keep what lies in the bounds of its append, if it was marked truncated there.
+4. Keep what the read asks for (`Selection`), and advance to its time.
+
+A blob that the state names and that is not there: the reader's lease ran out, or a readonly client never
+had one (`LeaseExpired`); or, if the reader is still registered, or the newest state still names the blob,
+the store lost it (`Corruption`).
+"""
+
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, groupby
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
+
+from aiopersist.data.part.inline import decode_inline
+from aiopersist.data.part.part import (
+    PartIndex,
+    checked,
+    decode_part,
+    iter_row_groups,
+    plan_ranges,
+    read_footer,
+    read_index,
+    read_row_groups,
+)
+from aiopersist.data.part.select import apply_where, prune
+from aiopersist.data.types.evolve import adapt
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.assemble import concat
+from aiopersist.data.updates.times import advance, filter_times
+from aiopersist.data.updates.updates import Updates
+from aiopersist.errors import Corruption, Error, LeaseExpired, MissingPart
+from aiopersist.frontier import Antichain, Time
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
+from aiopersist.state.compaction import goodbytes_at_most
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.names import live_parts
+from aiopersist.state.record import HollowPart
+from aiopersist.storage.blob import Blob
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+T = TypeVar("T")
+
+
+Slabs: TypeAlias = "Iterator[pa.Table]"
+"""Tables that are decoded as they are taken, on a thread."""
+Named = tuple[HollowBatch, HollowPart]
+
+GAP_BYTES = 256 * 1024  # between two ranges: fetched along, since another request costs more
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which updates a read asks for; each bound where it is given."""
+
+    lower: Antichain | None = None
+    upper: Antichain | None = None
+    as_of: Time | None = None
+    not_as_of: Time | None = None
+    advance_to: Antichain | None = None
+    """Advance times to it *before* the bounds are applied."""
+    where: Any = None
+    """A condition on key and val (`data.select`); what cannot match by its statistics is not fetched."""
+
+    def covers(self, batch: HollowBatch) -> bool:
+        """Whether all updates of `batch` are asked for, by its description alone. Int times only."""
+        least, end = _int(batch.lower), _int(batch.upper)
+        if least is None or end is None or self.advance_to is not None or not batch.since <= batch.lower:
+            return False
+        return (
+            (self.lower is None or self.lower <= batch.lower)
+            and (self.upper is None or batch.upper <= self.upper)
+            and (self.as_of is None or (isinstance(self.as_of, int) and end - 1 <= self.as_of))
+            and (self.not_as_of is None or (isinstance(self.not_as_of, int) and self.not_as_of < least))
+        )
+
+    def apply(self, table: "pa.Table") -> "pa.Table":
+        if self.advance_to is not None:
+            table = advance(table, self.advance_to)
+        return filter_times(
+            table, lower=self.lower, upper=self.upper, as_of=self.as_of, not_as_of=self.not_as_of
+        )
+
+
+class Fetch:
+    """Reads parts of one shard as updates of one schema."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        schema: Schema[Any, Any, Any],
+        *,
+        cached: bool = True,
+        range_bytes: int | None = None,
+        stack: Stack | None = None,
+    ) -> None:
+        """`cached=False` for background work, which must not push out what readers need. `range_bytes`: what
+        is fetched at once of a large part. `stack`: what to work with, if not the shard's."""
+        self.shard = shard
+        self.stack = stack or shard.stack
+        self.range_bytes = range_bytes or self.stack.settings.row_group_bytes
+        self._blob: Blob = self.stack.blob if cached else self.stack.blob.uncached
+        self.schema = schema
+        self.schema_id = shard.schema_id(schema)
+        self._held: WeakValueDictionary[Hashable, pa.Table] = WeakValueDictionary()
+
+    async def table(self, named: Sequence[Named], selection: Selection, reader: str) -> "pa.Table":
+        """What `selection` asks for of these parts, side by side. One request per part that is not
+        inline, one after the other."""
+        tables = []
+        for is_inline, group in groupby(named, key=lambda named: named[1].key is None):
+            parts = list(group)
+            if is_inline:
+                size = sum(part.size for _, part in parts)
+                tables.append(await self.stack.compute_few(size, self._inline, parts, selection))
+            else:
+                tables += [await self._in_blob(*named, selection, reader) for named in parts]
+        return tables[0] if len(tables) == 1 else concat(tables, self.schema)
+
+    async def updates(
+        self, named: Sequence[Named], selection: Selection, reader: str
+    ) -> Updates[Any, Any, Any]:
+        """`table` as `Updates`. What somebody here still holds of the same updates is not fetched and decoded
+        anew: of the listens of a shard many take the same step."""
+        if selection.where is not None:  # it has no hash
+            return Updates(await self.table(named, selection, reader), self.schema)
+        key = (selection, tuple(_content(batch, part) for batch, part in named))
+        table = self._held.get(key)
+        if table is None:
+            table = self._held[key] = await self.table(named, selection, reader)
+        return Updates(table, self.schema)
+
+    async def slabs(
+        self, named: Named, selection: Selection, reader: str, slab_bytes: int
+    ) -> AsyncGenerator[Slabs, None]:
+        """What `selection` asks for of a part in a blob, in slabs of about `slab_bytes` goodbytes: those of a
+        range of its row groups are decoded as they are taken, then comes the next range. A range has at most
+        `range_bytes`, or is one row group. One request for a part that is not larger than that; else one for
+        its index, and one for each range."""
+        batch, part = named
+        schema = self.shard.schema(part.schema_id)
+        async with aclosing(self._row_groups(part, reader, selection.where)) as ranges:
+            async for index, offset, data, numbers in ranges:
+                rows_max = _slab_rows(part, index, slab_bytes)
+                tables = iter_row_groups(index, (offset, data), numbers, schema, rows_max)
+                yield (self._selected(table, batch, part, selection) for table in tables)
+
+    async def index(self, part: HollowPart, reader: str) -> PartIndex:
+        """What the footer of a part in a blob tells. One request."""
+        at = part.size - part.footer_bytes
+        return await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
+
+    async def raw_slabs(
+        self, part: HollowPart, reader: str = "", rows: range | None = None
+    ) -> "AsyncGenerator[pa.Table, None]":
+        """The part as it was written, row group by row group; of `rows` only those, and what they are in."""
+        schema = self.shard.schema(part.schema_id)
+        if part.inline is not None:
+            yield _rows_of(decode_inline(part.inline, schema, part.checksum), 0, rows)
+            return
+        async with aclosing(self._row_groups(part, reader, rows=rows)) as ranges:
+            async for index, offset, data, numbers in ranges:
+                for number in _holding(index, numbers, rows):
+                    table = await self.stack.compute(
+                        read_row_groups, index, [(offset, data)], [number], schema
+                    )
+                    yield _rows_of(table, sum(g.rows for g in index.row_groups[:number]), rows)
+
+    async def _row_groups(
+        self, part: HollowPart, reader: str, where: Any = None, rows: range | None = None
+    ) -> AsyncGenerator[tuple[PartIndex, int, bytes, list[int]], None]:
+        """The row groups of a part, of a larger one those that may match, by ranges: where one begins, its
+        bytes, checked, and their numbers."""
+        if part.size <= self.range_bytes:
+            index, data = await self._read(part, None, part.size, reader, lambda d: (_index(d, part), d))
+            yield index, 0, data, await self._matching(index, where)
+            return
+        index = await self.index(part, reader)
+        chosen = _holding(index, await self._matching(index, where), rows)
+        for numbers, (offset, length) in _ranges(index, chosen, 0, self.range_bytes):
+            check = partial(checked, index, offset, row_groups=numbers)
+            yield index, offset, await self._read(part, offset, length, reader, check), numbers
+
+    async def _in_blob(
+        self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
+    ) -> "pa.Table":
+        schema = self.shard.schema(part.schema_id)
+        if selection.where is not None and part.size > self.range_bytes:
+            return await self._matches_in_blob(batch, part, selection, reader)
+
+        def decode(data: bytes) -> "pa.Table":
+            return self._selected(decode_part(data, part, schema), batch, part, selection)
+
+        return await self._read(part, None, part.size, reader, decode)
+
+    async def _matches_in_blob(
+        self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
+    ) -> "pa.Table":
+        """The same of a large part: one request for its index, and one for each range that may match."""
+        schema = self.shard.schema(part.schema_id)
+        index = await self.index(part, reader)
+        chosen = await self._matching(index, selection.where)
+        tables = []
+        for numbers, (offset, length) in _ranges(index, chosen, GAP_BYTES, self.range_bytes):
+
+            def decode(data: bytes, offset: int = offset, numbers: list[int] = numbers) -> "pa.Table":
+                table = read_row_groups(index, [(offset, data)], numbers, schema)
+                return self._selected(table, batch, part, selection)
+
+            tables.append(await self._read(part, offset, length, reader, decode))
+        return concat(tables, self.schema)
+
+    async def whole(self, part: HollowPart, reader: str) -> bytes:
+        """The bytes of a part that is not inline, checked. One request."""
+
+        def checked_whole(data: bytes) -> bytes:
+            _index(data, part)
+            return data
+
+        return await self._read(part, None, part.size, reader, checked_whole)
+
+    async def _matching(self, index: PartIndex, where: Any) -> list[int]:
+        """The row groups that may hold what matches."""
+        if where is None:
+            return list(range(len(index.row_groups)))
+        kept = await self.stack.compute(prune, where, [g.stats for g in index.row_groups], self.schema)
+        return [number for number, keep in enumerate(kept) if keep]
+
+    async def _read(
+        self, part: HollowPart, offset: int | None, length: int, reader: str, decode: Callable[[bytes], T]
+    ) -> T:
+        """What `decode` makes of the bytes of a part, all or a range; it raises `Corruption` for bytes that
+        are not ours. Those are read again at most twice, past the cache: they may be damaged on the
+        way, not where they lie."""
+        assert part.key is not None
+        blob, uncached = self._blob, self.stack.blob.uncached
+        for last, store in ((False, blob), (False, uncached), (True, uncached)):
+            get = store.get(part.key) if offset is None else store.get_range(part.key, offset, length)
+            data = await get
+            if data is None:
+                raise await self._missing(part, reader)
+            try:
+                size = goodbytes_at_most(part) if offset is None else inf
+                return await self.stack.compute_few(size, decode, data)
+            except Corruption as error:
+                if last:
+                    error.shard_id = self.shard.id
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _missing(self, part: HollowPart, reader: str) -> Error:
+        """Why a part that the state names is not there."""
+        state = await self.shard.open()
+        if self.stack.readonly:
+            if part.key not in live_parts(state):
+                text = f"part {part.key} was replaced, and a readonly client has no lease that keeps it"
+                return LeaseExpired(text, shard_id=self.shard.id)
+        elif reader not in state.readers:
+            return LeaseExpired(
+                f"the lease of reader {reader} ran out, and part {part.key} is gone", shard_id=self.shard.id
+            )
+        return MissingPart(f"part {part.key} is named by the state and is not there", shard_id=self.shard.id)
+
+    def _inline(self, named: Sequence[Named], selection: Selection) -> "pa.Table":
+        tables = []
+        for batch, part in named:
+            assert part.inline is not None
+            try:
+                table = decode_inline(part.inline, self.shard.schema(part.schema_id), part.checksum)
+            except Corruption as error:
+                error.shard_id = self.shard.id
+                raise
+            tables.append(self._selected(table, batch, part, selection))
+        return concat(tables, self.schema)
+
+    def _selected(
+        self, table: "pa.Table", batch: HollowBatch, part: HollowPart, selection: Selection
+    ) -> "pa.Table":
+        if part.schema_id != self.schema_id:
+            table = adapt(table, self.schema)
+        if part.rewrite is not None:
+            table = advance(table, part.rewrite)
+        if part.truncated is not None:
+            lower, upper = part.truncated
+            table = filter_times(table, lower=lower, upper=upper)
+        table = table if selection.covers(batch) else selection.apply(table)
+        return table if selection.where is None else apply_where(table, selection.where, self.schema)
+
+
+def _content(batch: HollowBatch, part: HollowPart) -> Hashable:
+    """What a part holds, and all that decides how it is read."""
+    read = (part.key, part.checksum, part.schema_id, part.rewrite, part.truncated)
+    return (*read, batch.lower, batch.upper, batch.since)
+
+
+def _slab_rows(part: HollowPart, index: PartIndex, slab_bytes: int) -> int:
+    if part.goodbytes is None:
+        return max(group.rows for group in index.row_groups)
+    return max(part.rows * slab_bytes // part.goodbytes, 1)
+
+
+def _index(data: bytes, part: HollowPart) -> PartIndex:
+    """The index of a whole part, all of whose bytes are ours."""
+    index = read_index(data, part)
+    checked(index, 0, data, range(len(index.row_groups)))
+    return index
+
+
+def _ranges(
+    index: PartIndex, numbers: Sequence[int], gap_bytes: int, length_max: int
+) -> list[tuple[list[int], tuple[int, int]]]:
+    """These row groups of a part, and the ranges of at most `length_max` bytes to fetch them in."""
+    plan = plan_ranges(index, numbers, gap_bytes=gap_bytes, range_bytes_max=length_max)
+    return [
+        ([n for n in numbers if offset <= index.row_groups[n].offset < offset + length], (offset, length))
+        for offset, length in plan
+    ]
+
+
+def _holding(index: PartIndex, numbers: Sequence[int], rows: range | None) -> list[int]:
+    """Those row groups of `numbers` that hold any of `rows`."""
+    if rows is None:
+        return list(numbers)
+    starts = list(accumulate((group.rows for group in index.row_groups), initial=0))
+    return [n for n in numbers if starts[n] < rows.stop and rows.start < starts[n + 1]]
+
+
+def _rows_of(table: "pa.Table", first: int, rows: range | None) -> "pa.Table":
+    """What `table`, which begins at row `first`, has of `rows`."""
+    if rows is None:
+        return table
+    start = max(rows.start - first, 0)
+    return table.slice(start, max(rows.stop - first - start, 0))
+
+
+def _int(frontier: Antichain) -> int | None:
+    elements = frontier.elements
+    return elements[0] if len(elements) == 1 and isinstance(elements[0], int) else None

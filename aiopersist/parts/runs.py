@@ -1,0 +1,152 @@
+"""The updates of many parts as one sorted stream, in bounded memory.
+
+Every run of parts is sorted, so runs are merged slab by slab (`data/updates/merge.py`), whatever their sizes.
+In memory are a row group of each run, as it was fetched, and some slabs of it, smaller ones of many runs. All
+inline parts together are one run, since the state bounds them.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import groupby
+
+from aiopersist.data.lazy import pa
+from aiopersist.data.updates.consolidate import sort_and_consolidate
+from aiopersist.data.updates.merge import Merge
+from aiopersist.parts.fetch import Fetch, Named, Selection, Slabs
+from aiopersist.resource import run_bounded
+
+SLABS_PER_RUN = 5  # in memory: one and a half that wait, and what a round makes of them as it sorts
+SLAB_MIN_BYTES = 64 * 1024  # smaller ones cost more calls than they save
+READ_SHARE = 2  # the part of a read's memory that is for slabs; allocators keep as much
+
+
+def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
+    """The parts, all of each batch, by run: `batch.runs` names the first part of every run but the first."""
+    runs: list[list[Named]] = []
+    for _, group in groupby(parts, key=lambda named: id(named[0])):
+        named = list(group)
+        starts = {0, *named[0][0].runs}
+        for number, one in enumerate(named):
+            if number in starts:
+                runs.append([])
+            runs[-1].append(one)
+    return runs
+
+
+def slab_bytes(memory: int, runs: int, row_group_bytes: int) -> int:
+    """Goodbytes that are decoded at once of each of so many runs, if slabs may have that memory."""
+    share = memory // (SLABS_PER_RUN * max(runs, 1))
+    return max(min(row_group_bytes, share), min(row_group_bytes, SLAB_MIN_BYTES))
+
+
+async def merged(
+    fetch: Fetch,
+    runs: Sequence[Sequence[Named]],
+    selection: Selection,
+    reader: str,
+    *,
+    final: bool,
+    memory: int | None = None,
+    on_slab: "Callable[[pa.Table], None]" = lambda slab: None,
+) -> "AsyncGenerator[pa.Table, None]":
+    """What `selection` asks for of the parts of these runs: sorted, consolidated, in tables that follow
+    each other. `final`: contents, as `Merge` gives them. `memory` is for slabs, and as of a read unless
+    given. `on_slab` is told what was read."""
+    settings = fetch.stack.settings
+    if memory is None:
+        memory = settings.read_memory_bytes // READ_SHARE
+    slab = slab_bytes(memory, len(runs), settings.row_group_bytes)
+    sources = [_RunSource(chunks) for chunks in _sources(fetch, runs, selection, reader, slab)]
+    merge = Merge(len(sources), fetch.schema, final=final)
+    at_once = settings.fetch_max_outstanding_parts
+    step = partial(_step, merge, sources, on_slab)
+    try:
+        while True:
+            dry, table = await fetch.stack.compute(step)
+            if table is not None:
+                yield table
+                del table
+            elif dry:
+                await run_bounded(at_once, [source.load for source in dry])
+            else:
+                return
+    finally:
+        for source in sources:
+            await source.chunks.aclose()
+
+
+class _RunSource:
+    """A run that is merged: chunks of it are fetched, and slabs of a chunk decoded."""
+
+    def __init__(self, chunks: AsyncGenerator[Slabs, None]) -> None:
+        self.chunks = chunks
+        self.slabs: Slabs = iter(())
+        self.at_end = False
+
+    async def load(self) -> None:
+        """Fetch the next chunk."""
+        found = await anext(self.chunks, None)
+        self.at_end = found is None
+        self.slabs = found if found is not None else iter(())
+
+
+def _step(
+    merge: Merge, sources: Sequence[_RunSource], on_slab: "Callable[[pa.Table], None]"
+) -> "tuple[list[_RunSource], pa.Table | None]":
+    """Decode and merge until something is settled: that; or the sources that must be loaded before; or
+    neither at the end. All on one thread: memory that one has freed serves the next, which allocators do
+    not manage between threads."""
+    while not merge.done:
+        dry = []
+        for number in merge.needs():
+            source = sources[number]
+            slab = next(source.slabs, None)
+            if slab is None and not source.at_end:
+                dry.append(source)
+                continue
+            merge.push(number, slab)
+            if slab is not None:
+                on_slab(slab)
+        if dry:
+            return dry, None
+        if (table := merge.pop()).num_rows:
+            pa.default_memory_pool().release_unused()
+            return [], table
+    return [], None
+
+
+def _sources(
+    fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, reader: str, slab: int
+) -> Iterator[AsyncGenerator[Slabs, None]]:
+    parts = [named for run in runs for named in run]
+    if inline := [named for named in parts if named[1].inline is not None]:
+        yield _at_once(fetch, inline, selection, reader)
+    if keeps_order(fetch, parts):
+        in_blobs = ([named for named in run if named[1].inline is None] for run in runs)
+        yield from (_run(fetch, run, selection, reader, slab) for run in in_blobs if run)
+    else:
+        whole = [named for named in parts if named[1].inline is None]
+        yield _at_once(fetch, whole, selection, reader)
+
+
+def keeps_order(fetch: Fetch, parts: Sequence[Named]) -> bool:
+    """Whether the parts are sorted as `fetch` reads them: fields that an older schema leaves out may
+    change the order of rows."""
+    return all(part.schema_id <= fetch.schema_id for _, part in parts)
+
+
+async def _run(
+    fetch: Fetch, run: list[Named], selection: Selection, reader: str, slab: int
+) -> AsyncGenerator[Slabs, None]:
+    for named in run:
+        async with aclosing(fetch.slabs(named, selection, reader, slab)) as chunks:
+            async for slabs in chunks:
+                yield slabs
+
+
+async def _at_once(
+    fetch: Fetch, parts: list[Named], selection: Selection, reader: str
+) -> AsyncGenerator[Slabs, None]:
+    table = await fetch.table(parts, selection, reader)
+    yield map(sort_and_consolidate, [table])

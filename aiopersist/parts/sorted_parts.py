@@ -1,0 +1,157 @@
+"""Writes updates that come sorted and consolidated as the parts of one run."""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.data.part.part import EncodedPart, PartWriter, encode_part
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.buffer import Buffer
+from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
+from aiopersist.data.updates.order import row_key
+from aiopersist.data.updates.sizes import goodbytes
+from aiopersist.data.updates.times import rows_after
+from aiopersist.errors import Corruption, Error
+from aiopersist.frontier import Antichain, Description
+from aiopersist.parts.put import inline_part, put, stats_spec
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
+from aiopersist.state.compaction import Total
+from aiopersist.state.keys import BlobKey
+from aiopersist.state.record import HollowPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+log = logging.getLogger("aiopersist")
+
+
+class SortedParts:
+    """`add` what comes, then `finish`. In memory are a row group, one part that is being written, and one
+    that is being uploaded, both encoded."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        schema: Schema[Any, Any, Any],
+        writer: str,
+        lower: Antichain,
+        since: Antichain,
+        *,
+        part_bytes: int,
+        inline_max_bytes: int,
+        stack: Stack,
+    ) -> None:
+        """Parts are cut at `part_bytes`; less than `inline_max_bytes` goodbytes are one inline part."""
+        self.keys: list[str] = []
+        self.rows = 0
+        self.loose: int | None = 0
+        """Updates at times beyond since, as far as that is counted: for int times."""
+        self._diffs = 0
+        self._last: Any = None
+        self._shard = shard
+        self._stack = stack
+        self._schema = schema
+        self._schema_id = shard.schema_id(schema)
+        self._writer = writer
+        self._description = Description(lower, Antichain(), since)
+        self._part_bytes = part_bytes
+        self._inline_max_bytes = inline_max_bytes
+        self._buffer = Buffer(schema)
+        self._part: PartWriter | None = None
+        self._uploading: asyncio.Task[HollowPart] | None = None
+        self._parts: list[HollowPart] = []
+
+    @property
+    def wrote(self) -> Total:
+        """What came so far."""
+        return Total(self.rows, self._diffs % 2**64)
+
+    async def add(self, table: "pa.Table") -> None:
+        """Updates above all that came before; `Corruption` if they are not, and nothing is applied."""
+        if not table.num_rows:
+            return
+        if self._last is not None and row_key(table, 0) <= self._last:
+            raise Corruption("runs of the shard are not in order", shard_id=self._shard.id)
+        self._last = row_key(table, -1)
+        self.rows += table.num_rows
+        self._diffs += diff_sum(table)
+        self._count_loose(table)
+        self._buffer.add(table)
+        while self._buffer.goodbytes >= self._stack.settings.row_group_bytes:
+            await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
+
+    async def add_all(self, table: "pa.Table") -> Total:
+        """All updates at once, in any order. They become one part. What was added, as it came."""
+        whole = await self._stack.compute_few(table.nbytes, sort_and_consolidate, table)
+        size, encoded = goodbytes(whole), None
+        if whole.num_rows and size >= self._inline_max_bytes:
+            encoded = await self._stack.compute_few(size, self._encode, whole)
+        self.rows, self._diffs = whole.num_rows, diff_sum(whole)
+        self._count_loose(whole)
+        if encoded is not None:
+            self._begin_upload(encoded)
+        elif self.rows:
+            self._parts.append(inline_part(whole, self._schema_id))
+        return Total(table.num_rows, diff_sum(table) % 2**64)
+
+    def _count_loose(self, table: "pa.Table") -> None:
+        since = self._description.since
+        if self.loose is not None:
+            later = rows_after(table, since)
+            self.loose = None if later is None else self.loose + later
+
+    def _encode(self, whole: "pa.Table") -> EncodedPart:
+        size, stats = self._stack.settings.row_group_bytes, stats_spec(self._stack.settings)
+        return encode_part(whole, self._schema, self._description, row_group_bytes=size, stats=stats)
+
+    async def finish(self) -> tuple[HollowPart, ...]:
+        """The parts, all uploaded; none if nothing came."""
+        small = self._part is None and not self.keys and self._buffer.goodbytes < self._inline_max_bytes
+        if self._buffer.rows and small:
+            return (inline_part(self._buffer.take(), self._schema_id),)
+        if self._buffer.rows:
+            await self._write(self._buffer.take())
+        if self._part is not None:
+            await self._cut()
+        await self._collect()
+        return tuple(self._parts)
+
+    async def discard(self) -> None:
+        """Delete what was uploaded: for what surely is not referenced."""
+        if self._uploading is not None:
+            await asyncio.wait([self._uploading])
+        if not self.keys:
+            return
+        try:
+            await self._stack.blob.delete(self.keys)
+        except Error as error:
+            log.warning("%d parts that nobody needs are left to the sweep: %s", len(self.keys), error)
+
+    async def _write(self, table: "pa.Table") -> None:
+        settings = self._stack.settings
+        if self._part is None:
+            self._part = PartWriter(self._schema, self._description, stats_spec(settings))
+        await self._stack.compute(self._part.write, table)
+        if self._part.size >= self._part_bytes:
+            await self._cut()
+
+    async def _cut(self) -> None:
+        """The part ends here; its upload goes on while the next is written."""
+        assert self._part is not None
+        encoded = await self._stack.compute(self._part.finish)
+        self._part = None
+        await self._collect()
+        self._begin_upload(encoded)
+
+    def _begin_upload(self, encoded: EncodedPart) -> None:
+        key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())
+        self.keys.append(key)
+        self._uploading = self._stack.supervisor.spawn(
+            put(self._stack.blob, key, encoded, self._schema_id), "upload a compacted part"
+        )
+
+    async def _collect(self) -> None:
+        if self._uploading is not None:
+            self._parts.append(await asyncio.shield(self._uploading))
+            self._uploading = None

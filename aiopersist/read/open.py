@@ -1,0 +1,63 @@
+"""Opening a reader, and a hold that never expires."""
+
+from typing import Any
+
+from aiopersist.data.types.schema import Schema, checked_schema
+from aiopersist.frontier import Antichain, Time, frontier
+from aiopersist.read.handle import ReadHandle
+from aiopersist.read.since import SinceHandle
+from aiopersist.resource import Opening
+from aiopersist.shard.catalog import check_name
+from aiopersist.shard.lease import check_lease_s
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
+
+
+def open_reader(
+    shards: Shards,
+    name: str,
+    schema: Schema[Any, Any, Any] | None,
+    *,
+    hold: Antichain | Time | None,
+    hold_name: str | None,
+    lease_s: float | None,
+    create: bool,
+) -> Opening[ReadHandle[Any, Any]]:
+    """See `Client.reader`."""
+
+    async def open_handle() -> ReadHandle[Any, Any]:
+        if schema is not None:
+            checked_schema(schema)
+        if lease_s is not None:
+            check_lease_s(lease_s)
+        found = await _created(shards, name, schema) if create and schema else await shards.existing(name)
+        stored = found.schema(found.state.schema_id)
+        if schema is not None:
+            found.schema_id(schema)
+        return await ReadHandle.open(
+            found,
+            stored if schema is None else schema,
+            shards.scope,
+            hold=None if hold is None else frontier(hold),
+            hold_name=None if hold_name is None else check_name(hold_name),
+            lease_s=lease_s,
+        )
+
+    return shards.opening(open_handle, f"client.reader({name!r})")
+
+
+def open_since(shards: Shards, name: str, critical_reader_id: str, opaque: int) -> Opening[SinceHandle]:
+    """See `Client.critical_since`."""
+
+    async def open_handle() -> SinceHandle:
+        reader = check_name(critical_reader_id)
+        found = await shards.existing(name)
+        return await SinceHandle.open(found, reader, opaque, shards.scope)
+
+    return shards.opening(open_handle, f"client.critical_since({name!r}, ...)")
+
+
+async def _created(shards: Shards, name: str, schema: Schema[Any, Any, Any]) -> Shard:
+    found = await shards.named(name)
+    await found.open_or_create(schema)
+    return found

@@ -1,0 +1,300 @@
+"""A read that several processes share: planned once, leased once, read in pieces anywhere.
+
+1. Register a leased reader, which keeps the blobs of the version that comes of it and of all later ones. No
+   handle moves this lease: it is renewed (`KeepReader`), by the process that planned and by those that read.
+2. Plan, on the state as it is then: which parts hold what is asked for.
+3. Share out (`parts/divide.py`): pieces of about equal size, which travel as bytes.
+4. Each piece is read by `client.read_piece`, here or elsewhere: consolidated within, and no row is in two.
+5. Release the lease, or leave it to its end.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import DiffOverflow, Error, LeaseExpired, MissingPart
+from aiopersist.frontier import Antichain, Time
+from aiopersist.parts.divide import (
+    Piece,
+    check_schemas,
+    checked_shard,
+    rows_of,
+    shared_out,
+    shared_out_beside,
+)
+from aiopersist.parts.envelope import Envelope
+from aiopersist.parts.fetch import Fetch, Selection
+from aiopersist.parts.runs import plan_runs
+from aiopersist.read.query import Query
+from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
+from aiopersist.read.snapshot import Items
+from aiopersist.read.stream import in_batches
+from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit, settle
+from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, keep_alive
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
+from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.names import live_parts
+from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
+from aiopersist.state.record import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+log = logging.getLogger("aiopersist")
+
+ENVELOPE = Envelope("piece", format=1)
+
+
+class TransmittedPiece(Record):
+    """What travels."""
+
+    shard: str
+    reader: str
+    """Whose lease keeps the blobs."""
+    range: Range
+    piece: Piece
+
+
+class SharedRead(Resource):
+    """The contents of a shard at one time, or its changes within a range of times, leased for several
+    processes. `client.shared_read` opens it."""
+
+    def __init__(
+        self, fetch: Fetch, state: State, wanted: Range, reader: str, lease_s: float, scope: Scope, keep: bool
+    ) -> None:
+        self._fetch = fetch
+        self._range = wanted
+        self._reader = reader
+        self._keep = keep
+        self._parts = wanted.parts(state)
+        self._scope = Scope("the shared read", scope, fetch.shard.id)
+        stack = fetch.stack
+        self._beating = (
+            None
+            if keep
+            else stack.supervisor.background(
+                keep_alive(stack, lease_s, partial(_keep, fetch.shard, reader)), "heartbeats of a shared read"
+            )
+        )
+
+    @property
+    def schema(self) -> Schema[Any, Any, Any]:
+        return self._fetch.schema
+
+    @property
+    def as_of(self) -> Time | None:
+        """Of contents."""
+        return self._range.as_of
+
+    @property
+    def start(self) -> int | None:
+        """Of changes."""
+        return self._range.start
+
+    @property
+    def end(self) -> int | None:
+        """Of changes; `None`: there are none later, for good."""
+        return self._range.end
+
+    @property
+    def updates_max(self) -> int:
+        """Updates in the parts that are read."""
+        return sum(part.rows for _, part in self._parts)
+
+    async def pieces(self, tasks: int) -> list[bytes]:
+        """About as many pieces as `tasks`, at least one, in the order of the rows that they hold: for
+        `client.read_piece`. One request for each larger part."""
+        with self._scope.call():
+            if type(tasks) is not int or tasks < 1:
+                raise ValueError(f"tasks={tasks!r} is no positive int")
+            runs = plan_runs(self._parts)
+            found = await shared_out(self._fetch, runs, self._range.selection, self._reader, tasks)
+            return await self._fetch.stack.compute(lambda: [self._encoded(piece) for piece in found])
+
+    async def pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:
+        """As `pieces`, and with each a piece of the updates in staged batches, which has all of them whose
+        keys may be in the first: for who looks up what is to be replaced."""
+        with self._scope.call():
+            runs = plan_runs(self._parts)
+            beside = plan_runs([(batch, part) for batch in staged for part in batch.parts])
+            found = await shared_out_beside(
+                self._fetch, runs, self._range.selection, self._reader, tasks, beside
+            )
+            return [(self._encoded(mine), self._encoded(other, ALL)) for mine, other in found]
+
+    def _encoded(self, piece: Piece, wanted: Range | None = None) -> bytes:
+        told = TransmittedPiece.of(
+            shard=self._fetch.shard.id, reader=self._reader, range=wanted or self._range, piece=piece
+        )
+        return ENVELOPE.encode(told)
+
+    async def aclose(self) -> None:
+        """End the lease, or leave it to its end if it was opened to be kept. Idempotent. Pieces that are
+        not read yet get `LeaseExpired` once their parts are gone."""
+        if self._scope.close() and not self._keep:
+            await self._end()
+
+    async def give_up(self) -> None:
+        """End the lease, also one that was to be kept."""
+        if self._scope.close():
+            await self._end()
+
+    async def _end(self) -> None:
+        """In the background, if the caller is cancelled or the store takes long."""
+        if self._beating is not None:
+            self._beating.cancel()
+        ending = self._fetch.stack.supervisor.spawn(self._expire(), "end the lease of a shared read")
+        await asyncio.wait([ending], timeout=RELEASE_DEADLINE_S)
+
+    async def _expire(self) -> None:
+        try:
+            await commit(self._fetch.shard.register, ExpireReader(self._reader), Slot())
+        except Error as error:  # what was made of the read stays right
+            label = self._fetch.shard.label
+            log.warning("the lease of a shared read of %s is left to its end: %s", label, error)
+
+    def __repr__(self) -> str:
+        what = f"as of {self.as_of}" if self.as_of is not None else f"[{self.start}, {self.end})"
+        return f"<SharedRead of {self._fetch.shard.id} {what}: {len(self._parts)} parts>"
+
+
+def shared_read(
+    shards: Shards,
+    name: str,
+    as_of: Time | None,
+    start: int | None,
+    end: int | None,
+    *,
+    wait: bool,
+    lease_s: float | None,
+    keep: bool,
+) -> Opening[SharedRead]:
+    """See `Client.shared_read`."""
+    lease = shards.stack.settings.reader_lease_s if lease_s is None else lease_s
+    check_lease_s(lease)
+
+    async def open_read() -> SharedRead:
+        found = await shards.existing(name)
+        schema = found.schema(found.state.schema_id)
+        with shards.calls.call():  # so that closing the client ends what waits
+            try:
+                wanted = checked(as_of, start, end, schema)
+                return await _leased(found, schema, wanted, wait, lease, shards.scope, keep)
+            except Error as error:
+                error.shard_id = error.shard_id or found.id
+                raise
+
+    return shards.opening(open_read, f"client.shared_read({name!r})")
+
+
+def read_piece(shards: Shards, data: bytes, where: Any) -> "Items[pa.RecordBatch]":
+    """See `Client.read_piece`."""
+    told = ENVELOPE.decode(data, TransmittedPiece)
+    return Items(shards.scope, _piece(shards, told, where), shards.stack.supervisor)
+
+
+async def _piece(
+    shards: Shards, told: TransmittedPiece, where: Any
+) -> "AsyncGenerator[pa.RecordBatch, None]":
+    shard = await shards.of_a_piece(checked_shard(told.shard, told.piece))
+    await _renew(shard, told.reader)
+    check_schemas(told.piece, shard)
+    fetch = Fetch(shard, shard.schema(told.piece.schema_id))
+    query = Query.of(fetch.schema, where, None)
+    conditions = [c for c in (rows_of(told.piece, fetch.schema), query.where) if c is not None]
+    condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
+    wanted = told.range.selection
+    selection = Selection(lower=wanted.lower, upper=wanted.upper, as_of=wanted.as_of, where=condition)
+    final = told.range.as_of is not None
+    rows = in_batches(fetch, told.piece.named(), selection, told.reader, final=final)
+    async with aclosing(rows) as batches:
+        try:
+            async for batch in batches:
+                await _renew(shard, told.reader)  # a large piece may take longer than the lease
+                yield batch
+        except DiffOverflow as error:
+            error.shard_id = shard.id
+            raise
+        except MissingPart as error:
+            raise await _why_missing(shard, told, error) from None
+
+
+async def _leased(
+    shard: Shard,
+    schema: Schema[Any, Any, Any],
+    wanted: Range,
+    wait: bool,
+    lease_s: float,
+    scope: Scope,
+    keep: bool,
+) -> SharedRead:
+    """Register the reader, which holds history while it waits, and plan."""
+    reader, slot = f"r{shard.stack.runtime.uuid()}", Slot()
+    register = shard.register
+    try:
+        await commit(register, RegisterReader(reader, Antichain(), lease_s), slot)
+        if (missing := not_complete(wanted, shard.state)) is not None:
+            if not wait or missing.as_of is None:
+                raise missing
+            check_held(wanted, shard.state)
+            await commit(register, RenewReader(reader, hold=hold_of(wanted)), slot)
+            beating = shard.stack.supervisor.background(
+                keep_alive(shard.stack, lease_s, partial(_keep, shard, reader)),
+                "heartbeats of a read that waits",
+            )
+            try:
+                await register.wait(lambda state: None if not_complete(wanted, state) else True)
+            finally:
+                beating.cancel()
+            state = shard.state
+            unpin = register.pin(state.seqno)
+            try:
+                await commit(register, RenewReader(reader, hold=Antichain()), slot)
+            finally:
+                unpin()
+        else:
+            state = shard.state
+        planned = pinned(wanted, state)
+        check_held(planned, state)
+        return SharedRead(Fetch(shard, schema), state, planned, reader, lease_s, scope, keep)
+    except BaseException:
+        shard.stack.supervisor.spawn(_end(shard, reader, slot), "end a lease that nobody uses")
+        raise
+
+
+async def _keep(shard: Shard, reader: str) -> None:
+    await commit(shard.register, KeepReader(reader), Slot())
+
+
+async def _end(shard: Shard, reader: str, slot: Slot) -> None:
+    await settle(slot)  # a registration may be on its way
+    await commit(shard.register, ExpireReader(reader), Slot())
+
+
+async def _renew(shard: Shard, reader: str) -> None:
+    """If nobody did for a while. That the lease is gone is told when a part is."""
+    record = shard.state.readers.get(reader)
+    if record is None:
+        return
+    now = await shard.stack.consensus.now()
+    if now - record.heartbeat > record.lease_s / HEARTBEATS_PER_LEASE:
+        try:
+            await _keep(shard, reader)
+        except LeaseExpired:
+            pass
+
+
+async def _why_missing(shard: Shard, told: TransmittedPiece, error: MissingPart) -> Error:
+    """The lease is there, and a part is not: the newest version names it, or it does not."""
+    mine = {part.key for batch in told.piece.runs for part in batch.parts if part.key is not None}
+    if mine <= live_parts(await shard.open()):
+        return error
+    return LeaseExpired("the read was closed, and a part of it is gone", shard_id=shard.id)

@@ -1,0 +1,25 @@
+"""The change of a shard's schema: one commit, if the new schema adds optional fields and nothing else."""
+
+from typing import Any
+
+from aiopersist.data.types.evolve import check_evolution
+from aiopersist.data.types.schema import Schema, checked_schema
+from aiopersist.errors import IncompatibleSchema, SchemaMismatch
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
+from aiopersist.shard.shard import Shard
+from aiopersist.state.lifecycle import EvolveSchema
+
+
+async def evolve_schema(shard: Shard, expected_id: int, schema: Schema[Any, Any, Any]) -> int:
+    """See `Client.compare_and_evolve_schema`."""
+    current = shard.state.schema_id
+    if current != expected_id:
+        raise SchemaMismatch(expected_id, current, shard_id=shard.id)
+    try:
+        check_evolution(shard.schema(current), checked_schema(schema))
+    except IncompatibleSchema as error:
+        error.shard_id = shard.id
+        raise
+    evolved: int = await commit(shard.register, EvolveSchema(expected_id, schema.to_record()), Slot())
+    return evolved

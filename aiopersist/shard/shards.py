@@ -1,0 +1,122 @@
+"""What all calls of one client share: its shards by id, and the life of what it opens on them.
+
+`Client` is a list of forwards: each of its calls is a function of this object, in the package that the call
+is about. So what a client can do is read in one file, and how, where it belongs.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Scope, Supervisor, run_bounded
+from aiopersist.runtime import Runtime
+from aiopersist.settings import Settings
+from aiopersist.shard.catalog import ShardId, resolve, resolve_or_create
+from aiopersist.shard.follow import Follower
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.stack import Stack
+from aiopersist.storage.cache import CacheBlob
+from aiopersist.storage.consensus import Consensus
+
+H = TypeVar("H", bound=Handle)
+
+KEPT_FOR_PIECES = 8
+CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a few statements
+
+
+class Shards:
+    """See the header."""
+
+    def __init__(
+        self, blob: CacheBlob, consensus: Consensus, settings: Settings, runtime: Runtime, *, readonly: bool
+    ) -> None:
+        self._known: WeakValueDictionary[str, Shard] = WeakValueDictionary()
+        label_of = _labels(self._known)
+        self.calls = Scope("the client", label_of=label_of)
+        """Of the client's calls; it ends first: then nothing new begins."""
+        self.scope = Scope("the client", label_of=label_of)
+        """Of handles; it ends once they are released."""
+        owner = Supervisor(runtime, label_of)
+        follower = Follower(consensus, settings.watch_timeout_s, owner)
+        self.stack = Stack(blob, consensus, settings, runtime, owner, follower, readonly=readonly)
+        self.on_new: Callable[[Shard], None] = lambda shard: None
+        """Called with each shard that is seen for the first time."""
+        self._handles: set[Handle] = set()
+        self._openings: set[asyncio.Future[None]] = set()
+        self._recent: deque[Shard] = deque(maxlen=KEPT_FOR_PIECES)
+
+    def at(self, shard_id: ShardId, name: str | None = None) -> Shard:
+        """The shard of that id, whether it exists or not; `name` is what the user calls it. No I/O."""
+        shard = self._known.get(shard_id)
+        if shard is None:
+            shard = self._known[shard_id] = Shard(self.stack, shard_id)
+            self.on_new(shard)
+        if name is not None and name != shard_id:
+            shard.name = name
+        return shard
+
+    async def existing(self, name: str) -> Shard:
+        """The shard of that name or id, as it is now; `UnknownShard`."""
+        shard = self.at(await resolve(self.stack, name), name)
+        await shard.open()
+        return shard
+
+    async def of_a_piece(self, name: str) -> Shard:
+        """`existing`, for a piece of work from elsewhere: the last few shards of pieces are kept, since no
+        handle keeps them, and their states are not to be loaded anew for each piece."""
+        shard = await self.existing(name)
+        self._recent.append(shard)
+        return shard
+
+    async def named(self, name: str) -> Shard:
+        """The shard of that name or id; a name that is free is taken for a shard that does not exist yet."""
+        return self.at(await resolve_or_create(self.stack, name, ShardId), name)
+
+    def opening(self, opener: Callable[[], Awaitable[H]], call: str) -> Opening[H]:
+        """What `opener` gives, as a handle of the client; `call` is what the user wrote."""
+        return Opening(lambda: self._opened(opener), call)
+
+    async def release(self) -> None:
+        """End the calls, then close every handle."""
+        self.calls.close()
+        handles = list(self._handles)
+        await run_bounded(CLOSE_AT_ONCE, [self._drain, *(handle.aclose for handle in handles)])
+
+    async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
+        self.calls.check()
+        opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._openings.add(opening)
+        try:
+            with self.scope.call():
+                handle = await opener()
+            self._handles.add(handle)  # also one that nobody keeps must be released
+            handle._scope.on_close = partial(self._ended, handle, handle._scope.on_close)
+            if self.calls.closed:
+                await handle.aclose()
+                self.calls.check()
+            return handle
+        finally:
+            self._openings.discard(opening)
+            opening.set_result(None)
+
+    def _ended(self, handle: Handle, before: Callable[[], None]) -> None:
+        self._handles.discard(handle)
+        before()
+
+    async def _drain(self) -> None:
+        """What is being opened has a moment to be there; whoever opens it then releases it."""
+        if self._openings:
+            await asyncio.wait(self._openings, timeout=RELEASE_DEADLINE_S)
+
+
+def _labels(shards: WeakValueDictionary[str, Shard]) -> Callable[[str], str | None]:
+    """What the user calls the shard of an id, if it is open. The function keeps no client alive."""
+
+    def label_of(shard_id: str) -> str | None:
+        shard = shards.get(shard_id)
+        return None if shard is None else shard.label
+
+    return label_of

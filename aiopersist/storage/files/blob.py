@@ -1,0 +1,288 @@
+"""Blobs as files below a folder.
+
+`set` writes a file in `tmp/` (the same file system, never listed), fsyncs it, renames it to its name
+and fsyncs the folder that holds the name. So a name always has a whole value behind it, after a crash
+too, and when `set` returns a power failure cannot take it back. A failed fsync is never repaired by
+another one, which could report success for pages the kernel has dropped: the error says that
+nothing was set (before the rename) or that nothing is known (after it), and repeating the `set`
+writes a new file.
+
+The first file that an instance writes into a folder makes that folder's own name durable, also where
+another process has made it (it may not have got to its fsync). A folder that a deletion leaves empty is
+removed; `held_folders` says why a file that is written at that moment is as durable as any.
+
+A file system cannot hold `a` and `a/b` both: the second one is `Unsupported`. A key whose first
+component is `tmp` (and `tmp~`, and so on) is stored with a `~` more.
+
+Each operation is one hop to a worker thread. A cancelled caller stops waiting, the thread goes on, and
+`aclose` waits for it.
+"""
+
+import os
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from io import FileIO
+from itertools import islice
+from typing import TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from aiopersist.errors import InvalidUsage, Unsupported
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.files.held_folders import HeldFolders, remove_empty
+from aiopersist.storage.folders import make_folder, make_root, mapped
+from aiopersist.storage.keys import check_blob_key, closed
+
+T = TypeVar("T")
+
+_TMP = "tmp"
+_TMP_AGE_MAX_S = 24 * 3600.0  # no write takes a day: what is older was left by a crash
+_THREADS = 32  # a disk's queue; beyond it files only wait elsewhere
+_TRIES = 10  # to write into a folder that somebody removes each time
+_LIST_PAGE = 1000  # names per hop to a worker thread
+
+
+class FilesBlob(Blob):
+    """Blobs in the folder `root`, which is made on first write. With `fsync=False` a power failure,
+    unlike a crash of the process, may lose or empty what was set last."""
+
+    def __init__(
+        self, root: str | os.PathLike[str], fsync: bool = True, *, runtime: Runtime = SYSTEM
+    ) -> None:
+        self._root = os.path.abspath(root)
+        self._fsync = fsync
+        self._runtime = runtime
+        self._limiter: CapacityLimiter | None = None
+        self._folders = HeldFolders(self._root, fsync)
+        self._has_tmp = False
+        self._swept = False
+        self._idle = threading.Condition()
+        self._busy = 0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<FilesBlob {self._root}>"
+
+    async def get(self, key: str) -> bytes | None:
+        path = self._path(key)
+        return await self._run(lambda: _read(path, 0, None))
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
+        path = self._path(key)
+        return await self._run(lambda: _read(path, offset, length))
+
+    async def set(self, key: str, data: bytes | memoryview) -> None:
+        path = self._path(key)
+        await self._run(lambda: self._write(path, data))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        paths = [self._path(key) for key in keys]
+        await self._run(lambda: self._remove(paths))
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        names = self._names(prefix)
+        while page := await self._run(lambda: list(islice(names, _LIST_PAGE))):
+            for key, size in page:
+                yield key, size
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._busy:
+            await to_thread.run_sync(self._wait_until_idle)
+        self._folders.close()
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise closed("blob store")
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(_THREADS)
+        with self._idle:
+            self._busy += 1
+        started = False
+
+        def counted() -> T:
+            nonlocal started
+            started = True
+            try:
+                return work()
+            except OSError as error:
+                raise mapped(error, self._root) from error
+            finally:
+                self._leave()
+
+        try:
+            return await to_thread.run_sync(counted, limiter=self._limiter)
+        finally:
+            if not started:  # cancelled before a thread was free
+                self._leave()
+
+    def _leave(self) -> None:
+        with self._idle:
+            self._busy -= 1
+            self._idle.notify_all()
+
+    def _wait_until_idle(self) -> None:
+        with self._idle:
+            self._idle.wait_for(lambda: self._busy == 0)
+
+    # In a worker thread
+
+    def _write(self, path: str, data: bytes | memoryview) -> None:
+        tmp = os.path.join(self._root, _TMP, str(self._runtime.uuid()))
+        make_root(os.path.dirname(tmp), "file", self._make_tmp)
+        self._sweep(os.path.dirname(tmp))
+        try:
+            self._write_tmp(tmp, data)
+            self._move(tmp, path)
+        except BaseException as error:
+            if isinstance(error, FileNotFoundError):  # somebody removed folders that we knew
+                self._has_tmp = False
+            _remove([tmp])
+            raise
+
+    def _write_tmp(self, tmp: str, data: bytes | memoryview) -> None:
+        fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            if self._fsync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _move(self, tmp: str, path: str) -> None:
+        """Give the file its name, durably."""
+        folder, name = os.path.split(path)
+        try:
+            for more in range(_TRIES - 1, -1, -1):
+                try:
+                    with self._folders.opened(folder) as fd:
+                        os.replace(tmp, name, dst_dir_fd=fd)
+                        self._fsync_name(fd, path)
+                    return
+                except FileNotFoundError:  # somebody removed the folder, which was empty
+                    self._folders.forget(folder)
+                    if not more:
+                        raise
+        except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+            raise Unsupported(f"files: one of two keys is a folder of the other: {path}") from error
+
+    def _fsync_name(self, folder: int, path: str) -> None:
+        if self._fsync:
+            try:
+                os.fsync(folder)
+            except OSError as error:
+                raise mapped(error, path, determinate=False) from error
+
+    def _make_tmp(self, folder: str) -> None:
+        if not self._has_tmp:
+            (make_folder if self._fsync else partial(os.makedirs, exist_ok=True))(folder)
+            self._has_tmp = True
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        _remove(paths)
+        for folder in {os.path.dirname(path) for path in paths}:
+            remove_empty(folder, self._root, self._folders)
+
+    def _sweep(self, tmp: str) -> None:
+        """Remove what crashes left in `tmp`, once per instance."""
+        if self._swept:
+            return
+        self._swept = True
+        oldest = self._runtime.wall() - _TMP_AGE_MAX_S
+        with os.scandir(tmp) as entries:
+            for entry in entries:
+                try:
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                        os.unlink(entry.path)
+                except OSError:  # another sweeps too; the next instance tries again
+                    pass
+
+    # Keys and paths
+
+    def _path(self, key: str) -> str:
+        check_blob_key(key)
+        first, slash, rest = key.partition("/")
+        if first.rstrip("~") == _TMP:
+            first += "~"
+        return os.path.join(self._root, first + slash + rest)
+
+    def _names(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """The keys that start with `prefix`: a walk from the deepest folder it names."""
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            try:
+                yield from _walk(self._path(folder), folder + "/", prefix)
+            except InvalidUsage:  # no key is called so
+                return
+            return
+        for name, entry in _scan(self._root):
+            if name == _TMP:
+                continue
+            key = name[:-1] if name.rstrip("~") == _TMP else name
+            yield from _entries(entry, key, prefix)
+
+
+def _scan(folder: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                yield entry.name, entry
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _walk(folder: str, key: str, prefix: str) -> Iterator[tuple[str, int]]:
+    for name, entry in _scan(folder):
+        yield from _entries(entry, key + name, prefix)
+
+
+def _entries(entry: os.DirEntry[str], key: str, prefix: str) -> Iterator[tuple[str, int]]:
+    if entry.is_dir(follow_symlinks=False):
+        if (key + "/").startswith(prefix) or prefix.startswith(key + "/"):
+            yield from _walk(entry.path, key + "/", prefix)
+    elif key.startswith(prefix):
+        try:
+            yield key, entry.stat().st_size
+        except FileNotFoundError:  # deleted meanwhile
+            return
+
+
+def _read(path: str, offset: int, length: int | None) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        wanted = status.st_size - offset if length is None else min(length, status.st_size - offset)
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            file.seek(offset)
+            return _read_exactly(file, max(wanted, 0))
+    finally:
+        os.close(fd)
+
+
+def _read_exactly(file: FileIO, length: int) -> bytes:
+    """One `read` gives at most 2 GiB; a large value is put together."""
+    data = file.read(length) or b""
+    if len(data) == length:
+        return data
+    pieces = [data]
+    while (missing := length - sum(map(len, pieces))) and (piece := file.read(missing)):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _remove(paths: Sequence[str]) -> None:
+    """Not fsynced: a blob that a power failure brings back is a leak, and leaks are swept."""
+    for path in paths:
+        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            os.unlink(path)

@@ -1,0 +1,210 @@
+"""A consensus store in Postgres, for any number of processes on any number of hosts.
+
+Per key there is one row in `heads`, with the seqno of the newest version, and one row in `log` per live
+version. READ COMMITTED is enough, and SERIALIZABLE is not used: its predicate locks collapse under load.
+
+*Linearizable.* A compare-and-set is one statement that updates the head row where `seqno = expected`, and
+inserts the version it moved to. The predicate is evaluated on the statement's snapshot; if another
+transaction holds the row, the lock waits for its end, and then the predicate is evaluated again on the
+newest row. So of several with the same `expected` one finds it and moves the head, and the others find
+another seqno, which they will find for ever, because seqnos only grow: each takes effect at the moment
+its transaction commits, and a mismatch at the moment it read the head. The version is inserted in the
+same transaction, so whoever sees a head sees its version, and the primary key of `log` would refuse a
+second one. A read is one statement, thus one snapshot, taken after the call began: it contains all
+commits that were reported before it, since a commit is visible before it is reported. `head` joins the
+head row with its version in that snapshot.
+
+*A concurrent truncate* deletes only versions below a seqno that is at most the head of its snapshot. Heads
+only grow, so the head it leaves alone may be old, never too new: no head row is ever without its
+version. It takes effect at its snapshot; two of them count each deleted row once, because the second
+skips rows whose deletion it waited for.
+
+*A removal* deletes the head row where `seqno = expected`, under the same rule as a compare-and-set: of a race
+with one, either the head has moved, and nothing is deleted, or the compare-and-set finds no row, and is a
+mismatch. Its snapshot says whether the version of that seqno is the expected one. It deletes the versions of
+its snapshot, which are all of them: had another come since, the predicate would have met its seqno. A row of
+the same key that was made since the snapshot, perhaps up to the same seqno, is not seen, and stays with its
+versions. Rows of the log are locked in order, as by a truncate. Where nothing was deleted,
+another read tells whether the key is away.
+
+*First versions*: INSERT ... ON CONFLICT DO NOTHING waits for the end of another's insert of the same key
+and then does nothing: exactly one wins.
+
+*Several at once*: see `group`. `compare_and_set_many` locks all its head rows in key order, waiting
+(so two of them cannot block each other), and moves them only if it got all; where some keys are new, it does
+so in a transaction that inserts those first, also in key order.
+
+*Durable*: `synchronous_commit = on` on every connection. *Errors*, cancellation: see `pool`.
+
+The store's clock comes with its answers, and between them advances by a local one.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
+from aiopersist.storage.keys import check_consensus_key, check_entries, closed
+from aiopersist.storage.postgres.address import PostgresAddress
+from aiopersist.storage.postgres.group import GroupCommit
+from aiopersist.storage.postgres.hints import Hints
+from aiopersist.storage.postgres.pool import Connection, Pool
+from aiopersist.storage.postgres.sql import CLOCK, statements, tables
+from aiopersist.storage.watch import Watch
+from aiopersist.storage.watchers import Watchers
+
+# Two flights of group commits, six that may wait for locks or first versions; the rest for reads and hints.
+_POOL_SIZE = 12
+_SEQNO_MAX = 2**63 - 1
+_KEYS_AT_ONCE = 256  # heads of some KiB each: bounds what one answer holds
+DEFAULT_SCHEMA = "aiopersist"
+
+
+class PostgresConsensus(Consensus):
+    """Versions in the Postgres database at `url`, in the tables of `?schema=` (default `aiopersist`), which
+    are created on first use, unless `readonly`: then `SELECT` on them, and `USAGE` of the schema, is all that
+    its role needs. Other options are those of libpq. Servers that are no primary are passed over; only with
+    `readonly` may the URL ask for others.
+
+    A compare-and-set is one round trip, shared by those of other keys that wait at the same moment."""
+
+    def __init__(self, url: str, *, runtime: Runtime = SYSTEM, readonly: bool = False) -> None:
+        address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
+        if not readonly:
+            address.check_newest()
+        schema = address.schema
+        self._shown = address.shown
+        self._runtime = runtime
+        self._sql = statements(schema)
+        self._watchers = Watchers()
+        prepare = tables(schema).require if readonly else tables(schema).ensure
+        self._pool = Pool(address.arguments, _POOL_SIZE, prepare)
+        self._hints = Hints(self._pool, schema, self._watchers, runtime)
+        self._group = GroupCommit(self._pool, self._sql, self._hints.moved, self._set_clock)
+        self._clock: tuple[float, float] | None = None  # the store's, and the local one at its arrival
+
+    def __repr__(self) -> str:
+        return f"<PostgresConsensus {self._shown}>"
+
+    async def head(self, key: str) -> Versioned | None:
+        check_consensus_key(key)
+        row = await self._pool.read(lambda connection: connection.fetchrow(self._sql.head, key))
+        if row is None:
+            return None
+        self._set_clock(row["clock"])
+        return Versioned(row["seqno"], row["data"])
+
+    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+        found: dict[str, Versioned | None] = {}
+        for key in known:
+            check_consensus_key(key)
+        for some in sliced(known, _KEYS_AT_ONCE):
+            found |= await self._pool.read(partial(self._heads, some))
+        return found
+
+    async def _heads(
+        self, known: Mapping[str, int | None], connection: Connection
+    ) -> dict[str, Versioned | None]:
+        rows = await connection.fetch(self._sql.heads, list(known), list(known.values()))
+        if rows:
+            self._set_clock(rows[0]["clock"])
+        return {r["key"]: None if r["seqno"] is None else Versioned(r["seqno"], r["data"]) for r in rows}
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        check_consensus_key(key)
+        if self._pool.closed:
+            raise closed("consensus store")
+        return await self._group.compare_and_set(Entry(key, expected, data))
+
+    async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
+        check_entries(entries)
+        if not entries:
+            return True
+        created = [entry for entry in entries if entry.expected is None]
+        appended = [entry for entry in entries if entry.expected is not None]
+
+        async def statement(connection: Connection) -> bool:
+            if not created:
+                return await self._append_all(connection, appended)
+            transaction = connection.transaction()
+            await transaction.start()
+            won = await self._create_all(connection, created)
+            won = won and (not appended or await self._append_all(connection, appended))
+            await (transaction.commit() if won else transaction.rollback())
+            return won
+
+        won = await self._pool.write(statement)
+        if won:
+            self._hints.moved([entry.key for entry in entries])
+        return won
+
+    async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
+        check_consensus_key(key)
+        bounds = (key, min(from_seqno, _SEQNO_MAX), min(max(limit, 0), _SEQNO_MAX))
+        rows = await self._pool.read(lambda connection: connection.fetch(self._sql.scan, *bounds))
+        return [Versioned(row["seqno"], row["data"]) for row in rows]
+
+    async def truncate(self, key: str, seqno: int) -> int:
+        check_consensus_key(key)
+        row = await self._pool.write(
+            lambda connection: connection.fetchrow(self._sql.truncate, key, min(seqno, _SEQNO_MAX))
+        )
+        assert row is not None  # the statement gives one row
+        if row["head"] is None or seqno > row["head"]:
+            raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {row['head']}")
+        dropped: int = row["dropped"]
+        return dropped
+
+    async def remove(self, key: str, expected: Versioned) -> bool:
+        check_consensus_key(key)
+        head = key, min(expected.seqno, _SEQNO_MAX), expected.data
+        removed = await self._pool.write(lambda connection: connection.fetchval(self._sql.remove, *head))
+        if removed:
+            self._hints.moved([key])
+            return True
+        return await self.head(key) is None
+
+    async def list_keys(self, prefix: str) -> list[str]:
+        rows = await self._pool.read(lambda connection: connection.fetch(self._sql.list_keys, prefix))
+        return [row["key"] for row in rows]
+
+    async def watch(self, key: str) -> None:
+        check_consensus_key(key)
+        if self._pool.closed:
+            raise closed("consensus store")
+        self._hints.listen()
+        await self._watchers.wait(key)
+
+    def watch_together(self) -> Watch:
+        if self._pool.closed:
+            raise closed("consensus store")
+        self._hints.listen()
+        return self._watchers.together()
+
+    async def now(self) -> float:
+        if self._clock is None:
+            self._set_clock(await self._pool.read(lambda c: c.fetchval(f"SELECT {CLOCK}")))
+        assert self._clock is not None  # set above
+        theirs, ours = self._clock
+        return theirs + self._runtime.monotonic() - ours
+
+    async def aclose(self) -> None:
+        self._hints.stop_listening()
+        self._watchers.wake_all()
+        await self._pool.aclose()
+
+    async def _append_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
+        columns = [list(column) for column in zip(*entries, strict=True)]
+        row = await connection.fetchrow(self._sql.append_all, *columns)
+        assert row is not None  # the statement gives one row
+        self._set_clock(row["clock"])
+        won: bool = row["won"]
+        return won
+
+    async def _create_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
+        keys, data = [entry.key for entry in entries], [entry.data for entry in entries]
+        won: bool = await connection.fetchval(self._sql.create_all, keys, data)
+        return won
+
+    def _set_clock(self, seconds: float) -> None:
+        self._clock = (seconds, self._runtime.monotonic())

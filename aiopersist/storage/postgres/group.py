@@ -1,0 +1,182 @@
+"""Group commit: compare-and-sets of different keys that wait at the same moment go as one statement.
+
+A few statements are under way at a time; what comes meanwhile gathers and goes with the next. The rules,
+each from a failure:
+
+- At most one entry per key in a statement; another waits for the next one.
+- The statement locks head rows in key order and skips those that others hold: it never waits for a lock
+  while it holds one, so it cannot be part of a deadlock.
+- An entry is a mismatch (`False`) if the head in the statement's snapshot differs from what it expects. One
+  that neither won nor differs was skipped, or overtaken: it is sent again alone, and waits for the lock.
+- An error of severity ERROR may be about one of the entries: each is sent again alone.
+- After any other error each is `Indeterminate`.
+
+A caller that is cancelled stops waiting; its entry goes its way.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+from copy import copy
+from dataclasses import dataclass
+
+from aiopersist.errors import Error, Indeterminate
+from aiopersist.storage.consensus import Entry
+from aiopersist.storage.postgres.pool import Pool, ServerRefused
+from aiopersist.storage.postgres.sql import Statements
+
+FLIGHTS = 2  # one on its way while another commits; more would only make groups smaller
+LOCKING = 4  # statements that may wait for a lock; the rest of the pool is for others
+CREATING = 2  # first versions
+ENTRIES_MAX = 256
+BYTES_MAX = 8 * 1024 * 1024  # of a statement of several entries: bounds what is copied at once
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    entry: Entry
+    outcome: asyncio.Future[bool]
+
+    def settle(self, outcome: bool | Exception) -> None:
+        if self.outcome.done():  # cancelled
+            return
+        if isinstance(outcome, Exception):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+
+class GroupCommit:
+    """`moved(keys, alone)` is called with the keys of each commit and whether nobody listened to it,
+    `clock(seconds)` with its time."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        statements: Statements,
+        moved: Callable[[Collection[str], bool], None],
+        clock: Callable[[float], None],
+    ) -> None:
+        self._pool = pool
+        self._sql = statements
+        self._moved = moved
+        self._clock = clock
+        self._waiting: deque[_Waiting] = deque()
+        self._flights = 0
+        self._scheduled = False
+        self._creating = asyncio.Semaphore(CREATING)
+        self._locking = asyncio.Semaphore(LOCKING)
+
+    async def compare_and_set(self, entry: Entry) -> bool:
+        """The outcome of one entry."""
+        waiting = _Waiting(entry, asyncio.get_running_loop().create_future())
+        if entry.expected is None:
+            self._begin_alone(waiting, self._creating)
+        else:
+            self._waiting.append(waiting)
+            self._schedule()
+        return await waiting.outcome
+
+    def _schedule(self) -> None:
+        """Dispatch after all tasks that are ready now had their turn: those come along."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        while self._waiting and self._flights < FLIGHTS:
+            group = self._next_group()
+            try:
+                self._pool.spawn(self._fly(group))
+            except Error as error:  # closed
+                _settle_all(group, error)
+            else:
+                self._flights += 1
+
+    def _next_group(self) -> list[_Waiting]:
+        """The first entry of each key, in order, within the limits; never empty."""
+        group: dict[str, _Waiting] = {}
+        later: deque[_Waiting] = deque()
+        size = 0
+        while self._waiting and len(group) < ENTRIES_MAX:
+            waiting = self._waiting.popleft()
+            if waiting.entry.key in group or (group and size + len(waiting.entry.data) > BYTES_MAX):
+                later.append(waiting)
+            else:
+                group[waiting.entry.key] = waiting
+                size += len(waiting.entry.data)
+        self._waiting.extendleft(reversed(later))
+        return list(group.values())
+
+    async def _fly(self, group: list[_Waiting]) -> None:
+        try:
+            again = await self._send_together(group)
+        except BaseException as error:
+            _settle_all(group, error)
+            raise
+        finally:
+            self._flights -= 1
+            self._schedule()
+        for waiting in again:
+            self._begin_alone(waiting, self._locking)
+
+    async def _send_together(self, group: list[_Waiting]) -> list[_Waiting]:
+        """Settle the entries that can be settled; the others are to be sent again alone."""
+        by_key = {waiting.entry.key: waiting for waiting in group}
+        statement, arguments = self._sql.append_one, tuple[object, ...](group[0].entry)
+        if len(group) > 1:  # the simpler statement takes half the time to plan and run
+            statement = self._sql.append_together
+            arguments = tuple(zip(*(waiting.entry for waiting in group), strict=True))
+        try:
+            rows = await self._pool.use(lambda connection: connection.fetch(statement, *arguments))
+        except ServerRefused:
+            return group
+        self._clock(rows[0]["clock"])
+        if moved := [row["key"] for row in rows if row["won"]]:
+            self._moved(moved, rows[0]["alone"])
+        again = []
+        for row in rows:
+            if not row["won"] and row["maybe"]:
+                again.append(by_key[row["key"]])
+            else:
+                by_key[row["key"]].settle(row["won"])
+        return again
+
+    def _begin_alone(self, waiting: _Waiting, turn: asyncio.Semaphore) -> None:
+        try:
+            self._pool.spawn(self._send_alone(waiting, turn))
+        except Error as error:  # closed
+            _settle_all([waiting], error)
+
+    async def _send_alone(self, waiting: _Waiting, turn: asyncio.Semaphore) -> None:
+        try:
+            async with turn:
+                waiting.settle(await self._send(waiting.entry))
+        except BaseException as error:
+            _settle_all([waiting], error)
+            raise
+
+    async def _send(self, entry: Entry) -> bool:
+        key, expected, data = entry
+        arguments: list[object]
+        if expected is None:
+            statement, arguments = self._sql.create, [key, data]
+        else:
+            statement, arguments = self._sql.append, [key, expected, data]
+        row = await self._pool.use(lambda connection: connection.fetchrow(statement, *arguments))
+        assert row is not None  # the statement gives one row
+        self._clock(row["clock"])
+        won: bool = row["won"]
+        if won:
+            self._moved([key], row["alone"])
+        return won
+
+
+def _settle_all(group: list[_Waiting], error: BaseException) -> None:
+    if not isinstance(error, Error):
+        error = Indeterminate("postgres: closed before the answer came")
+    for waiting in group:  # an error of its own for each: a traceback belongs to one raise
+        own = copy(error)
+        own.__cause__ = error.__cause__
+        waiting.settle(own)

@@ -1,0 +1,232 @@
+"""Connections to Postgres, and what its errors mean.
+
+Every use of a connection runs in a task of the pool. So a caller that is cancelled stops waiting, while
+its statement goes on, and its connection is used again only after the answer. A connection whose
+answer did not come (a timeout, an error of the connection) is never used again.
+
+*Errors* are mapped here, once. An error that the server reports with severity ERROR ended the
+statement's transaction: surely nothing happened (`ServerRefused`). Anything that goes wrong before a
+connection was there was not sent: `StorageUnavailable`. All else (FATAL, PANIC, a lost connection, a
+timeout) tells nothing: `Indeterminate`. A read can be sent again, so it meets lost connections with
+fresh ones before it gives up: a server that closed idle connections is no failure of a read.
+
+*A failover* leaves connections that are of no more use: to a server that was read-only when they were
+made, that recovers or shuts down. One that says so is dropped with all that idle, and with those in use
+once they are returned: the next use connects anew, to whatever serves by then.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import asyncpg
+
+from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
+from aiopersist.storage.keys import closed
+
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 10.0  # beyond it the retry layer takes over
+STATEMENT_TIMEOUT_S = 60.0  # statements take milliseconds: this one's connection is dead
+CLOSE_TIMEOUT_S = 5.0
+READ_ATTEMPTS = 3
+
+# Waiting does not help: wrong password or user, no such database, no privilege, read-only, disk full.
+_LASTING = ("28", "3D", "42501", "25006", "53100")
+# Waiting helps: conflicts, resources, objects in use, interventions of an operator.
+_PASSING = ("40", "53", "55", "57", "58", "08")
+_CORRUPT = ("XX001", "XX002")
+# A failover: read-only; shut down, crashed, starting up, database dropped or idle for too long (57P0x).
+_MOVED = ("25006", "57P0")
+# No server, or none that is the primary: one may be promoted in a moment.
+_UNREACHABLE = (OSError, TimeoutError, asyncpg.TargetServerAttributeNotMatched)
+
+SESSION = {
+    "application_name": "aiopersist",
+    "synchronous_commit": "on",
+    "default_transaction_isolation": "read committed",
+    "jit": "off",  # compiling takes longer than any statement here
+}
+
+
+class ServerRefused(StorageUnavailable):
+    """The server refused this very statement."""
+
+
+class Pool:
+    """At most `size` connections, opened when needed; the first one prepares the place. `session` are
+    settings of each, beside those that all of ours have."""
+
+    def __init__(
+        self,
+        arguments: dict[str, str],
+        size: int,
+        prepare: Callable[[Connection], Awaitable[None]] | None = None,
+        session: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._arguments: dict[str, Any] = dict(arguments)
+        self._session = {**SESSION, **session}
+        self._prepare = prepare
+        self._gate = asyncio.Semaphore(size)
+        self._idle: list[Connection] = []
+        self._failovers = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.closed = False
+
+    async def read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
+        """Use a connection for something that changes nothing."""
+        return await asyncio.shield(self.spawn(self._read(use)))
+
+    async def write(self, use: Callable[[Connection], Awaitable[T]]) -> T:
+        """Use a connection once. `ServerRefused`, `StorageUnavailable`: it surely did not happen."""
+        return await asyncio.shield(self.spawn(self.use(use)))
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` in a task that the pool owns."""
+        if self.closed:
+            work.close()
+            raise closed("store")
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def use(self, use: Callable[[Connection], Awaitable[T]]) -> T:
+        """`write`, for those who are in a task of the pool already."""
+        async with self._gate:
+            failovers = self._failovers  # a connection belongs to the time in which it was taken
+            connection = await self._checked_out()
+            try:
+                async with asyncio.timeout(STATEMENT_TIMEOUT_S):
+                    result = await use(connection)
+            except BaseException as error:
+                failure = _of_statement(error)
+                if _has_moved(error):
+                    self._fail_over()
+                usable = (
+                    isinstance(failure, ServerRefused | Corruption) and not connection.is_in_transaction()
+                )
+                self._put_back(connection, usable and failovers == self._failovers)
+                if failure is None:
+                    raise
+                raise failure from error
+            self._put_back(connection, failovers == self._failovers)
+            return result
+
+    async def connect(self) -> Connection:
+        """A new connection, which is the caller's to close."""
+        try:
+            connection: Connection = await asyncpg.connect(
+                **self._arguments, timeout=CONNECT_TIMEOUT_S, server_settings=self._session
+            )
+        except Exception as error:
+            raise self._of_connecting(error) from None  # its text may hold the URL
+        try:
+            await self._prepare_once(connection)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, Exception):
+                raise self._of_connecting(error) from error
+            raise
+        return connection
+
+    async def aclose(self) -> None:
+        """Give what is under way a moment, then close everything."""
+        self.closed = True
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._drop_idle()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+        await asyncio.sleep(0)  # noqa: TID251  # the loop closes sockets one turn after they are dropped
+
+    async def _read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
+        for _ in range(READ_ATTEMPTS - 1):
+            try:
+                return await self.use(use)
+            except Indeterminate:  # the others that idle have likely been lost as well
+                self._drop_idle()
+        try:
+            return await self.use(use)
+        except Indeterminate as error:
+            raise StorageUnavailable(str(error)) from error.__cause__
+
+    async def _checked_out(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await self.connect()
+
+    def _put_back(self, connection: Connection, usable: bool) -> None:
+        if usable:
+            self._idle.append(connection)
+        else:
+            connection.terminate()
+
+    def _fail_over(self) -> None:
+        """Use no connection again that is there now."""
+        self._failovers += 1
+        self._drop_idle()
+
+    async def _prepare_once(self, connection: Connection) -> None:
+        if self._prepare is not None:
+            async with asyncio.timeout(STATEMENT_TIMEOUT_S):
+                await self._prepare(connection)
+            self._prepare = None
+
+    def _drop_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.terminate()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, also when its caller has stopped waiting
+
+    def _of_connecting(self, error: Exception) -> Exception:
+        """Nothing of the caller's was sent."""
+        if isinstance(error, Error):
+            return error
+        secret = self._arguments.get("password") or ""
+        text = f"postgres: cannot connect: {type(error).__name__}: {error}"
+        if isinstance(error, _UNREACHABLE):
+            return StorageUnavailable(text.replace(secret, "***") if secret else text)
+        if isinstance(error, asyncpg.PostgresError):
+            lasting = (error.sqlstate or "").startswith(_LASTING)
+            return StorageUnavailable(text.replace(secret, "***") if secret else text, retry=not lasting)
+        return StorageUnavailable(f"postgres: cannot connect: {type(error).__name__}", retry=False)
+
+
+def _has_moved(error: BaseException) -> bool:
+    return isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "").startswith(_MOVED)
+
+
+def _of_statement(error: BaseException) -> Exception | None:
+    """The error of this library for one of a statement; `None` for what is none."""
+    if isinstance(error, Error | ValueError) and not isinstance(error, asyncpg.InterfaceError):
+        return error
+    if isinstance(error, asyncpg.PostgresError) and error.severity_en == "ERROR":
+        state = error.sqlstate or ""
+        text = f"postgres: {state} {error}"
+        if state in _CORRUPT:
+            return Corruption(text)
+        return ServerRefused(text, retry=state.startswith(_PASSING) and not state.startswith(_LASTING))
+    if isinstance(error, asyncpg.DataError):  # the driver could not even write it down
+        return ServerRefused(f"postgres: {type(error).__name__}", retry=False)
+    if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | TimeoutError):
+        return Indeterminate(f"postgres: lost the answer: {type(error).__name__}: {error}")
+    if isinstance(error, Exception):
+        return Indeterminate(f"postgres: lost the answer: {type(error).__name__}")
+    return None  # a cancellation: the store closes

@@ -1,0 +1,187 @@
+"""The statements of `postgres`.
+
+| table | row                                                    |
+|-------|--------------------------------------------------------|
+| heads | one per key: the seqno of its newest version           |
+| log   | one per live version                                   |
+
+Both are changed by one statement, so they agree at every moment. Keys collate by bytes ("C"): the order
+of `list_keys`, and the order in which locks are taken, is the same everywhere. `heads` leaves room in
+its pages, so an update touches no index; `log` keeps values up to some KiB in the row and never spends
+time on compressing them.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from aiopersist.storage.postgres.tables import Tables, quoted
+
+CLOCK = "extract(epoch FROM clock_timestamp())::float8"
+
+
+def listeners_lock(schema: str) -> int:
+    """The number of the advisory lock that everybody who listens holds, shared."""
+    return int.from_bytes(hashlib.sha256(schema.encode()).digest()[:8], "big", signed=True)
+
+
+LISTENS = "SELECT pg_advisory_lock_shared({})"
+
+
+def tables(schema: str) -> Tables:
+    """The tables in `schema`."""
+    s = quoted(schema)
+    ddl = f"""
+        CREATE TABLE {s}.heads (
+            key text COLLATE "C" PRIMARY KEY,
+            seqno bigint NOT NULL
+        ) WITH (fillfactor = 50);
+        CREATE TABLE {s}.log (
+            key text COLLATE "C" NOT NULL,
+            seqno bigint NOT NULL,
+            data bytea NOT NULL,
+            PRIMARY KEY (key, seqno)
+        ) WITH (toast_tuple_target = 8160);
+        ALTER TABLE {s}.log ALTER COLUMN data SET STORAGE EXTERNAL
+    """
+    return Tables(schema, "log", ddl)
+
+
+@dataclass(frozen=True)
+class Statements:
+    """Every statement on the tables of one schema."""
+
+    head: str
+    heads: str
+    scan: str
+    list_keys: str
+    truncate: str
+    remove: str
+    create: str
+    append: str
+    append_one: str
+    append_together: str
+    append_all: str
+    create_all: str
+
+
+def statements(schema: str) -> Statements:
+    """The statements for `schema`."""
+    alone = f"pg_try_advisory_xact_lock({listeners_lock(schema)})"
+    names = {
+        "heads": f"{quoted(schema)}.heads",
+        "log": f"{quoted(schema)}.log",
+        "clock": CLOCK,
+        "alone": alone,
+    }
+    return Statements(**{name: text.format(**names) for name, text in _TEXTS.items()})
+
+
+_TEXTS = {
+    "head": """
+        SELECT l.seqno, l.data, {clock} AS clock
+        FROM {heads} h JOIN {log} l ON l.key = h.key AND l.seqno = h.seqno WHERE h.key = $1""",
+    "heads": """
+        SELECT k.key, l.seqno, l.data, {clock} AS clock
+        FROM unnest($1::text[], $2::bigint[]) AS k (key, known)
+        LEFT JOIN {heads} h ON h.key = k.key LEFT JOIN {log} l ON l.key = h.key AND l.seqno = h.seqno
+        WHERE h.seqno IS DISTINCT FROM k.known""",
+    "scan": """
+        SELECT seqno, data FROM {log} WHERE key = $1 AND seqno >= $2 ORDER BY seqno LIMIT $3""",
+    "list_keys": """
+        SELECT key FROM {heads} WHERE key >= $1 AND starts_with(key, $1) ORDER BY key""",
+    # Rows are locked in order, so that two of these do not block each other for ever.
+    "truncate": """
+        WITH head AS (SELECT seqno FROM {heads} WHERE key = $1),
+        doomed AS (
+            SELECT key, seqno FROM {log}
+            WHERE key = $1 AND seqno < $2 AND $2 <= (SELECT seqno FROM head) ORDER BY seqno FOR UPDATE
+        ),
+        dropped AS (
+            DELETE FROM {log} l USING doomed d WHERE l.key = d.key AND l.seqno = d.seqno RETURNING 1
+        )
+        SELECT (SELECT seqno FROM head) AS head, (SELECT count(*) FROM dropped) AS dropped""",
+    "remove": """
+        WITH gone AS (
+            DELETE FROM {heads} WHERE key = $1 AND seqno = $2
+            AND EXISTS (SELECT FROM {log} WHERE key = $1 AND seqno = $2 AND data = $3) RETURNING key
+        ),
+        doomed AS (
+            SELECT l.key, l.seqno FROM {log} l JOIN gone g ON l.key = g.key ORDER BY l.seqno FOR UPDATE OF l
+        ),
+        dropped AS (
+            DELETE FROM {log} l USING doomed d WHERE l.key = d.key AND l.seqno = d.seqno RETURNING 1
+        )
+        SELECT EXISTS (SELECT FROM gone) AND (SELECT count(*) FROM dropped) > 0""",
+    "create": """
+        WITH made AS (INSERT INTO {heads} (key, seqno) VALUES ($1, 0) ON CONFLICT DO NOTHING RETURNING key),
+        logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, 0, $2 FROM made RETURNING key)
+        SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock, {alone} AS alone""",
+    "append": """
+        WITH moved AS (
+            UPDATE {heads} SET seqno = seqno + 1 WHERE key = $1 AND seqno = $2 RETURNING key, seqno
+        ),
+        logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, seqno, $3 FROM moved RETURNING key)
+        SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock, {alone} AS alone""",
+    # One entry of a group of one. `maybe`: as in `append_together`.
+    "append_one": """
+        WITH locked AS (SELECT key FROM {heads} WHERE key = $1 AND seqno = $2 FOR UPDATE SKIP LOCKED),
+        moved AS (
+            UPDATE {heads} SET seqno = seqno + 1 WHERE key = (SELECT key FROM locked) RETURNING key, seqno
+        ),
+        logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, seqno, $3 FROM moved RETURNING key)
+        SELECT $1 AS key, EXISTS (SELECT FROM logged) AS won,
+            EXISTS (SELECT FROM {heads} WHERE key = $1 AND seqno = $2) AS maybe,
+            {clock} AS clock, {alone} AS alone""",
+    # `maybe`: this statement's snapshot has the expected head, so without a win it is no mismatch (yet)
+    "append_together": """
+        WITH entry AS (
+            SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS e (key, expected, data)
+        ),
+        locked AS (
+            SELECT h.key FROM {heads} h JOIN entry e ON h.key = e.key AND h.seqno = e.expected
+            ORDER BY h.key FOR UPDATE OF h SKIP LOCKED
+        ),
+        moved AS (
+            UPDATE {heads} h SET seqno = h.seqno + 1 FROM locked l WHERE h.key = l.key
+            RETURNING h.key, h.seqno
+        ),
+        logged AS (
+            INSERT INTO {log} (key, seqno, data)
+            SELECT m.key, m.seqno, e.data FROM moved m JOIN entry e
+            ON e.key = m.key AND e.expected + 1 = m.seqno RETURNING key
+        )
+        SELECT e.key, EXISTS (SELECT FROM logged g WHERE g.key = e.key) AS won,
+            EXISTS (SELECT FROM {heads} h WHERE h.key = e.key AND h.seqno = e.expected) AS maybe,
+            {clock} AS clock, {alone} AS alone
+        FROM entry e""",
+    "append_all": """
+        WITH entry AS (
+            SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS e (key, expected, data)
+        ),
+        locked AS (
+            SELECT h.key FROM {heads} h JOIN entry e ON h.key = e.key AND h.seqno = e.expected
+            ORDER BY h.key FOR UPDATE OF h
+        ),
+        moved AS (
+            UPDATE {heads} h SET seqno = h.seqno + 1 FROM locked l
+            WHERE h.key = l.key AND (SELECT count(*) FROM locked) = cardinality($1::text[])
+            RETURNING h.key, h.seqno
+        ),
+        logged AS (
+            INSERT INTO {log} (key, seqno, data)
+            SELECT m.key, m.seqno, e.data FROM moved m JOIN entry e
+            ON e.key = m.key AND e.expected + 1 = m.seqno RETURNING key
+        )
+        SELECT (SELECT count(*) FROM logged) = cardinality($1::text[]) AS won, {clock} AS clock""",
+    "create_all": """
+        WITH entry AS (SELECT * FROM unnest($1::text[], $2::bytea[]) AS e (key, data)),
+        made AS (
+            INSERT INTO {heads} (key, seqno) SELECT key, 0 FROM entry ORDER BY key
+            ON CONFLICT DO NOTHING RETURNING key
+        ),
+        logged AS (
+            INSERT INTO {log} (key, seqno, data)
+            SELECT m.key, 0, e.data FROM made m JOIN entry e ON e.key = m.key RETURNING key
+        )
+        SELECT (SELECT count(*) FROM logged) = cardinality($1::text[]) AS won, {clock} AS clock""",
+}

@@ -1,0 +1,315 @@
+"""One SQLite file, for the processes of one host.
+
+One thread writes and another reads, each with a connection of its own, so that a read never waits
+behind an fsync (in WAL mode neither blocks the other). What waits to be written at the same moment
+is one transaction, and so costs one fsync.
+
+*Linearizable*: writes run inside BEGIN IMMEDIATE, which at most one connection of all processes
+holds at a time, so each sees the effects of all before it. A read is one snapshot begun after the call:
+WAL shows it every commit that has returned, in any process.
+
+*Durable*: `synchronous = FULL` fsyncs the log before a commit returns.
+
+*Acknowledged*: a job that writes succeeds after the COMMIT of the transaction it ran in, and nowhere else.
+SQLite ends a transaction by itself when a statement meets a failing or full disk or too little memory, one
+that only reads as well; what comes next would run outside of it. So each step looks whether it is still
+open, and where it is not, nothing has happened.
+
+*Errors*: nothing before COMMIT can last, so its errors are determinate; BUSY at BEGIN is repeated here
+for a while. An error at COMMIT is followed by ROLLBACK and is `Indeterminate`: the commit record may
+lie in the log and be found after a crash. A full disk is the exception: nothing but the log is told to be
+full, its last write is the second half of the commit record, and a recovery takes no torn one for a commit.
+(Without `psow` a SQLite that is built to think that disks damage what lies beside a write pads the log then.)
+One of several jobs that wait together fails alone: each has a savepoint, and if SQLite gave up the
+whole transaction, each runs again in one of its own.
+"""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.runtime import Runtime
+from aiopersist.storage import folders
+from aiopersist.storage.folders import make_root
+from aiopersist.storage.lane import Lane, LaneTask
+
+T = TypeVar("T")
+
+_BUSY_TIMEOUT_S = 5.0  # a writer holds the lock for milliseconds; after this the retry layer waits
+_BUSY_DELAY_MIN_S = 0.0002  # about a commit
+BUSY_DELAY_MAX_S = 0.01
+
+
+class SqliteTransaction:
+    """One round of jobs that are written together. A subclass may gather what they did. A job lets every
+    error of SQLite out: its statements would go on outside of the transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def mark(self) -> int:
+        """Where a job began; see `undo`."""
+        return 0
+
+    def undo(self, mark: int) -> None:
+        """What was gathered since `mark` did not happen."""
+
+    def before_commit(self) -> None:
+        """Called once all jobs have run, within the transaction."""
+
+    def after_commit(self) -> None:
+        """Called once all of it is durable."""
+
+
+X = TypeVar("X", bound=SqliteTransaction)
+
+
+class SqliteFile(Generic[X]):
+    """The SQLite file at `path`, which is made on first use, with its folders.
+
+    `prepare` is given each new connection; `begin` makes what the jobs of a transaction are given."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        runtime: Runtime,
+        prepare: Callable[[sqlite3.Connection], None],
+        begin: Callable[[sqlite3.Connection], X],
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self._runtime = runtime
+        self._prepare = prepare
+        self._begin = begin
+        self._never = threading.Event()  # waited on, never set: a thread's sleep
+        self._write_connection: sqlite3.Connection | None = None
+        self._read_connection: sqlite3.Connection | None = None
+        self._writer = Lane("aiopersist-sqlite-write", self._write_round)
+        self._reader = Lane("aiopersist-sqlite-read", self._read_round)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in the reading thread."""
+        return await self._reader.run(work)
+
+    async def write(self, work: Callable[[X], T]) -> T:
+        """Run `work` in the writing thread, in a transaction with others that wait; durable when it
+        returns."""
+        return await self._writer.run(work)
+
+    async def aclose(self, farewell: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
+        """Let what waits finish. `farewell` is the last thing said to the file; its errors are ignored."""
+        try:
+            await self._reader.close(self._close_reading)
+        finally:  # the last connection empties the WAL
+            await self._writer.close(lambda: self._close_writing(farewell))
+
+    # In the reading thread
+
+    def _read_round(self, jobs: list[LaneTask[Any]]) -> None:
+        for job in jobs:
+            try:
+                if self._read_connection is None:
+                    self._read_connection = self._connect(_BUSY_TIMEOUT_S)
+                job.succeed(job.work(self._read_connection))
+            except Exception as error:  # told to whoever asked
+                _fail([job], error, self.path)
+                self._end_reading()
+
+    def _end_reading(self) -> None:
+        """A moment that a failed job left open would be that of every read to come."""
+        if self._read_connection is not None and self._read_connection.in_transaction:
+            self._close_reading()
+
+    def _close_reading(self) -> None:
+        connection, self._read_connection = self._read_connection, None
+        if connection is not None:
+            connection.close()
+
+    # In the writing thread
+
+    def _write_round(self, jobs: list[LaneTask[Any]]) -> None:
+        """One transaction; nothing of it has happened before its COMMIT, whatever ended it."""
+        connection = None
+        try:
+            connection = self._begun()
+            transaction = self._begin(connection)
+            done = self._write_jobs(transaction, jobs)
+        except Exception as error:
+            given_up = connection is not None and not connection.in_transaction  # by SQLite
+            self._roll_back()
+            if not given_up or len(jobs) == 1:
+                _fail(jobs, error, self.path)
+                return
+        else:
+            self._commit(transaction, done)
+            return
+        for job in jobs:
+            self._write_round([job])
+
+    def _begun(self) -> sqlite3.Connection:
+        """The writing connection, in a transaction that nobody else has."""
+        if self._write_connection is None:
+            self._write_connection = self._connect(0.0)  # see `_patiently`
+        connection = self._write_connection
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        return connection
+
+    def _write_jobs(self, transaction: X, jobs: list[LaneTask[Any]]) -> list[tuple[LaneTask[Any], Any]]:
+        """Each job that has not failed alone, with its result. Raises if the transaction is over."""
+        results = [(job, self._write_job(transaction, job)) for job in jobs]
+        transaction.before_commit()
+        _check_open(transaction.connection)
+        return [(job, *result) for job, result in results if result is not None]
+
+    def _write_job(self, transaction: X, job: LaneTask[Any]) -> tuple[Any] | None:
+        """The result; `None` if the job has failed alone."""
+        connection, mark = transaction.connection, transaction.mark()
+        connection.execute("SAVEPOINT job")
+        try:
+            result = (job.work(transaction),)
+        except Exception as error:  # told to whoever asked
+            if not connection.in_transaction:
+                raise
+            _fail([job], error, self.path)
+            transaction.undo(mark)
+            connection.execute("ROLLBACK TO job")
+            result = None
+        _check_open(connection)
+        connection.execute("RELEASE job")
+        return result
+
+    def _commit(self, transaction: X, done: list[tuple[LaneTask[Any], Any]]) -> None:
+        """The only place where a job that writes succeeds."""
+        try:
+            transaction.connection.execute("COMMIT")
+        except Exception as error:  # told to whoever asked
+            self._roll_back()
+            _fail([job for job, _ in done], error, self.path, at_commit=True)
+            return
+        for job, result in done:
+            job.succeed(result)
+        transaction.after_commit()
+
+    def _roll_back(self) -> None:
+        """End what may have begun. A connection that cannot even do that is given up."""
+        connection = self._write_connection
+        if connection is None or not connection.in_transaction:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except Exception:
+            self._write_connection = None
+            connection.close()
+
+    def _close_writing(self, farewell: Callable[[sqlite3.Connection], None]) -> None:
+        if self._write_connection is None:
+            return
+        try:
+            farewell(self._write_connection)
+        except sqlite3.Error:
+            pass
+        finally:
+            self._write_connection.close()
+
+    # In either thread
+
+    def _connect(self, busy_timeout_s: float) -> sqlite3.Connection:
+        make_root(os.path.dirname(self.path), "sqlite")
+        if os.path.isdir(self.path):
+            raise InvalidLocation(f"sqlite: {self.path} is a directory")
+        connection = sqlite3.connect(
+            f"{Path(self.path).as_uri()}?psow=1",  # nothing follows a commit record, see the header
+            uri=True,
+            timeout=busy_timeout_s,
+            isolation_level=None,
+        )
+        try:
+            self._patiently(lambda: self._prepare(connection))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _patiently(self, step: Callable[[], T]) -> T:
+        """Run `step`, again while another connection is in its way: its own short delays find a free
+        moment sooner than SQLite's, which grow to 100 ms."""
+        deadline = self._runtime.monotonic() + _BUSY_TIMEOUT_S
+        bound = _BUSY_DELAY_MIN_S
+        while True:
+            try:
+                return step()
+            except sqlite3.OperationalError as error:
+                if primary(error) != sqlite3.SQLITE_BUSY or self._runtime.monotonic() > deadline:
+                    raise
+            self._never.wait(self._runtime.uniform(0, bound))
+            bound = min(bound * 2, BUSY_DELAY_MAX_S)
+
+
+def _check_open(connection: sqlite3.Connection) -> None:
+    if not connection.in_transaction:
+        raise sqlite3.OperationalError("SQLite has given up the transaction")
+
+
+def _fail(jobs: Sequence[LaneTask[Any]], error: Exception, path: str, *, at_commit: bool = False) -> None:
+    for job in jobs:  # an error of its own for each: a traceback belongs to one raise
+        job.fail(mapped(error, path, at_commit=at_commit))
+
+
+def mapped(error: Exception, path: str, *, at_commit: bool = False) -> Exception:
+    """The error of this library for one of SQLite or the file system."""
+    text, code = f"{path}: {str(error) or type(error).__name__}", primary(error)
+    if at_commit and code != sqlite3.SQLITE_FULL:
+        return _because(Indeterminate(text), error)
+    if isinstance(error, Error | ValueError):
+        return error
+    if isinstance(error, OSError):
+        return _because(folders.mapped(error, path), error)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return _because(Corruption(text), error)
+    if code in _WAITING_DOES_NOT_HELP:
+        return _because(StorageUnavailable(text, retry=False), error)
+    return _because(StorageUnavailable(text), error)
+
+
+_WAITING_DOES_NOT_HELP = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_ERROR,  # a statement that this file, or this version, does not take
+)
+
+
+def _because(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def primary(error: Exception) -> int:
+    """The code without its extension."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def prepare_file(connection: sqlite3.Connection, *, has_tables: Callable[[], bool], ddl: str) -> None:
+    """Bring the file into WAL mode and create the tables, once, whoever comes first."""
+    mode = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode != ("wal",) and connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+        raise InvalidLocation("sqlite: this file system cannot hold a write-ahead log")  # nor be trusted
+    connection.execute("PRAGMA synchronous = FULL")
+    if has_tables():
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not has_tables():
+            for statement in ddl.split(";"):
+                connection.execute(statement)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

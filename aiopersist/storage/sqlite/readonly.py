@@ -1,0 +1,208 @@
+"""A SQLite file for who may not write it, nor the folder that it is in.
+
+In WAL mode even a reader needs the files `-wal` and `-shm` beside the database, and SQLite makes those that
+are missing, under the reader's own user: the owner of the location might then not be able to open it. So
+nothing is opened that would make them:
+
+- *`-wal` is there*: some process has the file open, or crashed while it had. A connection in `mode=ro` sees
+  every commit that has returned, as any other does, and is kept.
+- *`-wal` is not there*: nobody has the file open, and all of it is in the database. A connection of its own
+  reads it as immutable, and the read counts only if the file is the same after it: no `-wal`, no other time
+  of change. That time must not be too recent for the file system's clock to tell two changes apart.
+
+*Hints*: a process that may not write cannot announce that it listens. It looks for changes instead, once for
+all who wait.
+"""
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiopersist.errors import InvalidLocation, StorageUnavailable
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.storage.consensus import Entry
+from aiopersist.storage.folders import in_the_way
+from aiopersist.storage.keys import check_consensus_key, closed
+from aiopersist.storage.lane import Lane, LaneTask
+from aiopersist.storage.readonly import refuse
+from aiopersist.storage.sqlite import sql as sql
+from aiopersist.storage.sqlite.file import mapped
+from aiopersist.storage.sqlite.reads import SqliteReads
+from aiopersist.storage.watchers import Watchers
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 5.0  # a reader waits for nothing but a recovery
+LOOK_S = 0.05  # between two looks at the times of change
+SETTLED_S = 0.05  # longer than the clock of any local file system takes for a tick
+READS_MAX = 200  # of one file that changes all the time: ten seconds
+
+Stat = tuple[int, int, int] | None
+
+
+class NoFile(StorageUnavailable):
+    """There is no file."""
+
+
+class SqliteReader:
+    """Reads of the SQLite file at `path`; `NoFile`. `prepare` is given each new connection."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], runtime: Runtime, prepare: Callable[[sqlite3.Connection], None]
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self._runtime = runtime
+        self._prepare = prepare
+        self._never = threading.Event()  # waited on, never set: a thread's sleep
+        self._live: sqlite3.Connection | None = None
+        self._lane = Lane("aiopersist-sqlite-read", self._round)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in the reading thread: all of it sees one state of the file only if it is in one
+        transaction."""
+        return await self._lane.run(lambda _: self._read(work))
+
+    async def version(self) -> object:
+        """What every commit makes another: what SQLite tells while the file is open, else the times of change
+        of the files."""
+        return await self._lane.run(lambda _: self._version())
+
+    async def aclose(self) -> None:
+        """Let what waits finish."""
+        await self._lane.close(self._close)
+
+    # In the reading thread
+
+    def _round(self, jobs: list[LaneTask[Any]]) -> None:
+        for job in jobs:
+            try:
+                job.succeed(job.work(None))
+            except Exception as error:  # told to whoever asked
+                job.fail(mapped(error, self.path))
+                if self._live is not None and self._live.in_transaction:
+                    self._close()  # a moment that is left open would be that of every read to come
+
+    def _version(self) -> object:
+        if self._live is None:
+            return _stat(self.path), _stat(f"{self.path}-wal")
+        return self._live.execute("PRAGMA data_version").fetchone()
+
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        for _ in range(READS_MAX):
+            if self._live is None and _stat(f"{self.path}-wal") is not None:
+                self._live = self._connect("mode=ro")
+            if self._live is not None:
+                return work(self._live)
+            if result := self._read_at_rest(work):
+                return result[0]
+            self._never.wait(SETTLED_S)
+        raise sqlite3.OperationalError(f"it changed during each of {READS_MAX} reads")
+
+    def _read_at_rest(self, work: Callable[[sqlite3.Connection], T]) -> tuple[T] | None:
+        """What `work` gives, if nobody had the file open meanwhile."""
+        before = _stat(self.path)
+        if before is None:
+            what = in_the_way(os.path.dirname(self.path))
+            text = f"{self.path}: there is no such file" if what is None else f"{what} is not a directory"
+            raise NoFile(text, retry=False)
+        if abs(self._runtime.wall() - before[2] / 1e9) < SETTLED_S:
+            return None
+        try:
+            with closing(self._connect("mode=ro&immutable=1")) as connection:
+                result = work(connection)
+        except sqlite3.Error:
+            if self._is_as(before):
+                raise
+            return None
+        return (result,) if self._is_as(before) else None
+
+    def _is_as(self, before: Stat) -> bool:
+        return _stat(f"{self.path}-wal") is None and _stat(self.path) == before
+
+    def _connect(self, how: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"{Path(self.path).as_uri()}?{how}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
+        )
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _close(self) -> None:
+        connection, self._live = self._live, None
+        if connection is not None:
+            connection.close()
+
+
+class ReadonlySqliteConsensus(SqliteReads):
+    """The versions in the SQLite file at `path`, which is neither made nor written, nor is anything beside
+    it. `InvalidLocation` where it is not there. Hints come within some `LOOK_S` seconds."""
+
+    def __init__(self, path: str | os.PathLike[str], *, runtime: Runtime = SYSTEM) -> None:
+        self._runtime = runtime
+        self._reader = SqliteReader(path, runtime, sql.check_format)
+        self._watchers = Watchers()
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<ReadonlySqliteConsensus {self._reader.path}>"
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return await self._reader.read(work)
+        except NoFile as error:
+            raise InvalidLocation(f"sqlite: {error}") from error
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        refuse("compare_and_set")
+
+    async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
+        refuse("compare_and_set_many")
+
+    async def truncate(self, key: str, seqno: int) -> int:
+        refuse("truncate")
+
+    async def watch(self, key: str) -> None:
+        check_consensus_key(key)
+        if self._closed:
+            raise closed("consensus store")
+        with self._watchers.watching(key) as woken:
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look(), name="look at a SQLite file")
+            await woken
+
+    async def now(self) -> float:
+        return self._runtime.wall()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        self._watchers.wake_all()
+        await self._reader.aclose()
+
+    async def _look(self) -> None:
+        """Wake everybody when anything has changed, and once at the beginning; ends when nobody waits."""
+        seen = None
+        while self._watchers.anybody:
+            version = await self._reader.version()
+            if version != seen:
+                seen = version
+                self._watchers.wake_all()
+            await self._runtime.sleep(LOOK_S)
+
+
+def _stat(path: str) -> Stat:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -1,0 +1,144 @@
+"""The statements of `sqlite`, each a function of a connection.
+
+| table     | row                                                                        |
+|-----------|----------------------------------------------------------------------------|
+| versions  | one version of a key                                                       |
+| listeners | the port at which a process listens for hints                              |
+
+*Truncation* happens at one moment, and its rows are deleted in slices, each in a transaction of its own, so
+that nobody waits for more than one of them. A row of the negative number `-n` is the *floor* of its key: what
+is there below `n` is gone, and is to be deleted yet. The last slice deletes it, too. Where the slices break
+off, the next truncation of the key goes on.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from aiopersist.errors import InvalidLocation
+from aiopersist.storage.consensus import Entry, Versioned
+from aiopersist.storage.sqlite.file import prepare_file
+
+SEQNO_MAX = 2**63 - 1
+SLICE_ROWS = 500  # deleted in some 10 ms
+SLICE_BYTES = 4 * 1024 * 1024  # likewise: each page of a large version is looked at
+_FORMAT = 1  # the file's user_version
+# A plain table with an index took 0.16 ms per commit where one WITHOUT ROWID took 0.19, and 64 keys
+# in a commit 1.0 ms instead of 2.5: rows of some KiB append to the table and keep the index small.
+_SCHEMA = f"""
+    CREATE TABLE versions (
+        key TEXT NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (key, seqno)
+    );
+    CREATE TABLE listeners (id TEXT PRIMARY KEY, port INTEGER NOT NULL);
+    PRAGMA user_version = {_FORMAT}
+"""
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Bring the file into WAL mode and create the tables, once, whoever comes first."""
+    prepare_file(connection, has_tables=lambda: _format(connection) != 0, ddl=_SCHEMA)
+    check_format(connection)
+
+
+def check_format(connection: sqlite3.Connection) -> None:
+    """`InvalidLocation` unless the tables are there, and known to this version."""
+    found = _format(connection)
+    if found == 0:
+        raise InvalidLocation("sqlite: the file holds no location")
+    if found > _FORMAT:
+        raise InvalidLocation("sqlite: the file was written by a newer version of aiopersist")
+
+
+def _format(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def head(connection: sqlite3.Connection, key: str) -> Versioned | None:
+    row = connection.execute(
+        "SELECT seqno, data FROM versions WHERE key = ? ORDER BY seqno DESC LIMIT 1", (key,)
+    ).fetchone()
+    return None if row is None else Versioned(*row)
+
+
+def heads(connection: sqlite3.Connection, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+    moved = [key for key, seqno in known.items() if _head_seqno(connection, key) != seqno]
+    return {key: head(connection, key) for key in moved}
+
+
+def _head_seqno(connection: sqlite3.Connection, key: str) -> int | None:
+    found = connection.execute("SELECT max(seqno) FROM versions WHERE key = ?", (key,))
+    seqno: int | None = found.fetchone()[0]
+    return seqno
+
+
+def compare_and_set(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
+    if any(_head_seqno(connection, entry.key) != entry.expected for entry in entries):
+        return False
+    connection.executemany(
+        "INSERT INTO versions (key, seqno, data) VALUES (?, ?, ?)",
+        [(key, 0 if expected is None else expected + 1, data) for key, expected, data in entries],
+    )
+    return True
+
+
+def scan(connection: sqlite3.Connection, key: str, from_seqno: int, limit: int) -> list[Versioned]:
+    rows = connection.execute(
+        "SELECT seqno, data FROM versions WHERE key = ? "
+        "AND seqno >= max(?, coalesce((SELECT -min(seqno) FROM versions WHERE key = ?), 0)) "
+        "ORDER BY seqno LIMIT ?",
+        (key, from_seqno, key, limit),
+    )
+    return [Versioned(*row) for row in rows.fetchall()]
+
+
+class Truncation(NamedTuple):
+    """What one slice did: how many versions are gone now, and whether there are rows to be deleted yet."""
+
+    dropped: int
+    unfinished: bool
+
+
+def truncate(connection: sqlite3.Connection, key: str, seqno: int) -> Truncation:
+    """Move the floor to `seqno`, if it is lower, and delete a slice of what lies below."""
+    head = _head_seqno(connection, key)
+    if head is None or seqno > head:
+        raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {head}")
+    before = max(0, *connection.execute("SELECT -min(seqno) FROM versions WHERE key = ?", (key,)).fetchone())
+    floor = max(before, seqno)
+    earliest, end = _slice(connection, key, floor)
+    connection.execute("DELETE FROM versions WHERE key = ? AND seqno < ?", (key, end))
+    if end < floor:
+        connection.execute("INSERT INTO versions (key, seqno, data) VALUES (?, ?, x'')", (key, -floor))
+    return Truncation(floor - max(before, earliest), end < floor)
+
+
+def _slice(connection: sqlite3.Connection, key: str, floor: int) -> tuple[int, int]:
+    """The earliest row, and the end of the rows below `floor` that go together."""
+    found = connection.execute(
+        "SELECT seqno, length(data) FROM versions WHERE key = ? AND seqno BETWEEN 0 AND ? - 1 "
+        "ORDER BY seqno LIMIT ?",
+        (key, floor, SLICE_ROWS),
+    ).fetchall()
+    if not found:
+        return floor, floor
+    fitting = sum(size <= SLICE_BYTES for size in accumulate(size for _, size in found))
+    return found[0][0], found[max(fitting, 1) - 1][0] + 1
+
+
+def remove(connection: sqlite3.Connection, key: str, expected: Versioned) -> bool:
+    if head(connection, key) not in (None, expected):
+        return False
+    connection.execute("DELETE FROM versions WHERE key = ?", (key,))
+    return True
+
+
+def list_keys(connection: sqlite3.Connection, prefix: str) -> list[str]:
+    """One index lookup per key, however many versions each has."""
+    keys: list[str] = []
+    row = connection.execute("SELECT min(key) FROM versions WHERE key >= ?", (prefix,)).fetchone()
+    while row[0] is not None and row[0].startswith(prefix):
+        keys.append(row[0])
+        row = connection.execute("SELECT min(key) FROM versions WHERE key > ?", (row[0],)).fetchone()
+    return keys

@@ -1,0 +1,5 @@
+"""What every stash must do, as a test class to inherit from; see `collections`."""
+
+from aiopersist.testing.stash.collections import StashConformance
+
+__all__ = ["StashConformance"]

@@ -1,0 +1,392 @@
+"""Goal: a shard stays small by itself, no reader is harmed, and since moves only where somebody moves it."""
+
+import asyncio
+import gc
+import random
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+
+SCHEMA = ap.Schema(key=str, val=int)
+KIND = ap.UsageKind
+
+
+def opened(location: Any, **limits: Any) -> Any:
+    settings = ap.Settings(**{"compaction_idle_s": 0.1, "rollup_every": 16, **limits})
+    return ap.open(blob=location.blob, consensus=location.consensus, settings=settings)
+
+
+async def grown(w: Any, count: int, seed: int = 0) -> Counter[tuple[str, int]]:
+    """Append `count` times; the contents then."""
+    chance, contents = random.Random(seed), Counter[tuple[str, int]]()
+    for time in range(count):
+        rows = [(f"k{chance.randrange(30)}", chance.randrange(3), time, 1) for _ in range(4)]
+        contents.update((key, val) for key, val, _, _ in rows)
+        await w.compare_and_append(rows, time, time + 1)
+    return contents
+
+
+async def contents_of(client: ap.Client) -> dict[tuple[str, int], int]:
+    async with client.reader("t", SCHEMA) as r, r.snapshot() as s:
+        return {(key, val): diff for key, val, diff in await s.rows()}
+
+
+async def until(holds: Any, deadline_s: float = 10.0) -> Any:
+    """The first true result of `holds()`."""
+    async with asyncio.timeout(deadline_s):
+        while not (found := await holds()):
+            await asyncio.sleep(0.02)
+    return found
+
+
+# --- compaction and garbage collection ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inline", [0, 16384])
+async def test_an_idle_shard_converges(location: Any, inline: int) -> None:
+    """Goal: without anybody asking: few batches, few versions, no blob that nobody needs."""
+    async with opened(location, inline_writes_single_max_bytes=inline, blob_target_size=4000) as client:
+        async with client.writer("t", SCHEMA) as w:
+            expected = await grown(w, 60)
+
+            async def few() -> Any:
+                view = await client.inspect("t")
+                return view if len(view.batches) <= 2 * 8 and view.live_diffs < 60 else None
+
+            view = await until(few)
+            assert sum(len(level.batches) for level in view.levels.values()) <= len(view.batches)
+            assert await contents_of(client) == expected
+        assert (await client.fsck("t")).problems == []
+        assert client._stack.supervisor.failures.count == 0
+
+
+async def test_force_compaction_leaves_one_batch(location: Any) -> None:
+    async with opened(location, inline_writes_single_max_bytes=0, blob_target_size=200) as client:
+        async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
+            expected = await grown(w, 20)
+            await r.downgrade_since(15)
+            await client.force_compaction("t")
+            (batch,) = (await client.inspect("t")).batches
+            assert (batch.lower, batch.upper, batch.since) == (*map(ap.Antichain, (0, 20, 15)),)
+            assert (batch.runs, batch.len <= 80) == (1, True)
+            assert await contents_of(client) == expected
+            with pytest.raises(ap.SinceViolation):
+                await r.snapshot(14)
+            await client.force_gc("t")
+            usage = await client.usage()
+            assert usage.total == usage.referenced
+        assert (await client.sweep_leaked_blobs()).keys == ()
+
+
+async def test_an_open_snapshot_survives(location: Any) -> None:
+    """Goal: compaction and collection go on around it, in another client as well."""
+    async with opened(location, inline_writes_single_max_bytes=0) as client, opened(location) as other:
+        async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
+            await grown(w, 10)
+            async with r.snapshot(4) as old:
+                await r.downgrade_since(9)
+                for turn in (client, other):
+                    await turn.force_compaction("t")
+                    await turn.force_gc("t")
+                assert sum(diff for _, _, diff in await old.rows()) == 20
+            await client.force_gc("t")
+            usage = await client.usage()
+            assert usage.total == usage.referenced
+
+
+async def test_compaction_of_more_runs_than_fit_takes_several_passes(location: Any) -> None:
+    limits = {"compaction_memory_bytes": 10_000, "row_group_bytes": 1000, "inline_writes_single_max_bytes": 0}
+    async with opened(location, **limits, compaction_idle_s=1000.0) as client:
+        async with client.writer("t", SCHEMA) as w:
+            batches = [await w.batch([(f"k{n}", n, 0, 1), ("all", 0, 0, 1)], 0, 1) for n in range(9)]
+            await w.compare_and_append_batch(batches, 0, 1)
+            assert (await client.inspect("t")).batches[0].runs == 9
+            await client.force_compaction("t")
+            (batch,) = (await client.inspect("t")).batches
+            assert (batch.runs, batch.len) == (1, 10)
+            assert (await contents_of(client))["all", 0] == 9
+        assert (await client.fsck("t")).ok
+
+
+async def test_product_times_and_truncated_parts_are_compacted() -> None:
+    schema = ap.Schema(key=str, val=int, time=2)
+    async with ap.open("mem://", settings=ap.Settings(inline_writes_single_max_bytes=0)) as client:
+        async with client.writer("p", schema) as w, client.reader("p", schema) as r:
+            end = ap.Antichain((0, 3), (3, 0))
+            batch = await w.batch(
+                [("a", 1, (0, 1), 1), ("a", 1, (2, 2), 1), ("b", 1, (5, 5), 1)], (0, 0), (9, 9)
+            )
+            await w.compare_and_append_batch([batch], (0, 0), end)
+            await w.compare_and_append([("a", 1, (0, 4), 1)], end, ap.Antichain((0, 5), (3, 0)))
+            await r.downgrade_since((0, 2))
+            await client.force_compaction("p")
+            (batch_view,) = (await client.inspect("p")).batches
+            assert batch_view.runs == 1
+            async with r.snapshot((0, 4)) as s:
+                assert await s.rows() == [("a", 1, 2)]
+        assert (await client.fsck("p")).problems == []
+
+
+# --- who does it, and what if something fails ---------------------------------------------------------
+
+
+async def state_of(client: Any, name: str = "t") -> Any:
+    return await client._shards.at(await client.shard_id(name)).open()
+
+
+async def test_rollups_go_on_beside_an_open_reader(location: Any) -> None:
+    """Goal: a collection that reaches nothing gives its claim back."""
+    async with opened(location, rollup_every=16) as client:
+        async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
+            await grown(w, 1)
+            async with r.snapshot(0):
+                for time in range(1, 120):
+                    await w.compare_and_append([("a", time, time, 1)], time, time + 1)
+                    await asyncio.sleep(0.002)
+
+                async def rolled_up() -> Any:
+                    state = await state_of(client)
+                    return not state.claims and state.seqno - max(state.rollups, default=0) < 40
+
+                await until(rolled_up)
+
+
+async def test_a_round_beside_a_compaction_does_not_end_it(location: Any) -> None:
+    """Goal: whoever lets go of the registration ends it only when the last one has."""
+    async with opened(location, inline_writes_single_max_bytes=0, compaction_idle_s=1000.0) as client:
+        async with client.writer("t", SCHEMA) as w:
+            expected = await grown(w, 20)
+            maintenance = client._maintenance.of(client._shards.at(await client.shard_id("t")))
+            async with maintenance.registration.held() as registration:
+                for _ in range(3):
+                    await client.maintain()
+                    assert registration.alive
+            async with asyncio.timeout(5):
+                while registration.writer in (await state_of(client)).writers:
+                    await asyncio.sleep(0.01)
+            assert await contents_of(client) == expected
+
+
+async def test_what_fails_does_not_end_what_goes_on_beside_it() -> None:
+    async with opened(ap.Location("mem://", "mem://"), compaction_idle_s=1000.0) as client:
+        async with client.writer("t", SCHEMA) as w:
+            await grown(w, 3)
+            shared = client._maintenance.of(client._shards.at(await client.shard_id("t"))).registration
+            async with shared.held() as one:
+                with pytest.raises(RuntimeError):
+                    async with shared.held() as two:
+                        assert one.writer == two.writer
+                        raise RuntimeError
+                assert one.alive
+                async with shared.held() as three:
+                    assert three.writer != one.writer
+
+
+async def test_registrations_of_maintenance_do_not_pile_up(location: Any) -> None:
+    """Goal: however often a shard is opened and let go; and a client that is closed leaves none."""
+    async with opened(location, compaction_inputs_min=2, watch_timeout_s=0.1) as client:
+        for turn in range(5):
+            async with client.writer("t", SCHEMA) as w:
+                for time in range(turn * 20, turn * 20 + 20):
+                    await w.compare_and_append([("a", time, time, 1)], time, time + 1)
+                await asyncio.sleep(0.1)
+            del w
+            await asyncio.sleep(0.1)
+            gc.collect()
+        assert len((await state_of(client)).writers) == 1
+    async with opened(location, compaction_idle_s=1000.0) as client:
+        assert not (await state_of(client)).writers
+
+
+async def test_a_policy_that_is_set_again_goes_on(location: Any) -> None:
+    """Goal: an application that says what it wants at every start does not begin to forget anew."""
+    async with opened(location, compaction_idle_s=1000.0) as client, client.writer("t", SCHEMA) as w:
+        await client.retain("t", timedelta(hours=1))
+        await grown(w, 3)
+        before = (await state_of(client)).retention[0]
+        await client.retain("t", timedelta(hours=1))
+        await client.retain("t", timedelta(hours=2))
+        after = (await state_of(client)).retention[0]
+        assert (after.marks, after.hold, after.seconds) == (before.marks, before.hold, 7200.0)
+
+
+# --- retention and critical since --------------------------------------------------------------------
+
+
+async def test_retention_by_times(location: Any) -> None:
+    """Goal: never nearer than `keep`, at rest within twice that, no further than holds allow."""
+    async with opened(location) as client:
+        async with client.writer("t", SCHEMA) as w:
+            await client.retain("t", 5)
+            await grown(w, 40)
+
+            async def near() -> Any:
+                since: Any = (await client.inspect("t")).since.time
+                assert since <= 35
+                return since >= 30
+
+            await until(near)
+            async with client.reader("t", SCHEMA, hold=36):
+                await w.compare_and_append([], 40, 80)
+                await client.force_compaction("t")
+                assert (await client.inspect("t")).since == ap.Antichain(36)
+            await client.force_compaction("t")
+            assert (await client.inspect("t")).since == ap.Antichain(75)
+            await client.retain("t", None)
+            await w.compare_and_append([], 80, 200)
+            await client.force_compaction("t")
+            assert (await client.inspect("t")).since == ap.Antichain(75)
+
+
+async def test_retention_by_age(location: Any) -> None:
+    async with opened(location) as client, client.writer("t", SCHEMA) as w:
+        await client.retain("t", timedelta(seconds=1))
+        await grown(w, 10)
+        assert (await client.inspect("t")).since == ap.Antichain(0)
+
+        async def moved() -> Any:
+            return (await client.inspect("t")).since == ap.Antichain(9)
+
+        await until(moved)
+
+
+@pytest.mark.parametrize("keep", [0, 1, timedelta(0), timedelta(milliseconds=10)], ids=str)
+@pytest.mark.parametrize("path", ["background", "maintain", "force_compaction"])
+async def test_the_current_contents_stay_readable(path: str, keep: Any) -> None:
+    """Goal: however long a shard rests, what it holds now can be read, without any append."""
+    settings = ap.Settings(compaction_idle_s=0.02)
+    async with ap.open("mem://", settings=settings, maintenance=path == "background") as client:
+        async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
+            await client.retain("t", keep)
+            for time in range(3):
+                await w.write([(f"k{time}", time)])
+
+            async def moved() -> Any:
+                if path != "background":
+                    await (client.maintain() if path == "maintain" else client.force_compaction("t"))
+                return (await client.inspect("t")).since == ap.Antichain(2)
+
+            await until(moved)
+            await asyncio.sleep(0.05)
+            await moved()
+            assert (await client.inspect("t")).since == ap.Antichain(2)
+            async with r.snapshot() as s:
+                assert await s.rows() == [("k0", 0, 1), ("k1", 1, 1), ("k2", 2, 1)]
+            async with r.subscribe() as told:
+                assert len((await anext(aiter(told.steps()))).updates) == 3
+
+
+async def test_product_times_stay_readable() -> None:
+    """Goal: some time is complete and held, at an upper of several elements and at one that was appended to
+    the last."""
+    schema = ap.Schema(key=str, val=int, time=2)
+    async with ap.open("mem://", maintenance=False) as client:
+        async with client.writer("t", schema) as w, client.reader("t", schema) as r:
+            await client.retain("t", timedelta(0))
+            upper = ap.Antichain((0, 0))
+            for new, at in ((ap.Antichain((0, 3), (3, 0)), (2, 2)), (ap.Antichain((5, 5)), (9, 4))):
+                await w.compare_and_append([("a", 1, upper.elements[0], 1)], upper, new)
+                upper = new
+                for _ in range(2):  # the first sees the upper, the next one finds it old
+                    await client.force_compaction("t")
+                since = (await client.inspect("t")).since
+                assert since.less_equal(at) and not upper.less_equal(at)
+                async with r.snapshot(at) as s:
+                    assert await s.rows()
+
+
+async def test_a_finished_shard_stays_readable() -> None:
+    async with ap.open("mem://", maintenance=False) as client:
+        async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
+            await client.retain("t", timedelta(0))
+            await w.compare_and_append([("a", 1, 3, 1)], 0, 9)
+            await client.force_compaction("t")
+            await w.compare_and_append([("b", 1, 10, 1)], 9, ap.Antichain())
+            for _ in range(3):
+                await client.force_compaction("t")
+            async with r.snapshot() as s:
+                assert await s.rows() == [("a", 1, 1), ("b", 1, 1)]
+
+
+@pytest.mark.parametrize("keep", [-1, 2.5, "3", True, timedelta(seconds=-1)])
+async def test_what_cannot_be_kept_is_refused(keep: Any) -> None:
+    async with ap.open("mem://") as client, client.writer("t", SCHEMA):
+        with pytest.raises(ap.InvalidUsage):
+            await client.retain("t", keep)
+
+
+async def test_two_owners_of_a_critical_since_fence_each_other(location: Any) -> None:
+    async with opened(location) as client, opened(location) as other:
+        async with client.writer("t", SCHEMA) as w:
+            await grown(w, 10)
+            one = await client.critical_since("t", "pipeline", opaque=1)
+            two = await other.critical_since("t", "pipeline", opaque=9)
+            assert (one.since, one.opaque, two.opaque) == (ap.Antichain(0), 1, 1)
+            assert await one.compare_and_downgrade_since(1, 1, 3) == ap.Antichain(3)
+            assert await two.compare_and_downgrade_since(1, 2, 0) == ap.Antichain(3)  # moves nothing, fences
+            with pytest.raises(ap.OpaqueMismatch) as caught:
+                await one.compare_and_downgrade_since(1, 1, 8)
+            assert (caught.value.expected, caught.value.actual) == (1, 2)
+            assert (await client.inspect("t")).since == ap.Antichain(3)
+            await one.aclose()
+            await two.aclose()
+            assert (await client.inspect("t")).critical["pipeline"].since == ap.Antichain(3)
+
+
+async def test_a_critical_since_holds_back_what_others_move(location: Any) -> None:
+    async with opened(location) as client, client.writer("t", SCHEMA) as w:
+        await grown(w, 10)
+        async with client.critical_since("t", "slow") as slow, client.reader("t", SCHEMA) as r:
+            await r.downgrade_since(8)
+            assert (await client.inspect("t")).since == ap.Antichain(0)
+            await slow.compare_and_downgrade_since(0, 0, 5)
+            assert (await client.inspect("t")).since == ap.Antichain(5)
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+async def test_finalize(location: Any) -> None:
+    async with opened(location, inline_writes_single_max_bytes=0) as client:
+        async with client.writer("t", SCHEMA) as w:
+            await grown(w, 5)
+            with pytest.raises(ap.InvalidUsage) as caught:
+                await client.finalize("t")
+            assert (caught.value.kind, caught.value.since) == (KIND.FINALIZATION_ERROR, ap.Antichain(0))
+            await w.compare_and_append([], 5, ap.Antichain())
+            async with client.reader("t", SCHEMA) as r:
+                await r.downgrade_since(ap.Antichain())
+            await client.finalize("t")
+            await client.finalize("t")
+            with pytest.raises(ap.ShardFinalized):
+                await client.reader("t", SCHEMA)
+        await client.sweep_leaked_blobs(dry_run=False)
+        assert (await client.usage()).total == 0
+    async with opened(location) as client:
+        with pytest.raises(ap.ShardFinalized):
+            await client.writer("t", SCHEMA)
+
+
+async def test_drop_deletes_the_data(location: Any) -> None:
+    async with opened(location, inline_writes_single_max_bytes=0) as client:
+        async with client.writer("t", SCHEMA) as w:
+            await grown(w, 5)
+            await client.drop("t")
+        assert (await client.usage()).live == 0
+        await client.sweep_leaked_blobs(dry_run=False)
+        assert (await client.usage()).total == 0
+        async with client.writer("t", SCHEMA) as w:
+            assert w.upper == ap.Antichain(0)
+
+
+async def test_unknown_shards_are_told() -> None:
+    async with ap.open("mem://") as client:
+        for call in (client.inspect, client.fsck, client.force_gc, client.force_compaction, client.finalize):
+            with pytest.raises(ap.UnknownShard):
+                await call("nobody")  # type: ignore[operator]
+        with pytest.raises(ap.UnknownShard):
+            await client.critical_since("nobody", "me")
