@@ -28,7 +28,7 @@ from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import ReleaseClaim, Replace, Spec, TakeClaim, Total, plan_all, run_count
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
-from aiopersist.storage.patience import Patience
+from aiopersist.storage.stall import StallLog
 
 
 class Work(NamedTuple):
@@ -108,12 +108,12 @@ async def compact_all(shard: Shard, registration: Registration, last: int, since
     """Compact everything up to the batch of ordinal `last` to one batch of one run, at `since` or later.
     Waits where another process has claimed a part of it. `BatchExpired` if the registration is gone."""
     delays = shard.stack.runtime.delays()
-    patience = Patience(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
+    stall = StallLog(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
     while (spec := plan_all(shard.state, last, since)) is not None:
         if not registration.alive:
             raise BatchExpired(f"writer {registration.writer} is no longer registered", shard_id=shard.id)
         if not await compact(shard, spec, registration):
-            patience.note("another process compacts it")
+            stall.note("another process compacts it")
             await shard.stack.runtime.sleep(next(delays))
             await shard.open()
 

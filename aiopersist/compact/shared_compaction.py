@@ -31,7 +31,7 @@ from aiopersist.shard.shards import Shards
 from aiopersist.state.compaction import Replace, TakeClaim, Total, plan_all
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.retention import ApplyRetention
-from aiopersist.storage.patience import Patience
+from aiopersist.storage.stall import StallLog
 
 log = logging.getLogger("aiopersist")
 
@@ -212,7 +212,7 @@ async def _why_missing(shard: Shard, told: CompactionPiece, error: LeaseExpired)
 
 async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
     delays = shard.stack.runtime.delays()
-    patience = Patience(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
+    stall = StallLog(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
     registration = await Registration.fresh(shard)
     registration.hold()
     try:
@@ -224,7 +224,7 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
             work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
             if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs), Slot()):
                 return SharedCompaction(shard, registration, work, goal, scope)
-            patience.note("another process compacts it")
+            stall.note("another process compacts it")
             await shard.stack.runtime.sleep(next(delays))
     except BaseException:
         _ended(shard, registration)

@@ -17,7 +17,7 @@ from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownSh
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.shard.stack import Stack
 from aiopersist.storage.consensus import Versioned
-from aiopersist.storage.patience import Patience
+from aiopersist.storage.stall import StallLog
 
 NAME_BYTES_MAX = 512
 
@@ -95,27 +95,27 @@ async def find(stack: Stack, name: str, kind: type[Id]) -> Id | None:
 async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
     """What `name` names, which may have to be created yet. Two requests for a new name."""
     fresh = kind.new(stack.runtime)
-    patience = Patience(lambda: f"the creation of {kind.kind} {name!r}", stack.runtime)
+    stall = StallLog(lambda: f"the creation of {kind.kind} {name!r}", stack.runtime)
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
         shard, seqno = await _read(stack, name, kind)
         if shard is not None:
             return shard
-        await _write(stack, name, kind, seqno, fresh, patience)
+        await _write(stack, name, kind, seqno, fresh, stall)
     raise AssertionError("delays do not end")
 
 
 async def free(stack: Stack, name: str, shard: ShardId) -> None:
     """Make `name` name nothing, unless it names another shard by now."""
-    patience = Patience(lambda: f"the drop of shard {name!r}", stack.runtime)
+    stall = StallLog(lambda: f"the drop of shard {name!r}", stack.runtime)
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
         found, seqno = await _read(stack, name, ShardId)
         if found != shard or found == name:
             return
-        await _write(stack, name, ShardId, seqno, None, patience)
+        await _write(stack, name, ShardId, seqno, None, stall)
 
 
 def _pauses(runtime: Runtime) -> Iterator[float]:
@@ -163,8 +163,8 @@ async def _forget_name(stack: Stack, key: str, head: Versioned, oldest: float) -
     freed_at = json.loads(head.data).get("at")
     if freed_at is None:  # an earlier version of the library freed it, and did not say when
         name = _name(key)
-        patience = Patience(lambda: f"a look at the name {name!r}", stack.runtime)
-        await _write(stack, name, ShardId, head.seqno, None, patience)
+        stall = StallLog(lambda: f"a look at the name {name!r}", stack.runtime)
+        await _write(stack, name, ShardId, head.seqno, None, stall)
     elif freed_at < oldest:
         await stack.consensus.remove(key, head)
 
@@ -193,7 +193,7 @@ async def _write(
     kind: type[ShardId],
     expected: int | None,
     shard: ShardId | None,
-    patience: Patience,
+    stall: StallLog,
 ) -> None:
     value: dict[str, Any] = {"format": 1, "shard": shard}
     if shard is None:
@@ -202,7 +202,7 @@ async def _write(
     try:
         await stack.consensus.compare_and_set(_key(name, kind), expected, data)
     except Indeterminate as error:  # the caller reads what is there
-        patience.note(error)
+        stall.note(error)
 
 
 def _key(name: str, kind: type[ShardId]) -> str:

@@ -38,7 +38,7 @@ from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
 from aiopersist.state.writing import Occupy
 from aiopersist.storage.consensus import Entry
-from aiopersist.storage.patience import Patience
+from aiopersist.storage.stall import StallLog
 
 ANSWER_S = 1.0  # how long settling waits for the statement's own answer before it looks
 
@@ -141,7 +141,7 @@ async def _send(attempts: Sequence[Attempt]) -> bool:
     stack, sending = attempts[0].register.stack, Sending()
     runtime, limit_s = stack.runtime, stack.settings.retry_timeout_s
     began, delays = runtime.monotonic(), runtime.delays()
-    patience = Patience(lambda: f"the outcome of a commit to {_labels(attempts)}", runtime)
+    stall = StallLog(lambda: f"the outcome of a commit to {_labels(attempts)}", runtime)
     for attempt in attempts:
         attempt.sending = sending
     while True:
@@ -163,7 +163,7 @@ async def _send(attempts: Sequence[Attempt]) -> bool:
         decided = await _look_at_all(attempts, cause)
         if decided is not None:
             return decided
-        patience.note(cause or "another sending of it was refused")
+        stall.note(cause or "another sending of it was refused")
         delay = next(delays)
         if limit_s is not None and runtime.monotonic() - began + delay > limit_s:
             text = f"version {attempts[0].seqno} may still be written: it was sent {sending.sent} times"

@@ -27,7 +27,7 @@ from aiopersist.stash.memory import DraftStore, moved
 from aiopersist.stash.model import Change, Loaded, Opener, Select, Stored, StoredRows, Tokens, Verdict
 from aiopersist.stash.store import Store
 from aiopersist.storage.layers import Retry
-from aiopersist.storage.patience import Patience
+from aiopersist.storage.stall import StallLog
 
 Plan = Callable[[Mapping[int, Stored]], Change]
 """From collections as they are, without rows, to a change."""
@@ -174,7 +174,7 @@ class StashSession:
     async def _commit(self, opener: Opener, change: Change) -> Verdict:
         """Send the change until it is known what came of it."""
         token, delays, lost_at = self.runtime.token(), self.runtime.delays(), None
-        patience = Patience(lambda: "the outcome of a change of a stash", self.runtime)
+        stall = StallLog(lambda: "the outcome of a change of a stash", self.runtime)
         sent = False  # whether a sending may have happened, or may still
         try:
             while True:
@@ -191,7 +191,7 @@ class StashSession:
                     break
                 if lost is not None:
                     self._check_patience(lost, lost_at)
-                    patience.note(lost)
+                    stall.note(lost)
                     await self.runtime.sleep(next(delays))
         except BaseException as error:
             if isinstance(error, StorageUnavailable) and not sent:

@@ -1,17 +1,18 @@
 """The two stores of a location: `Blob` keeps whole values, `Consensus` a log of versions per key.
 
-| module                            | what it has                                                   |
-|-----------------------------------|---------------------------------------------------------------|
-| `blob`, `consensus`               | the contracts; a new store implements one of them             |
-| `s3/`, `files/`                   | blob stores                                                   |
-| `postgres/`, `sqlite/`            | consensus stores, each with its SQL beside it                 |
-| `memory`                          | both, as a specification one can read                         |
-| `layers`, `cache`, `patience`     | what every store is wrapped in: cache, retry, metrics         |
-| `readonly`                        | what a readonly client is given instead                       |
-| `urls`, `address`, `keys`         | which URL opens which store; what keys may be                 |
-| `identity`                        | that two stores belong to one location                        |
-| `watch`, `watchers`, `hints`      | who waits for a key to move, and how it is told               |
-| `lane`, `folders`                 | one thread that works in order; folders that survive a power failure |
+| module                            | what it has                                                          |
+|-----------------------------------|----------------------------------------------------------------------|
+| `blob`, `consensus`               | the contracts; a new store implements one of them                    |
+| `s3/`, `files/`                   | blob stores                                                          |
+| `postgres/`, `sqlite/`            | consensus stores, each with its SQL and its hints beside it          |
+| `memory`                          | both, short enough to serve as the specification                     |
+| `layers`, `cache`                 | wrappers of every store: cache, retry, metrics                       |
+| `readonly`                        | wrappers that refuse writes, for a readonly client                   |
+| `urls`, `address`, `keys`         | which URL opens which store; which keys are legal                    |
+| `identity`                        | the check that two stores belong to one location                     |
+| `watch`, `waiters`                | many keys in one wait for hints; the waiting tasks of this process   |
+| `folders`, `stall`                | folders that survive a power failure; a log line for a long wait     |
 
-Foreign errors become ours in the store's folder and nowhere else. Imports `errors`, `settings`, `runtime`.
+A *hint* says that a key may have moved; reading is the truth. Each store maps the errors of its driver to
+those of the library, in its own folder. Imports `errors`, `settings`, `runtime`, `resource`.
 """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aiopersist.errors import Unsupported
 from aiopersist.resource import run_bounded
-from aiopersist.storage.watch import EachWatched, Watch
+from aiopersist.storage.watch import TaskWatch, Watch
 
 HEADS_AT_ONCE = 16  # of a store that reads them one by one
 
@@ -100,7 +100,7 @@ class Consensus(ABC):
     def watch_together(self) -> Watch:
         """Many keys watched by one task. Call it in the event loop that waits; the store outlives it. This
         one, for stores that define none, calls `watch` for each key, in a task of its own."""
-        return EachWatched(self.watch)
+        return TaskWatch(self.watch)
 
     @abstractmethod
     async def now(self) -> float:

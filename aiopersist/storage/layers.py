@@ -21,7 +21,7 @@ from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
-from aiopersist.storage.patience import LOG_AFTER_S
+from aiopersist.storage.stall import LOG_AFTER_S
 from aiopersist.storage.watch import Watch
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
 from aiopersist.storage.keys import check_blob_key, check_consensus_key, check_entries, closed
+from aiopersist.storage.waiters import Waiters
 from aiopersist.storage.watch import Watch
-from aiopersist.storage.watchers import Watchers
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class _Namespace:
     lock: threading.Lock = field(default_factory=threading.Lock)
     blobs: dict[str, bytes] = field(default_factory=dict)
     logs: dict[str, _Log] = field(default_factory=dict)
-    watchers: Watchers = field(default_factory=Watchers)
+    waiters: Waiters = field(default_factory=Waiters)
     tenants: dict[str, Any] = field(default_factory=dict)
     """What else lives as long as the place."""
 
@@ -156,7 +156,7 @@ class MemoryConsensus(Consensus):
                 return False
             for key, _, data in entries:
                 self._place.logs.setdefault(key, _Log(0, [])).data.append(bytes(data))
-        self._place.watchers.wake([entry.key for entry in entries])
+        self._place.waiters.wake([entry.key for entry in entries])
         return True
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
@@ -190,7 +190,7 @@ class MemoryConsensus(Consensus):
             if log is not None and (log.head, log.data[-1]) != expected:
                 return False
             self._place.logs.pop(key, None)
-        self._place.watchers.wake([key])
+        self._place.waiters.wake([key])
         return True
 
     async def list_keys(self, prefix: str) -> list[str]:
@@ -201,11 +201,11 @@ class MemoryConsensus(Consensus):
 
     async def watch(self, key: str) -> None:
         self._check([key])
-        await self._place.watchers.wait(key)
+        await self._place.waiters.wait(key)
 
     def watch_together(self) -> Watch:
         self._check([])
-        return self._place.watchers.together()
+        return self._place.waiters.watch()
 
     async def now(self) -> float:
         await asyncio.sleep(0)  # noqa: TID251  # no time passes
@@ -220,7 +220,7 @@ class MemoryConsensus(Consensus):
 
     async def aclose(self) -> None:
         self._closed = True
-        self._place.watchers.wake_all()
+        self._place.waiters.wake_all()
 
     def _expected(self, key: str) -> int | None:
         log = self._place.logs.get(key)

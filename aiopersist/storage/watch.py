@@ -1,8 +1,8 @@
-"""Many keys that are watched together: by one task, however many they are.
+"""A watch: many keys that one task waits for.
 
-*Each key is told once.* `add` it again, and then look at it: so what moves it after `add` began is told by
-the next `moved`, and no version slips in between. Hints may be early and may be lost, as those of
-`Consensus.watch`.
+A *hint* says that a key may have moved. It may come early, and it may be lost: reading is the truth. A
+watch gives one hint for each `add`. So call `add` again, and then read the key: what moves it after `add`
+began is told by the next `moved`, and no version slips in between.
 """
 
 import asyncio
@@ -14,34 +14,34 @@ log = logging.getLogger("aiopersist")
 
 
 class Watch(ABC):
-    """See the header. It belongs to one event loop."""
+    """See the header. A watch belongs to one event loop."""
 
     @abstractmethod
     def add(self, key: str) -> None:
-        """Tell when `key` may have moved since this call began."""
+        """Ask for a hint when `key` may have moved since this call began."""
 
     @abstractmethod
     def discard(self, key: str) -> None:
-        """Tell nothing of `key` any more."""
+        """Ask for no hint of `key` any more."""
 
     @abstractmethod
     async def moved(self) -> set[str]:
-        """Wait until some keys may have moved; these, which are told no more until they are added again.
-        An error loses nothing: call again."""
+        """Wait for hints and return their keys; add a key again for its next hint. An error loses no hint:
+        call again."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Watch nothing any more."""
+        """Discard all keys."""
 
 
-class EachWatched(Watch):
-    """Keys of a store that can only `watch` one at a time: a task for each. A call that fails, whatever it
-    raises, counts as a hint, since nothing is known then; the log says so once."""
+class TaskWatch(Watch):
+    """The watch of a store that defines only `Consensus.watch`: one task per key. A call that fails counts
+    as a hint, since the key may have moved; the log says so once."""
 
     def __init__(self, watch: Callable[[str], Awaitable[None]]) -> None:
         self._watch = watch
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._told: set[str] = set()
+        self._hinted: set[str] = set()
         self._any = asyncio.Event()
         self._has_failed = False
 
@@ -56,8 +56,8 @@ class EachWatched(Watch):
     async def moved(self) -> set[str]:
         await self._any.wait()
         self._any.clear()
-        told, self._told = self._told, set()
-        return told
+        hinted, self._hinted = self._hinted, set()
+        return hinted
 
     async def aclose(self) -> None:
         tasks, self._tasks = set(self._tasks.values()), {}
@@ -73,7 +73,10 @@ class EachWatched(Watch):
         except Exception as error:  # a store of an application may raise anything
             if not self._has_failed:
                 self._has_failed = True
-                log.warning("no hints of commits, which are noticed late, by looking: %r", error)
+                log.warning(
+                    "no hints of commits, which are noticed late, by polling: %r",
+                    error,
+                )
         self._tasks.pop(key, None)
-        self._told.add(key)
+        self._hinted.add(key)
         self._any.set()

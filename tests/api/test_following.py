@@ -13,7 +13,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.register import Register
 from aiopersist.storage.memory import MemoryConsensus
-from aiopersist.storage.watch import EachWatched, Watch
+from aiopersist.storage.watch import TaskWatch, Watch
 
 SCHEMA = ap.Schema(key=str, val=int)
 SHARDS = 60
@@ -100,7 +100,7 @@ class Hasty(MemoryConsensus):
             raise self.error
 
     def watch_together(self) -> Watch:
-        return EachWatched(self.watch)
+        return TaskWatch(self.watch)
 
     async def head(self, key: str) -> Any:
         self.calls["head"] += 1

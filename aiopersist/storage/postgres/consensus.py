@@ -47,11 +47,11 @@ from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
 from aiopersist.storage.postgres.address import PostgresAddress
 from aiopersist.storage.postgres.group import GroupCommit
-from aiopersist.storage.postgres.hints import Hints
+from aiopersist.storage.postgres.hints import NotifyHints
 from aiopersist.storage.postgres.pool import Connection, Pool
 from aiopersist.storage.postgres.sql import CLOCK, statements, tables
+from aiopersist.storage.waiters import Waiters
 from aiopersist.storage.watch import Watch
-from aiopersist.storage.watchers import Watchers
 
 # Two flights of group commits, six that may wait for locks or first versions; the rest for reads and hints.
 _POOL_SIZE = 12
@@ -76,10 +76,10 @@ class PostgresConsensus(Consensus):
         self._shown = address.shown
         self._runtime = runtime
         self._sql = statements(schema)
-        self._watchers = Watchers()
+        self._waiters = Waiters()
         prepare = tables(schema).require if readonly else tables(schema).ensure
         self._pool = Pool(address.arguments, _POOL_SIZE, prepare)
-        self._hints = Hints(self._pool, schema, self._watchers, runtime)
+        self._hints = NotifyHints(self._pool, schema, self._waiters, runtime)
         self._group = GroupCommit(self._pool, self._sql, self._hints.moved, self._set_clock)
         self._clock: tuple[float, float] | None = None  # the store's, and the local one at its arrival
 
@@ -173,13 +173,13 @@ class PostgresConsensus(Consensus):
         if self._pool.closed:
             raise closed("consensus store")
         self._hints.listen()
-        await self._watchers.wait(key)
+        await self._waiters.wait(key)
 
     def watch_together(self) -> Watch:
         if self._pool.closed:
             raise closed("consensus store")
         self._hints.listen()
-        return self._watchers.together()
+        return self._waiters.watch()
 
     async def now(self) -> float:
         if self._clock is None:
@@ -190,7 +190,7 @@ class PostgresConsensus(Consensus):
 
     async def aclose(self) -> None:
         self._hints.stop_listening()
-        self._watchers.wake_all()
+        self._waiters.wake_all()
         await self._pool.aclose()
 
     async def _append_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:

@@ -29,7 +29,7 @@ from aiopersist.errors import Error
 from aiopersist.runtime import Runtime
 from aiopersist.storage.postgres.pool import Connection, Pool
 from aiopersist.storage.postgres.sql import LISTENS, listeners_lock
-from aiopersist.storage.watchers import Watchers
+from aiopersist.storage.waiters import Waiters
 
 log = logging.getLogger("aiopersist")
 
@@ -41,14 +41,14 @@ NOTIFY = "SELECT pg_notify($1, message) FROM unnest($2::text[]) AS message"
 _ALL = "*"  # stands for keys that do not fit
 
 
-class Hints:
-    """Wakes `watchers` for what this instance and others of the same schema commit."""
+class NotifyHints:
+    """Wakes `waiters` for what this instance and others of the same schema commit."""
 
-    def __init__(self, pool: Pool, schema: str, watchers: Watchers, runtime: Runtime) -> None:
+    def __init__(self, pool: Pool, schema: str, waiters: Waiters, runtime: Runtime) -> None:
         self._pool = pool
         self._channel = "aiopersist_" + hashlib.sha256(schema.encode()).hexdigest()[:16]
         self._lock = listeners_lock(schema)
-        self._watchers = watchers
+        self._waiters = waiters
         self._runtime = runtime
         self._id = str(runtime.uuid())
         self._listening: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class Hints:
 
     def moved(self, keys: Collection[str], alone: bool = False) -> None:
         """Wake those who wait here at once, and tell the others, unless there are none."""
-        self._watchers.wake(keys)
+        self._waiters.wake(keys)
         if alone:
             return
         self._moved.update(keys)
@@ -119,7 +119,7 @@ class Hints:
             await connection.execute(LISTENS.format(self._lock))
             await connection.add_listener(self._channel, self._heard)
         self._listens_since = self._runtime.monotonic()
-        self._watchers.wake_all()
+        self._waiters.wake_all()
         while not lost.is_set():
             try:
                 async with asyncio.timeout(SIGN_OF_LIFE_S):
@@ -133,9 +133,9 @@ class Hints:
         if sender == self._id:
             return
         if _ALL in keys:
-            self._watchers.wake_all()
+            self._waiters.wake_all()
         else:
-            self._watchers.wake(keys)
+            self._waiters.wake(keys)
 
 
 def payloads(sender: str, keys: Collection[str]) -> list[str]:

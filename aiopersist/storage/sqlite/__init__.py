@@ -1,5 +1,6 @@
 """A consensus store in one SQLite file, for the processes of one host.
 
-`consensus` keeps the contract, `file` says why a commit is durable, `sql` has the statements, `reads` what is
-read by whoever opened the file, `readonly` the file of one who may not write it.
+`consensus` keeps the contract; `file` says why a commit is durable, and runs jobs in the threads of `worker`;
+`sql` has the statements; `hints` tells other processes which keys moved. `readonly` opens the file for a
+client that may not write it; `reads` has the reads that both share.
 """

@@ -1,8 +1,8 @@
-"""A consensus store in one SQLite file, for the processes of one host; see `file` for why it is
-linearizable and durable, and for what its errors mean.
+"""A consensus store in one SQLite file, for the processes of one host; `file` says why it is linearizable
+and durable, and what its errors mean.
 
-*Hints*: see `hints`. The table of listeners is read in the transaction that commits, so a listener
-announced before it is told; one announced after it looks at the store once it is announced.
+*Hints*: see `hints`. The transaction that commits reads the table of listeners. So it tells a listener that
+was announced before; a listener that is announced after it reads the store once it is announced.
 """
 
 import os
@@ -12,13 +12,12 @@ from typing import TypeVar
 
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry, Versioned
-from aiopersist.storage.hints import HintListener, HintSender
 from aiopersist.storage.keys import check_consensus_key, check_entries
 from aiopersist.storage.sqlite import sql as sql
 from aiopersist.storage.sqlite.file import BUSY_DELAY_MAX_S, SqliteFile, SqliteTransaction
+from aiopersist.storage.sqlite.hints import LoopbackHints
 from aiopersist.storage.sqlite.reads import SqliteReads
 from aiopersist.storage.watch import Watch
-from aiopersist.storage.watchers import Watchers
 
 T = TypeVar("T")
 
@@ -32,7 +31,7 @@ class SqliteConsensus(SqliteReads):
 
     def __init__(self, path: str | os.PathLike[str], *, runtime: Runtime = SYSTEM) -> None:
         self._runtime = runtime
-        self._hints = _DatagramHints(str(runtime.uuid()))
+        self._hints = LoopbackHints(str(runtime.uuid()))
         self._announced = False
         self._file = SqliteFile(
             path, runtime, sql.prepare, lambda connection: _Moves(connection, self._hints)
@@ -59,8 +58,9 @@ class SqliteConsensus(SqliteReads):
         return await self._file.write(work)
 
     async def truncate(self, key: str, seqno: int) -> int:
-        """One commit for each 500 versions, between which others have their turn. Once the first is done, all
-        of it has happened; where it ends early, the next truncation of the key deletes the rest."""
+        """One commit per 500 versions, and other writers have their turn between two of them. With the first
+        commit the whole truncation has happened; if the call ends early, the next truncation of the key
+        deletes the rest."""
         check_consensus_key(key)
 
         def work(transaction: _Moves) -> sql.Truncation:
@@ -85,61 +85,44 @@ class SqliteConsensus(SqliteReads):
 
     async def watch(self, key: str) -> None:
         check_consensus_key(key)
-        with self._hints.watchers.watching(key) as woken:
-            if not self._announced:
-                await self._announce()
-                return  # what moved before others knew of us came without a hint
-            await woken
+        with self._hints.waiters.waiting(key) as woken:
+            if not await self._announce():
+                await woken
 
     def watch_together(self) -> Watch:
-        return self._hints.watchers.together(self._announced_now)
-
-    async def _announced_now(self) -> bool:
-        """Be announced; whether that was new: what moved before others knew of us came without a hint."""
-        if self._announced:
-            return False
-        await self._announce()
-        return True
+        return self._hints.waiters.watch(self._announce)
 
     async def now(self) -> float:
         return self._runtime.wall()
 
     async def aclose(self) -> None:
         self._hints.listener.close()
-        self._hints.watchers.wake_all()
+        self._hints.waiters.wake_all()
         try:
-            await self._file.aclose(self._say_goodbye)
+            await self._file.aclose(self._withdraw)
         finally:
             self._hints.sender.close()
 
-    async def _announce(self) -> None:
+    async def _announce(self) -> bool:
+        """Announce the listener, once. True if this call did it: what moved before came without a hint."""
+        if self._announced:
+            return False
         row = (self._hints.id, self._hints.listener.listen())
         insert = "INSERT OR REPLACE INTO listeners (id, port) VALUES (?, ?)"
         await self._file.write(lambda transaction: transaction.connection.execute(insert, row).rowcount)
         self._announced = True
+        return True
 
-    def _say_goodbye(self, connection: sqlite3.Connection) -> None:
-        """Where it fails, others find out that nobody listens."""
+    def _withdraw(self, connection: sqlite3.Connection) -> None:
+        """Delete the announcement. If this fails, other processes find out that the port refuses."""
         if self._announced:
             connection.execute("DELETE FROM listeners WHERE id = ?", (self._hints.id,))
 
 
-class _DatagramHints:
-    """Who waits here, and how others are told."""
-
-    def __init__(self, id: str) -> None:
-        self.id = id
-        self.watchers = Watchers()
-        self.listener = HintListener(self.watchers)
-        self.sender = HintSender()
-        self.gone: set[str] = set()
-        """Listeners that were not there any more."""
-
-
 class _Moves(SqliteTransaction):
-    """Gathers the keys that moved; tells those who listen once it is durable."""
+    """Gathers the keys that moved, and sends hints once the transaction is durable."""
 
-    def __init__(self, connection: sqlite3.Connection, hints: _DatagramHints) -> None:
+    def __init__(self, connection: sqlite3.Connection, hints: LoopbackHints) -> None:
         super().__init__(connection)
         self.moved: list[str] = []
         self._hints = hints
@@ -163,7 +146,7 @@ class _Moves(SqliteTransaction):
 
     def after_commit(self) -> None:
         hints = self._hints
-        hints.watchers.wake(self.moved)
+        hints.waiters.wake(self.moved)
         hints.gone = hints.sender.send(self._targets, self.moved) if self._targets else set()
 
     def _listeners(self) -> dict[str, int]:

@@ -1,27 +1,27 @@
 """One SQLite file, for the processes of one host.
 
-One thread writes and another reads, each with a connection of its own, so that a read never waits
-behind an fsync (in WAL mode neither blocks the other). What waits to be written at the same moment
-is one transaction, and so costs one fsync.
+One thread writes and another reads, each with a connection of its own, so a read never waits behind an
+fsync (in WAL mode neither blocks the other). Jobs that wait to write at the same moment are one transaction,
+and so cost one fsync.
 
-*Linearizable*: writes run inside BEGIN IMMEDIATE, which at most one connection of all processes
-holds at a time, so each sees the effects of all before it. A read is one snapshot begun after the call:
-WAL shows it every commit that has returned, in any process.
+*Linearizable*: writes run inside BEGIN IMMEDIATE, which at most one connection of all processes holds at a
+time, so each write sees the effects of all writes before it. A read is one snapshot that begins after the
+call: WAL shows it every commit that has returned, in any process.
 
 *Durable*: `synchronous = FULL` fsyncs the log before a commit returns.
 
-*Acknowledged*: a job that writes succeeds after the COMMIT of the transaction it ran in, and nowhere else.
-SQLite ends a transaction by itself when a statement meets a failing or full disk or too little memory, one
-that only reads as well; what comes next would run outside of it. So each step looks whether it is still
-open, and where it is not, nothing has happened.
+*Acknowledged*: a job that writes succeeds after the COMMIT of the transaction that it ran in, and nowhere
+else. SQLite ends a transaction by itself when a statement, even one that only reads, meets a failing or full
+disk or too little memory; the next statement would run outside of it. So each step checks that the
+transaction is still open; if it is not, nothing has happened.
 
-*Errors*: nothing before COMMIT can last, so its errors are determinate; BUSY at BEGIN is repeated here
-for a while. An error at COMMIT is followed by ROLLBACK and is `Indeterminate`: the commit record may
-lie in the log and be found after a crash. A full disk is the exception: nothing but the log is told to be
-full, its last write is the second half of the commit record, and a recovery takes no torn one for a commit.
-(Without `psow` a SQLite that is built to think that disks damage what lies beside a write pads the log then.)
-One of several jobs that wait together fails alone: each has a savepoint, and if SQLite gave up the
-whole transaction, each runs again in one of its own.
+*Errors*: nothing before COMMIT can last, so an error before it is determinate; BUSY at BEGIN is tried again
+here for a while. An error at COMMIT is followed by ROLLBACK and is `Indeterminate`: the commit record may lie
+in the log and be found after a crash. A full disk is the exception: only writes to the log report it, the
+last of them is the second half of the commit record, and a recovery takes no torn record for a commit.
+(Without `psow`, a SQLite that is built to expect damage beside a write pads the log then.) One job
+of a group fails alone: each has a savepoint, and if SQLite gave up the whole transaction, each job runs
+again in a transaction of its own.
 """
 
 import os
@@ -35,7 +35,7 @@ from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation,
 from aiopersist.runtime import Runtime
 from aiopersist.storage import folders
 from aiopersist.storage.folders import make_root
-from aiopersist.storage.lane import Lane, LaneTask
+from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
 
 T = TypeVar("T")
 
@@ -45,24 +45,24 @@ BUSY_DELAY_MAX_S = 0.01
 
 
 class SqliteTransaction:
-    """One round of jobs that are written together. A subclass may gather what they did. A job lets every
-    error of SQLite out: its statements would go on outside of the transaction."""
+    """One group of jobs that write. A subclass may gather what they did. A job must not catch an error of
+    SQLite: its next statements would run outside of the transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
 
     def mark(self) -> int:
-        """Where a job began; see `undo`."""
+        """The point at which a job begins; see `undo`."""
         return 0
 
     def undo(self, mark: int) -> None:
-        """What was gathered since `mark` did not happen."""
+        """Forget what was gathered since `mark`: it did not happen."""
 
     def before_commit(self) -> None:
-        """Called once all jobs have run, within the transaction."""
+        """Called after all jobs have run, within the transaction."""
 
     def after_commit(self) -> None:
-        """Called once all of it is durable."""
+        """Called after the transaction is durable."""
 
 
 X = TypeVar("X", bound=SqliteTransaction)
@@ -71,7 +71,7 @@ X = TypeVar("X", bound=SqliteTransaction)
 class SqliteFile(Generic[X]):
     """The SQLite file at `path`, which is made on first use, with its folders.
 
-    `prepare` is given each new connection; `begin` makes what the jobs of a transaction are given."""
+    `prepare` is called with each new connection; `begin` makes the transaction that jobs are called with."""
 
     def __init__(
         self,
@@ -87,39 +87,41 @@ class SqliteFile(Generic[X]):
         self._never = threading.Event()  # waited on, never set: a thread's sleep
         self._write_connection: sqlite3.Connection | None = None
         self._read_connection: sqlite3.Connection | None = None
-        self._writer = Lane("aiopersist-sqlite-write", self._write_round)
-        self._reader = Lane("aiopersist-sqlite-read", self._read_round)
+        self._writer = WorkerThread("aiopersist-sqlite-write", self._write_group)
+        self._reader = WorkerThread("aiopersist-sqlite-read", self._read_group)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in the reading thread."""
         return await self._reader.run(work)
 
     async def write(self, work: Callable[[X], T]) -> T:
-        """Run `work` in the writing thread, in a transaction with others that wait; durable when it
-        returns."""
+        """Run `work` in the writing thread, in one transaction with the other jobs that wait. Its effects are
+        durable when this returns."""
         return await self._writer.run(work)
 
-    async def aclose(self, farewell: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
-        """Let what waits finish. `farewell` is the last thing said to the file; its errors are ignored."""
+    async def aclose(self, last: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
+        """Let the waiting jobs finish. `last` is called with the connection that writes, if there is one; its
+        errors of SQLite are ignored."""
         try:
             await self._reader.close(self._close_reading)
         finally:  # the last connection empties the WAL
-            await self._writer.close(lambda: self._close_writing(farewell))
+            await self._writer.close(lambda: self._close_writing(last))
 
     # In the reading thread
 
-    def _read_round(self, jobs: list[LaneTask[Any]]) -> None:
+    def _read_group(self, jobs: list[ThreadJob[Any]]) -> None:
         for job in jobs:
             try:
                 if self._read_connection is None:
                     self._read_connection = self._connect(_BUSY_TIMEOUT_S)
                 job.succeed(job.work(self._read_connection))
-            except Exception as error:  # told to whoever asked
+            except Exception as error:  # delivered to the caller
                 _fail([job], error, self.path)
                 self._end_reading()
 
     def _end_reading(self) -> None:
-        """A moment that a failed job left open would be that of every read to come."""
+        """Close the connection if a failed job left a transaction open: all later reads would be of its
+        snapshot."""
         if self._read_connection is not None and self._read_connection.in_transaction:
             self._close_reading()
 
@@ -130,8 +132,8 @@ class SqliteFile(Generic[X]):
 
     # In the writing thread
 
-    def _write_round(self, jobs: list[LaneTask[Any]]) -> None:
-        """One transaction; nothing of it has happened before its COMMIT, whatever ended it."""
+    def _write_group(self, jobs: list[ThreadJob[Any]]) -> None:
+        """Run one transaction. Nothing of it has happened before its COMMIT, whatever ends it."""
         connection = None
         try:
             connection = self._begun()
@@ -147,30 +149,30 @@ class SqliteFile(Generic[X]):
             self._commit(transaction, done)
             return
         for job in jobs:
-            self._write_round([job])
+            self._write_group([job])
 
     def _begun(self) -> sqlite3.Connection:
-        """The writing connection, in a transaction that nobody else has."""
+        """The writing connection, in a new transaction that excludes all other writers."""
         if self._write_connection is None:
-            self._write_connection = self._connect(0.0)  # see `_patiently`
+            self._write_connection = self._connect(0.0)  # `_retried` waits instead
         connection = self._write_connection
-        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        self._retried(lambda: connection.execute("BEGIN IMMEDIATE"))
         return connection
 
-    def _write_jobs(self, transaction: X, jobs: list[LaneTask[Any]]) -> list[tuple[LaneTask[Any], Any]]:
-        """Each job that has not failed alone, with its result. Raises if the transaction is over."""
+    def _write_jobs(self, transaction: X, jobs: list[ThreadJob[Any]]) -> list[tuple[ThreadJob[Any], Any]]:
+        """Each job that has not failed alone, with its result. Raises if the transaction has ended."""
         results = [(job, self._write_job(transaction, job)) for job in jobs]
         transaction.before_commit()
         _check_open(transaction.connection)
         return [(job, *result) for job, result in results if result is not None]
 
-    def _write_job(self, transaction: X, job: LaneTask[Any]) -> tuple[Any] | None:
-        """The result; `None` if the job has failed alone."""
+    def _write_job(self, transaction: X, job: ThreadJob[Any]) -> tuple[Any] | None:
+        """The result in a tuple, or `None` if the job has failed alone."""
         connection, mark = transaction.connection, transaction.mark()
         connection.execute("SAVEPOINT job")
         try:
             result = (job.work(transaction),)
-        except Exception as error:  # told to whoever asked
+        except Exception as error:  # delivered to the caller
             if not connection.in_transaction:
                 raise
             _fail([job], error, self.path)
@@ -181,11 +183,11 @@ class SqliteFile(Generic[X]):
         connection.execute("RELEASE job")
         return result
 
-    def _commit(self, transaction: X, done: list[tuple[LaneTask[Any], Any]]) -> None:
+    def _commit(self, transaction: X, done: list[tuple[ThreadJob[Any], Any]]) -> None:
         """The only place where a job that writes succeeds."""
         try:
             transaction.connection.execute("COMMIT")
-        except Exception as error:  # told to whoever asked
+        except Exception as error:  # delivered to the callers
             self._roll_back()
             _fail([job for job, _ in done], error, self.path, at_commit=True)
             return
@@ -194,7 +196,7 @@ class SqliteFile(Generic[X]):
         transaction.after_commit()
 
     def _roll_back(self) -> None:
-        """End what may have begun. A connection that cannot even do that is given up."""
+        """End the transaction, if one has begun. A connection that fails to do so is closed."""
         connection = self._write_connection
         if connection is None or not connection.in_transaction:
             return
@@ -204,11 +206,11 @@ class SqliteFile(Generic[X]):
             self._write_connection = None
             connection.close()
 
-    def _close_writing(self, farewell: Callable[[sqlite3.Connection], None]) -> None:
+    def _close_writing(self, last: Callable[[sqlite3.Connection], None]) -> None:
         if self._write_connection is None:
             return
         try:
-            farewell(self._write_connection)
+            last(self._write_connection)
         except sqlite3.Error:
             pass
         finally:
@@ -221,21 +223,21 @@ class SqliteFile(Generic[X]):
         if os.path.isdir(self.path):
             raise InvalidLocation(f"sqlite: {self.path} is a directory")
         connection = sqlite3.connect(
-            f"{Path(self.path).as_uri()}?psow=1",  # nothing follows a commit record, see the header
+            f"{Path(self.path).as_uri()}?psow=1",  # no padding after a commit record, see the header
             uri=True,
             timeout=busy_timeout_s,
             isolation_level=None,
         )
         try:
-            self._patiently(lambda: self._prepare(connection))
+            self._retried(lambda: self._prepare(connection))
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _patiently(self, step: Callable[[], T]) -> T:
-        """Run `step`, again while another connection is in its way: its own short delays find a free
-        moment sooner than SQLite's, which grow to 100 ms."""
+    def _retried(self, step: Callable[[], T]) -> T:
+        """Run `step`, again while another connection holds the lock. These short delays find a free moment
+        sooner than those of SQLite, which grow to 100 ms."""
         deadline = self._runtime.monotonic() + _BUSY_TIMEOUT_S
         bound = _BUSY_DELAY_MIN_S
         while True:
@@ -253,8 +255,8 @@ def _check_open(connection: sqlite3.Connection) -> None:
         raise sqlite3.OperationalError("SQLite has given up the transaction")
 
 
-def _fail(jobs: Sequence[LaneTask[Any]], error: Exception, path: str, *, at_commit: bool = False) -> None:
-    for job in jobs:  # an error of its own for each: a traceback belongs to one raise
+def _fail(jobs: Sequence[ThreadJob[Any]], error: Exception, path: str, *, at_commit: bool = False) -> None:
+    for job in jobs:  # each gets its own error, since a traceback belongs to one raise
         job.fail(mapped(error, path, at_commit=at_commit))
 
 
@@ -281,7 +283,7 @@ _WAITING_DOES_NOT_HELP = (
     sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_TOOBIG,
-    sqlite3.SQLITE_ERROR,  # a statement that this file, or this version, does not take
+    sqlite3.SQLITE_ERROR,  # a statement that this file, or this version of SQLite, refuses
 )
 
 
@@ -291,15 +293,15 @@ def _because(error: Exception, cause: Exception) -> Exception:
 
 
 def primary(error: Exception) -> int:
-    """The code without its extension."""
+    """The error code of SQLite without its extension."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def prepare_file(connection: sqlite3.Connection, *, has_tables: Callable[[], bool], ddl: str) -> None:
-    """Bring the file into WAL mode and create the tables, once, whoever comes first."""
+    """Bring the file into WAL mode and create the tables, once; safe for first users at the same time."""
     mode = connection.execute("PRAGMA journal_mode").fetchone()
     if mode != ("wal",) and connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
-        raise InvalidLocation("sqlite: this file system cannot hold a write-ahead log")  # nor be trusted
+        raise InvalidLocation("sqlite: this file system cannot hold a write-ahead log: use a local one")
     connection.execute("PRAGMA synchronous = FULL")
     if has_tables():
         return

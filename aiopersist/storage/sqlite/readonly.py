@@ -1,17 +1,18 @@
-"""A SQLite file for who may not write it, nor the folder that it is in.
+"""A SQLite file, for a process that may write neither the file nor its folder.
 
 In WAL mode even a reader needs the files `-wal` and `-shm` beside the database, and SQLite makes those that
 are missing, under the reader's own user: the owner of the location might then not be able to open it. So
-nothing is opened that would make them:
+no connection is opened that would make them:
 
 - *`-wal` is there*: some process has the file open, or crashed while it had. A connection in `mode=ro` sees
-  every commit that has returned, as any other does, and is kept.
-- *`-wal` is not there*: nobody has the file open, and all of it is in the database. A connection of its own
-  reads it as immutable, and the read counts only if the file is the same after it: no `-wal`, no other time
-  of change. That time must not be too recent for the file system's clock to tell two changes apart.
+  every commit that has returned, as any other connection does, and is kept.
+- *`-wal` is not there*: no process has the file open, and all data is in the database. A connection for this
+  one read takes the file as immutable, and the read counts only if the file is the same after it: no `-wal`,
+  and the same time of change. That time must not be too recent for the clock of the file system to tell two
+  changes apart.
 
-*Hints*: a process that may not write cannot announce that it listens. It looks for changes instead, once for
-all who wait.
+*Hints*: a process that may not write cannot announce that it listens. One task of it polls the file for
+changes instead, for all tasks that wait.
 """
 
 import asyncio
@@ -28,17 +29,17 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.folders import in_the_way
 from aiopersist.storage.keys import check_consensus_key, closed
-from aiopersist.storage.lane import Lane, LaneTask
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.sqlite import sql as sql
 from aiopersist.storage.sqlite.file import mapped
 from aiopersist.storage.sqlite.reads import SqliteReads
-from aiopersist.storage.watchers import Watchers
+from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
+from aiopersist.storage.waiters import Waiters
 
 T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 5.0  # a reader waits for nothing but a recovery
-LOOK_S = 0.05  # between two looks at the times of change
+LOOK_S = 0.05  # between two looks at the version of the file
 SETTLED_S = 0.05  # longer than the clock of any local file system takes for a tick
 READS_MAX = 200  # of one file that changes all the time: ten seconds
 
@@ -46,11 +47,12 @@ Stat = tuple[int, int, int] | None
 
 
 class NoFile(StorageUnavailable):
-    """There is no file."""
+    """There is no file at the path."""
 
 
 class SqliteReader:
-    """Reads of the SQLite file at `path`; `NoFile`. `prepare` is given each new connection."""
+    """Reads the SQLite file at `path`; `NoFile` if it is not there. `prepare` is called with each new
+    connection."""
 
     def __init__(
         self, path: str | os.PathLike[str], runtime: Runtime, prepare: Callable[[sqlite3.Connection], None]
@@ -60,32 +62,32 @@ class SqliteReader:
         self._prepare = prepare
         self._never = threading.Event()  # waited on, never set: a thread's sleep
         self._live: sqlite3.Connection | None = None
-        self._lane = Lane("aiopersist-sqlite-read", self._round)
+        self._thread = WorkerThread("aiopersist-sqlite-read", self._run_group)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in the reading thread: all of it sees one state of the file only if it is in one
+        """Run `work` in the reading thread. Its statements see one state of the file only within one
         transaction."""
-        return await self._lane.run(lambda _: self._read(work))
+        return await self._thread.run(lambda _: self._read(work))
 
     async def version(self) -> object:
-        """What every commit makes another: what SQLite tells while the file is open, else the times of change
-        of the files."""
-        return await self._lane.run(lambda _: self._version())
+        """A value that every commit changes: SQLite's data version while the file is open, else what the file
+        system says of the files."""
+        return await self._thread.run(lambda _: self._version())
 
     async def aclose(self) -> None:
-        """Let what waits finish."""
-        await self._lane.close(self._close)
+        """Let the waiting reads finish."""
+        await self._thread.close(self._close)
 
     # In the reading thread
 
-    def _round(self, jobs: list[LaneTask[Any]]) -> None:
+    def _run_group(self, jobs: list[ThreadJob[Any]]) -> None:
         for job in jobs:
             try:
                 job.succeed(job.work(None))
-            except Exception as error:  # told to whoever asked
+            except Exception as error:  # delivered to the caller
                 job.fail(mapped(error, self.path))
                 if self._live is not None and self._live.in_transaction:
-                    self._close()  # a moment that is left open would be that of every read to come
+                    self._close()  # all later reads would see the snapshot of its transaction
 
     def _version(self) -> object:
         if self._live is None:
@@ -101,10 +103,10 @@ class SqliteReader:
             if result := self._read_at_rest(work):
                 return result[0]
             self._never.wait(SETTLED_S)
-        raise sqlite3.OperationalError(f"it changed during each of {READS_MAX} reads")
+        raise sqlite3.OperationalError(f"the file changed during each of {READS_MAX} reads: try again")
 
     def _read_at_rest(self, work: Callable[[sqlite3.Connection], T]) -> tuple[T] | None:
-        """What `work` gives, if nobody had the file open meanwhile."""
+        """The result of `work` in a tuple, or `None` if a process may have had the file open meanwhile."""
         before = _stat(self.path)
         if before is None:
             what = in_the_way(os.path.dirname(self.path))
@@ -142,13 +144,13 @@ class SqliteReader:
 
 
 class ReadonlySqliteConsensus(SqliteReads):
-    """The versions in the SQLite file at `path`, which is neither made nor written, nor is anything beside
-    it. `InvalidLocation` where it is not there. Hints come within some `LOOK_S` seconds."""
+    """The versions in the SQLite file at `path`. Neither the file nor anything beside it is made or written;
+    `InvalidLocation` if it is not there. Hints come within a few times `LOOK_S`."""
 
     def __init__(self, path: str | os.PathLike[str], *, runtime: Runtime = SYSTEM) -> None:
         self._runtime = runtime
         self._reader = SqliteReader(path, runtime, sql.check_format)
-        self._watchers = Watchers()
+        self._waiters = Waiters()
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -174,7 +176,7 @@ class ReadonlySqliteConsensus(SqliteReads):
         check_consensus_key(key)
         if self._closed:
             raise closed("consensus store")
-        with self._watchers.watching(key) as woken:
+        with self._waiters.waiting(key) as woken:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look(), name="look at a SQLite file")
             await woken
@@ -186,17 +188,17 @@ class ReadonlySqliteConsensus(SqliteReads):
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        self._watchers.wake_all()
+        self._waiters.wake_all()
         await self._reader.aclose()
 
     async def _look(self) -> None:
-        """Wake everybody when anything has changed, and once at the beginning; ends when nobody waits."""
+        """Wake all waiters at the beginning and after each change of the file; end when none is left."""
         seen = None
-        while self._watchers.anybody:
+        while self._waiters.any_waits:
             version = await self._reader.version()
             if version != seen:
                 seen = version
-                self._watchers.wake_all()
+                self._waiters.wake_all()
             await self._runtime.sleep(LOOK_S)
 
 

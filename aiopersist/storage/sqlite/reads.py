@@ -1,4 +1,4 @@
-"""What a consensus store in a SQLite file reads, whoever opened the file and how."""
+"""The reads of a consensus store in a SQLite file, whether the file may be written or not."""
 
 import sqlite3
 from abc import abstractmethod
@@ -12,11 +12,11 @@ from aiopersist.storage.sqlite import sql as sql
 
 T = TypeVar("T")
 
-_KEYS_AT_ONCE = 256  # read within some milliseconds, after which other reads have their turn
+_KEYS_AT_ONCE = 256  # read within some milliseconds; then other reads have their turn
 
 
 class SqliteReads(Consensus):
-    """See the header."""
+    """A subclass says how the file is read."""
 
     @abstractmethod
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:

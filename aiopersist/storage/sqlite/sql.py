@@ -5,10 +5,10 @@
 | versions  | one version of a key                                                       |
 | listeners | the port at which a process listens for hints                              |
 
-*Truncation* happens at one moment, and its rows are deleted in slices, each in a transaction of its own, so
-that nobody waits for more than one of them. A row of the negative number `-n` is the *floor* of its key: what
-is there below `n` is gone, and is to be deleted yet. The last slice deletes it, too. Where the slices break
-off, the next truncation of the key goes on.
+*Truncation* happens at one moment, but its rows are deleted in slices, each in a transaction of its own, so
+that another writer waits for one slice at most. A row with a negative seqno `-n` is the *floor* of its key:
+the versions below `n` are gone, though some of their rows are still there. The last slice deletes the floor,
+too. If the slices break off, the next truncation of the key goes on.
 """
 
 import sqlite3
@@ -21,8 +21,8 @@ from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.sqlite.file import prepare_file
 
 SEQNO_MAX = 2**63 - 1
-SLICE_ROWS = 500  # deleted in some 10 ms
-SLICE_BYTES = 4 * 1024 * 1024  # likewise: each page of a large version is looked at
+SLICE_ROWS = 500  # deleted in about 10 ms
+SLICE_BYTES = 4 * 1024 * 1024  # likewise: a deletion reads each page of a large version
 _FORMAT = 1  # the file's user_version
 # A plain table with an index took 0.16 ms per commit where one WITHOUT ROWID took 0.19, and 64 keys
 # in a commit 1.0 ms instead of 2.5: rows of some KiB append to the table and keep the index small.
@@ -36,18 +36,18 @@ _SCHEMA = f"""
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Bring the file into WAL mode and create the tables, once, whoever comes first."""
+    """Bring the file into WAL mode and create the tables, once; safe for first users at the same time."""
     prepare_file(connection, has_tables=lambda: _format(connection) != 0, ddl=_SCHEMA)
     check_format(connection)
 
 
 def check_format(connection: sqlite3.Connection) -> None:
-    """`InvalidLocation` unless the tables are there, and known to this version."""
+    """Raise `InvalidLocation` unless the tables are there, in a format that this version knows."""
     found = _format(connection)
     if found == 0:
-        raise InvalidLocation("sqlite: the file holds no location")
+        raise InvalidLocation("sqlite: the file holds no location: a client that may write makes it")
     if found > _FORMAT:
-        raise InvalidLocation("sqlite: the file was written by a newer version of aiopersist")
+        raise InvalidLocation(f"sqlite: a newer aiopersist wrote the file (format {found}): update")
 
 
 def _format(connection: sqlite3.Connection) -> int:
@@ -94,14 +94,14 @@ def scan(connection: sqlite3.Connection, key: str, from_seqno: int, limit: int) 
 
 
 class Truncation(NamedTuple):
-    """What one slice did: how many versions are gone now, and whether there are rows to be deleted yet."""
+    """What one slice did: how many versions it dropped, and whether rows are still to be deleted."""
 
     dropped: int
     unfinished: bool
 
 
 def truncate(connection: sqlite3.Connection, key: str, seqno: int) -> Truncation:
-    """Move the floor to `seqno`, if it is lower, and delete a slice of what lies below."""
+    """Raise the floor to `seqno`, if it is lower, and delete one slice of the rows below."""
     head = _head_seqno(connection, key)
     if head is None or seqno > head:
         raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {head}")
@@ -115,7 +115,7 @@ def truncate(connection: sqlite3.Connection, key: str, seqno: int) -> Truncation
 
 
 def _slice(connection: sqlite3.Connection, key: str, floor: int) -> tuple[int, int]:
-    """The earliest row, and the end of the rows below `floor` that go together."""
+    """The seqno of the earliest row, and the end of the first slice of rows below `floor`."""
     found = connection.execute(
         "SELECT seqno, length(data) FROM versions WHERE key = ? AND seqno BETWEEN 0 AND ? - 1 "
         "ORDER BY seqno LIMIT ?",

@@ -1,12 +1,11 @@
-"""A lane: one thread that runs jobs in order, all that wait at the same moment together.
+"""A worker thread: it runs jobs in order, and all jobs that wait at the same moment as one group.
 
-A blocking driver gets lanes so that the event loop never waits for it. While the thread works on one
-round of jobs, the next ones gather; it then takes all of them at once. That is the whole of group
-commit: a round is one transaction. A job's outcome goes back to the loop that asked for it, and all
-outcomes of a round that belong to one loop go in one call.
+A blocking driver gets worker threads so that the event loop never waits for it. While the thread runs one
+group of jobs, the next jobs gather; it then takes all of them at once. So a group can be one transaction,
+which is the whole of group commit. The outcomes of a group go back to each event loop in one call.
 
-A caller that is cancelled stops waiting; its job runs nevertheless. The thread starts with the first
-job and ends with `close`. A job of which nothing was told in its round has failed: silence is no success.
+A caller that is cancelled stops waiting; its job runs nevertheless. The thread starts with the first job
+and ends with `close`. A job that its group has not settled has failed: silence is no success.
 """
 
 import asyncio
@@ -25,8 +24,8 @@ T = TypeVar("T")
 log = logging.getLogger("aiopersist")
 
 
-class LaneTask(Generic[T]):
-    """What a caller wants done, and what came of it. `work` is given the lane's resource."""
+class ThreadJob(Generic[T]):
+    """A caller's `work`, which is given the thread's resource, and its outcome."""
 
     __slots__ = ("error", "future", "result", "settled", "work")
 
@@ -38,28 +37,28 @@ class LaneTask(Generic[T]):
         self.error: BaseException | None = None
 
     def succeed(self, result: T) -> None:
-        """Final: what `work` did can no longer be taken back."""
+        """Settle the job for good: what `work` did can no longer be taken back."""
         self.settled, self.result, self.error = True, result, None
 
     def fail(self, error: BaseException) -> None:
+        """Settle the job with an error."""
         self.settled, self.result, self.error = True, None, error
 
 
-class Lane:
-    """One thread. `execute(jobs)` runs a round in it and settles each job."""
+class WorkerThread:
+    """One thread. `execute(jobs)` runs a group of jobs in it and settles each of them."""
 
-    def __init__(self, name: str, execute: Callable[[list[LaneTask[Any]]], None]) -> None:
-        self._name = name
+    def __init__(self, name: str, execute: Callable[[list[ThreadJob[Any]]], None]) -> None:
         self._execute = execute
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)  # starts no thread yet
         self._lock = threading.Lock()
-        self._waiting: list[LaneTask[Any]] = []
+        self._waiting: list[ThreadJob[Any]] = []
         self._running = False
         self._closed = False
         self._pid = os.getpid()
 
     async def run(self, work: Callable[[Any], T]) -> T:
-        """Run `work(resource)` in the thread, together with what else waits."""
+        """Run `work(resource)` in the thread, in a group with the other jobs that wait."""
         if os.getpid() != self._pid:
             raise InvalidUsage(UsageKind.WRONG_LOOP, "a store cannot be used after a fork: open it anew")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -67,14 +66,14 @@ class Lane:
             if self._closed:
                 raise closed("store")
             if not self._running:
-                self._executor.submit(self._rounds)  # raises where no thread can be had: nobody waits then
+                self._executor.submit(self._run_groups)  # if this raises, no job waits
                 self._running = True
-            self._waiting.append(LaneTask(work, future))
+            self._waiting.append(ThreadJob(work, future))
         return await future
 
     async def close(self, release: Callable[[], None]) -> None:
-        """Let what waits finish, then run `release` in the thread and end it. Idempotent; when
-        cancelled, the thread ends nevertheless."""
+        """Let the waiting jobs finish, then run `release` in the thread and end it. Idempotent. If the
+        caller is cancelled, the thread ends nevertheless."""
         with self._lock:
             first, self._closed = not self._closed, True
             if not first:
@@ -83,37 +82,40 @@ class Lane:
         self._executor.shutdown(wait=False)
         await asyncio.shield(asyncio.wrap_future(done))
 
-    def _rounds(self) -> None:
+    def _run_groups(self) -> None:
         while True:
             with self._lock:
                 jobs, self._waiting = self._waiting, []
                 if not jobs:
                     self._running = False
                     return
-            failure: BaseException = Indeterminate("the store did not say what came of it")
-            try:
-                self._execute(jobs)
-            except BaseException as error:  # told to those who wait
-                failure = error
-                log.exception("a round of the store broke off")
-            for job in jobs:
-                if not job.settled:
-                    job.fail(failure)
+            self._run_group(jobs)
             _deliver(jobs)
 
+    def _run_group(self, jobs: list[ThreadJob[Any]]) -> None:
+        failure: BaseException = Indeterminate("the store did not report the outcome of this call")
+        try:
+            self._execute(jobs)
+        except BaseException as error:  # delivered to the callers
+            failure = error
+            log.exception("a group of calls to the store broke off")
+        for job in jobs:
+            if not job.settled:
+                job.fail(failure)
 
-def _deliver(jobs: list[LaneTask[Any]]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[LaneTask[Any]]] = {}
+
+def _deliver(jobs: list[ThreadJob[Any]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[ThreadJob[Any]]] = {}
     for job in jobs:
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, its_jobs in by_loop.items():
         try:
             loop.call_soon_threadsafe(_settle, its_jobs)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no caller waits any more
             pass
 
 
-def _settle(jobs: list[LaneTask[Any]]) -> None:
+def _settle(jobs: list[ThreadJob[Any]]) -> None:
     for job in jobs:
         if job.future.done():  # cancelled: the caller stopped waiting
             continue

@@ -1,34 +1,46 @@
-"""Hints between processes of one host: a datagram on the loopback names the keys that moved.
+"""Hints between processes of one host: a datagram on the loopback interface names the keys that moved.
 
-Who watches listens on a port and announces it in the store; who commits sends to each announced port.
-No process polls. A datagram that is lost, or that arrives for nothing, costs latency or a read, never
-correctness, so nothing here is reliable, and nothing is secret or trusted: a forged hint makes its
-receiver look at the store, no more.
+A process that waits for hints listens on a port and announces the port in the store; a process that commits
+sends to each announced port. No process polls. A datagram that is lost, or that nothing caused, costs latency
+or a read, never correctness: so nothing here is reliable, secret or trusted. A forged hint makes its receiver
+read the store, no more.
 
-A port nobody listens on refuses (the loopback tells the sender at its next datagram): that is how
-the announcement of a process that died is found out and swept.
+A port on which no process listens refuses: the loopback interface tells the sender at its next datagram.
+That is how the announcement of a process that died is found and deleted.
 """
 
 import socket
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from aiopersist.storage.watchers import Watchers
+from aiopersist.storage.waiters import Waiters
 
 _LOOPBACK = "127.0.0.1"
-_DATAGRAM_BYTES_MAX = 8 * 1024  # well below what the loopback carries in one piece
+_DATAGRAM_BYTES_MAX = 8 * 1024  # well below what the loopback interface carries in one piece
+
+
+class LoopbackHints:
+    """The hints of one handle: `waiters` are the tasks that wait here, under `id` it is announced."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.waiters = Waiters()
+        self.listener = HintListener(self.waiters)
+        self.sender = HintSender()
+        self.gone: set[str] = set()
+        """Ids of announced listeners that no longer listen."""
 
 
 class HintListener:
-    """A port and a thread that wakes watchers for what arrives there."""
+    """A port, and a thread that wakes waiters for each datagram that arrives there."""
 
-    def __init__(self, watchers: Watchers) -> None:
-        self._watchers = watchers
+    def __init__(self, waiters: Waiters) -> None:
+        self._waiters = waiters
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
     def listen(self) -> int:
-        """Begin to listen, once; the port. Does not wait."""
+        """Begin to listen, once, and return the port. Does not wait."""
         with self._lock:
             if self._socket is None:
                 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -55,17 +67,17 @@ class HintListener:
                 datagram = sock.recv(_DATAGRAM_BYTES_MAX * 2)
                 if self._socket is not sock:
                     return
-                self._watchers.wake(datagram.decode(errors="replace").split("\0"))
+                self._waiters.wake(datagram.decode(errors="replace").split("\0"))
 
 
 class HintSender:
-    """Sends to the ports of others. Used by one thread at a time."""
+    """Sends hints to the ports of other processes. One thread uses it at a time."""
 
     def __init__(self) -> None:
         self._sockets: dict[str, socket.socket] = {}
 
     def send(self, targets: Mapping[str, int], keys: Iterable[str]) -> set[str]:
-        """Tell the listeners `id -> port` that `keys` moved; the ids of those that are gone."""
+        """Tell the listeners `id -> port` that `keys` moved; return the ids of those that are gone."""
         for gone in self._sockets.keys() - targets.keys():
             self._sockets.pop(gone).close()
         datagrams = list(_datagrams(keys))
@@ -88,7 +100,7 @@ class HintSender:
                 sock.send(datagram)
         except ConnectionRefusedError:
             return False
-        except OSError:  # its buffer is full: the hint is lost
+        except OSError:  # the receiver's buffer is full: the hint is lost
             pass
         return True
 
