@@ -8,6 +8,7 @@ then.
 
 from collections.abc import Callable
 from functools import partial, reduce
+from math import inf
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -82,6 +83,7 @@ class Rounds:
         self._graves: dict[str, Grave] = {}  # what is left of dropped shards
         self._keeps_graves = False  # since the store removes no keys
         self._names: dict[str, Naming] = {}  # those in use
+        self._began_at = inf  # of the store's clock, the round before
         self._resting: dict[str, ShardMaintenance] = {}  # they know what failed there, and how often
 
     async def once(self) -> MaintenanceRound:
@@ -91,6 +93,7 @@ class Rounds:
             for shard in remembered.keys() - {*shards}:
                 del remembered[shard]
         now = await self._stack.consensus.now()
+        self._doubt_what_is_old(now)
         known = {shard: rested.seqno for shard, rested in self._rested.items() if now <= rested.until}
         known |= {shard: grave.seqno for shard, grave in self._graves.items()}
         rounds = [MaintenanceRound(shards=len(self._rested))]
@@ -102,6 +105,14 @@ class Rounds:
             rounds += await run_bounded(self._stack.settings.compactions_max, jobs)
         await self._forget()
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
+
+    def _doubt_what_is_old(self, now: float) -> None:
+        """Remember nothing for longer than what a drop leaves stays: once that is removed, numbers of
+        versions come again, and what moved looks as if it had not."""
+        if now - self._began_at > self._stack.settings.tombstone_retention_s:
+            for remembered in (self._rested, self._graves, self._names):
+                remembered.clear()
+        self._began_at = now
 
     async def _forget(self) -> None:
         """Remove what is left of dropped shards for long enough; what has a name yet stays, since under that

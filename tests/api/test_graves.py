@@ -145,6 +145,26 @@ async def test_a_finalized_shard_that_has_a_name_stays(place: Place) -> None:
     assert await keys(place) == set()
 
 
+async def test_a_maintainer_that_rested_for_long_looks_at_names_again(place: Place) -> None:
+    """Goal: a name that was made anew since its last round, up to the same number, is read: what it names
+    now keeps its tombstone."""
+    slow, other = await place.client(), await place.client()
+    await made(slow, "tmp")
+    await slow.maintain()
+    await buried(place, "tmp")
+    async with other.writer("tmp", SCHEMA) as w, other.critical_since("tmp", "me") as since:
+        shard = w.shard_id
+        await w.compare_and_append([], 0, ap.Antichain())
+        await since.compare_and_downgrade_since(0, 0, ap.Antichain())
+    await other.finalize("tmp")
+    place.clock.ahead_s += 2 * MONTH_S
+    for _ in range(2):
+        await slow.maintain()
+    assert await keys(place) == {f"shard/{shard}", "name/tmp"}
+    with pytest.raises(ap.ShardFinalized):
+        await (await place.client()).writer("tmp", SCHEMA)
+
+
 async def test_a_name_that_an_earlier_version_freed_goes_too(place: Place) -> None:
     """Goal: it did not say when; it counts from the first look."""
     client = await place.client()
