@@ -11,7 +11,7 @@ import pyarrow as pa
 import aiopersist as ap
 from aiopersist.data.updates import consolidate
 from tests.api.round_trip_reads import Reads
-from tests.api.round_trip_values import MAX, Values, adapted, python_value, stored
+from tests.api.round_trip_values import INT_MAX, Values, adapted, python_value, stored
 
 Row = tuple[Any, Any, Any, int]
 Time = int | tuple[int, int]
@@ -71,7 +71,7 @@ class Game:
         self.rng = rng = Random(seed)
         self.values = Values(rng, far=rng.random() < 0.3)
         self.time = rng.choice([1, 1, 1, 2])
-        self.diffs = rng.choice([[1, -1, 2], [1, -1, 2], [1, -1, MAX, -MAX - 1]])
+        self.diffs = rng.choice([[1, -1, 2], [1, -1, 2], [1, -1, INT_MAX, -INT_MAX - 1]])
         self.shards = [Shard("one", self.values, self.time), Shard("two", self.values, self.time)]
         self.many = [12] if rng.random() < 0.9 else [60, 300]
         """Rows of the larger appends; where each is a part of its own there are few."""

@@ -11,7 +11,7 @@ import pytest
 
 import aiopersist as ap
 from tests.api.round_trip_values import (
-    MAX,
+    INT_MAX,
     NAN,
     Values,
     adapted,
@@ -228,7 +228,7 @@ def _nonzero(sums: Counter[Any]) -> dict[Any, int]:
 
 
 def _overflows(sums: Counter[Any]) -> bool:
-    return any(not -MAX - 1 <= n <= MAX for n in sums.values())
+    return any(not -INT_MAX - 1 <= n <= INT_MAX for n in sums.values())
 
 
 def _at_most(time: Any, as_of: Any) -> bool:

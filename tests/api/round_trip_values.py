@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tests.support.schemas import INT_MAX
+
 NAN = "NaN"
 
-MAX = 2**63 - 1
 ZONE = "Europe/Paris"
 LEAVES: list[pa.DataType] = [
     *(pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()),
@@ -204,7 +205,7 @@ def python_value(t: pa.DataType, value: Any) -> Any:
         return {f.name: python_value(f.type, v) for f, v in zip(t, value, strict=True)}
     if pa.types.is_list(t):
         return [python_value(t.value_type, v) for v in value]
-    if pa.types.is_duration(t) and abs(value) > MAX // 2:
+    if pa.types.is_duration(t) and abs(value) > INT_MAX // 2:
         raise OverflowError("Arrow takes no such duration from Python, though it gives it")
     return scalar(t, value).as_py()
 

@@ -20,14 +20,12 @@ from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
-from tests.cancelling import cancelled_after
+from tests.support.cancelling import cancelled_after
+from tests.support.schemas import SCHEMA, Writer
+from tests.support.shards import SIZES
 
-SCHEMA = ap.Schema(key=str, val=int)
 MANY = "compare_and_set_many"
-SIZES = [pytest.param(16384, id="inline"), pytest.param(0, id="blob")]
 NAMES = ["a", "b", "c"]
-
-Writer = ap.WriteHandle[str, int]
 
 
 async def contents(client: ap.Client, name: str) -> dict[str, int]:

@@ -4,7 +4,7 @@ is refused and when, and that a builder which does not finish leaves no blob beh
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,30 +19,12 @@ from aiopersist.parts.upload import encode_part
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import HAPPENS, Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
+from tests.support.schemas import KIND, PRODUCT, SCHEMA
+from tests.support.shards import f, open_at, open_mem, parquet, rows, summed, until
 
-SCHEMA = ap.Schema(key=str, val=int)
-PAIRS = ap.Schema(key=str, val=int, time=2)
-KIND = ap.UsageKind
 RECORD, PARTS = ap.Added.RECORD, ap.Added.RECORD_AND_PARTS
 EACH_ITS_OWN = {"blob_target_size": 0, "inline_writes_single_max_bytes": 0}
 NEVER_INLINE = {"inline_writes_single_max_bytes": 0}
-
-
-def f(*elements: Any) -> ap.Antichain:
-    return ap.Antichain(*elements)
-
-
-def open_at(location: StoreUrls, **limits: Any) -> Any:
-    return ap.open(blob=location.blob, consensus=location.consensus, settings=ap.Settings(**limits))
-
-
-def open_mem(**limits: Any) -> Any:
-    return ap.open("mem://", settings=ap.Settings(**limits))
-
-
-async def parquet(client: ap.Client) -> list[str]:
-    """The blobs of parts that the store holds."""
-    return sorted([key async for key, _ in client._stack.blob.list("") if key.endswith(".parquet")])
 
 
 async def history(client: ap.Client, schema: Any = SCHEMA, name: str = "t") -> dict[Any, int]:
@@ -57,25 +39,6 @@ async def history(client: ap.Client, schema: Any = SCHEMA, name: str = "t") -> d
                 if step.upper.time is None or step.upper.time >= upper:
                     break
     return {update: diff for update, diff in sums.items() if diff}
-
-
-async def rows(client: ap.Client, as_of: Any = None, schema: Any = SCHEMA) -> list[Any]:
-    async with client.reader("t", schema) as r, r.snapshot(as_of) as s:
-        return await s.rows()
-
-
-def summed(updates: Iterable[Sequence[Any]]) -> dict[Any, int]:
-    """The oracle: updates added up one by one."""
-    sums: dict[Any, int] = {}
-    for key, val, time, diff in updates:
-        sums[key, val, time] = sums.get((key, val, time), 0) + diff
-    return {update: diff for update, diff in sums.items() if diff}
-
-
-async def until(done: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not done():
-            await asyncio.sleep(0.002)
 
 
 async def nothing_left(blob: MemoryBlob) -> None:
@@ -448,7 +411,7 @@ async def test_a_refused_add_changes_nothing(update: Any, says: dict[str, Any], 
 async def test_a_refused_add_of_product_times() -> None:
     """Goal: `lower.less_equal(time)`, with several elements."""
     lower = f((0, 3), (2, 1))
-    async with open_mem() as client, client.writer("t", PAIRS) as w, w.builder(lower) as b:
+    async with open_mem() as client, client.writer("t", PRODUCT) as w, w.builder(lower) as b:
         for time, fine in (((0, 3), True), ((2, 1), True), ((5, 2), True), ((1, 2), False), ((9, 0), False)):
             if fine:
                 assert await b.add("a", 1, time, 1) is RECORD
@@ -569,7 +532,7 @@ async def test_a_refused_finish_closes_and_deletes(
     ],
 )
 async def test_finish_with_product_times(times: Any, upper: Any, error: Any) -> None:
-    async with open_mem(**EACH_ITS_OWN) as client, client.writer("t", PAIRS) as w:
+    async with open_mem(**EACH_ITS_OWN) as client, client.writer("t", PRODUCT) as w:
         async with w.builder(f((0, 3), (2, 1))) as b:
             for time in times:
                 await b.add("a", 1, time, 1)

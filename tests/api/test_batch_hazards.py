@@ -8,7 +8,7 @@ import random
 import threading
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +24,12 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
 from aiopersist.write import session
-from tests.cancelling import cancelled_after
+from tests.support.cancelling import cancelled_after
+from tests.support.schemas import SCHEMA, Writer
+from tests.support.shards import refused
 
-SCHEMA = ap.Schema(key=str, val=int)
 ROWS = [("a", 1, 0, 1)]
 PENDING, CONSUMED = ap.UsageKind.OUTCOME_PENDING, ap.UsageKind.CONSUMED
-
-Writer = ap.WriteHandle[str, int]
 
 
 class Gate:
@@ -163,12 +162,6 @@ async def rig(runtime: Runtime = SYSTEM, **limits: Any) -> AsyncIterator[Rig]:
             faults.heal()
             for gate in (blob.before_set, blob.after_set, blob.before_delete):
                 gate.open()
-
-
-async def refused(work: Awaitable[Any]) -> ap.UsageKind:
-    with pytest.raises(ap.InvalidUsage) as caught:
-        await work
-    return caught.value.kind
 
 
 async def cancelled(task: asyncio.Future[Any]) -> None:

@@ -20,14 +20,12 @@ from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
-from tests.cancelling import cancelled_after
+from tests.support.cancelling import cancelled_after
+from tests.support.schemas import SCHEMA, Writer
+from tests.support.shards import CAS, SIZES, refused
 
-SCHEMA = ap.Schema(key=str, val=int)
-CAS = "compare_and_set"
-SIZES = [pytest.param(16384, id="inline"), pytest.param(0, id="blob")]
 PENDING, CONSUMED = ap.UsageKind.OUTCOME_PENDING, ap.UsageKind.CONSUMED
 
-Writer = ap.WriteHandle[str, int]
 Row = tuple[str, int, int, int]
 
 
@@ -96,12 +94,6 @@ async def rig(**limits: Any) -> AsyncIterator[Rig]:
             blob_faults.heal()
             for batch in r.kept:
                 batch._is_elsewhere()
-
-
-async def refused(work: Awaitable[Any]) -> ap.UsageKind:
-    with pytest.raises(ap.InvalidUsage) as caught:
-        await work
-    return caught.value.kind
 
 
 async def doubtful(r: Rig, w: Writer, work: Awaitable[Any], outcome: Outcome) -> None:

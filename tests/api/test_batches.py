@@ -22,15 +22,14 @@ from pydantic import BaseModel, ConfigDict
 
 import aiopersist as ap
 from aiopersist.shard.commit import commit
-from aiopersist.shard.shard import Shard, Slot
+from aiopersist.shard.shard import Slot
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
+from tests.support.schemas import KIND, PRODUCT, SCHEMA
+from tests.support.shards import f, open_at, open_mem, parquet, rows, shard_of, summed, until
 
-SCHEMA = ap.Schema(key=str, val=int)
-PAIRS = ap.Schema(key=str, val=int, time=2)
-KIND = ap.UsageKind
 BLOB, INLINE = {"inline_writes_single_max_bytes": 0}, {"inline_writes_single_max_bytes": 16384}
 PARTS = {"inline_writes_single_max_bytes": 0, "blob_target_size": 0}
 STAGED = pytest.mark.parametrize("limits", [INLINE, BLOB, PARTS], ids=["inline", "blob", "parts"])
@@ -49,33 +48,6 @@ EVERYWHERE = pytest.mark.parametrize(
 )
 
 
-def f(*elements: Any) -> ap.Antichain:
-    return ap.Antichain(*elements)
-
-
-def open_at(location: StoreUrls, **limits: Any) -> Any:
-    return ap.open(blob=location.blob, consensus=location.consensus, settings=ap.Settings(**limits))
-
-
-def open_mem(**limits: Any) -> Any:
-    return ap.open("mem://", settings=ap.Settings(**limits))
-
-
-def shard_of(client: ap.Client) -> Shard:
-    (shard,) = client._shards._known.values()
-    return shard
-
-
-async def parquet(client: ap.Client) -> list[str]:
-    """The blobs of parts that the store holds."""
-    return sorted([key async for key, _ in client._stack.blob.list("") if key.endswith(".parquet")])
-
-
-async def rows(client: ap.Client, as_of: Any = None, schema: Any = SCHEMA) -> list[Any]:
-    async with client.reader("t", schema) as r, r.snapshot(as_of) as s:
-        return await s.rows()
-
-
 async def history(client: ap.Client, since: Any = 0, schema: Any = SCHEMA) -> dict[Any, int]:
     """All updates of the shard, summed, as a listen gives them; those at `since` are there too."""
     sums: dict[Any, int] = {}
@@ -87,14 +59,6 @@ async def history(client: ap.Client, since: Any = 0, schema: Any = SCHEMA) -> di
                     sums[key, val, time] = sums.get((key, val, time), 0) + diff
                 if upper <= step.upper:
                     break
-    return {update: diff for update, diff in sums.items() if diff}
-
-
-def summed(updates: Iterable[Sequence[Any]]) -> dict[Any, int]:
-    """The oracle: updates added up one by one."""
-    sums: dict[Any, int] = {}
-    for key, val, time, diff in updates:
-        sums[key, val, time] = sums.get((key, val, time), 0) + diff
     return {update: diff for update, diff in sums.items() if diff}
 
 
@@ -117,12 +81,6 @@ async def refused(call: Any, kind: ap.UsageKind, **values: Any) -> ap.InvalidUsa
     assert caught.value.kind is kind
     assert {name: getattr(caught.value, name) for name in values} == values
     return caught.value
-
-
-async def until(done: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not done():
-            await asyncio.sleep(0.002)
 
 
 class Recorded(MemoryBlob):
@@ -528,13 +486,13 @@ async def test_a_batch_must_cover_the_append(bounds: Any, lower: Any, upper: Any
 async def test_batches_of_product_times_must_cover_the_append() -> None:
     """Goal: `batch.lower <= lower` and not `batch.upper < upper`, in the partial order: an incomparable
     upper is fine, and truncates."""
-    async with open_mem(**BLOB) as client, client.writer("t", PAIRS) as w:
+    async with open_mem(**BLOB) as client, client.writer("t", PRODUCT) as w:
         b = await w.batch([("a", 1, (1, 1), 1), ("b", 1, (3, 9), 1)], (0, 1), (5, 5))
         await refused(w.compare_and_append_batch([b], (0, 0), (5, 5)), KIND.INVALID_BATCH_BOUNDS)
         await refused(w.compare_and_append_batch([b], (0, 1), (5, 6)), KIND.INVALID_BATCH_BOUNDS)
         await w.compare_and_append([], (0, 0), (0, 1))
         await w.compare_and_append_batch([b], (0, 1), (2, 9))
-        assert await history(client, (0, 0), PAIRS) == {("a", 1, (1, 1)): 1}
+        assert await history(client, (0, 0), PRODUCT) == {("a", 1, (1, 1)): 1}
 
 
 @STAGED
@@ -572,7 +530,7 @@ async def test_product_times_with_bounds_of_several_elements(
     grid = [(x, y) for x in range(6) for y in range(6)]
     updates = [(draw.choice("abc"), 0, draw.choice(grid), draw.choice((-1, 1, 2))) for _ in range(22)]
     cuts = [[(0, 0)], [(0, 3), (2, 1)], [(1, 4), (3, 3), (4, 1)], [(6, 4), (3, 6)]]
-    async with open_at(location, **limits) as client, client.writer("t", PAIRS) as w:
+    async with open_at(location, **limits) as client, client.writer("t", PRODUCT) as w:
         for lower, upper in pairwise(cuts):
             async with w.builder(f((0, 0))) as builder:
                 await builder.extend(updates)
@@ -580,21 +538,21 @@ async def test_product_times_with_bounds_of_several_elements(
             await w.compare_and_append_batch([b], f(*lower), f(*upper))
             assert w.upper == f(*upper)
             appended = [u for u in updates if not beyond(upper, u[2])]
-            assert await history(client, (0, 0), PAIRS) == summed(appended)
+            assert await history(client, (0, 0), PRODUCT) == summed(appended)
         for as_of in ((0, 0), (2, 0), (0, 5), (3, 3), (5, 5)):
             sums: dict[Any, int] = {}
             for key, val, time, diff in updates:
                 if le(time, as_of):
                     sums[key, val] = sums.get((key, val), 0) + diff
             expected = [(*kv, diff) for kv, diff in sorted(sums.items()) if diff]
-            assert await rows(client, as_of, PAIRS) == expected
+            assert await rows(client, as_of, PRODUCT) == expected
 
 
 async def test_replicas_of_product_times() -> None:
     """Goal: what is covered is dropped in the partial order; an incomparable upper is a mismatch."""
     grid = [(x, y) for x in range(5) for y in range(5)]
     updates = [("a", 0, time, 1) for time in grid]
-    async with open_mem(**BLOB) as client, client.writer("t", PAIRS) as w:
+    async with open_mem(**BLOB) as client, client.writer("t", PRODUCT) as w:
         await w.append_batch(await w.batch(updates, (0, 0), (5, 5)), (0, 0), f((0, 3), (2, 1)))
         gap = await w.batch([("z", 0, (4, 4), 1)], f((1, 2)), (9, 9))
         with pytest.raises(ap.UpperMismatch) as caught:
@@ -605,7 +563,7 @@ async def test_replicas_of_product_times() -> None:
         await w.append_batch(await w.batch(updates, (0, 0), (5, 5)), (0, 0), f((3, 3)))  # covered
         assert w.upper == f((4, 4))
         expected = [u for u in updates if not le((4, 4), u[2])]
-        assert await history(client, (0, 0), PAIRS) == summed(expected)
+        assert await history(client, (0, 0), PRODUCT) == summed(expected)
         assert len(await parquet(client)) == 2
 
 
@@ -705,7 +663,7 @@ async def test_rewriting_takes_frontiers_of_int_times(wrong: Any) -> None:
         await refused(lambda: b.rewrite_ts(wrong, 5), KIND.INVALID_TIME)
         await refused(lambda: b.rewrite_ts(0, wrong), KIND.INVALID_TIME)
         await b.delete()
-        with_pairs = await client.writer("u", PAIRS)
+        with_pairs = await client.writer("u", PRODUCT)
         b = await with_pairs.batch([("a", 1, (0, 0), 1)], (0, 0), (5, 5))
         for frontier in (3, (3, 3)):
             await refused(lambda at=frontier: b.rewrite_ts(at, (5, 5)), KIND.INVALID_TIME)
@@ -1185,7 +1143,7 @@ async def test_statistics_are_of_what_is_in_the_part(limits: dict[str, int]) -> 
 @BOTH
 async def test_product_times_have_statistics_per_component(limits: dict[str, int]) -> None:
     updates = [("a", 1, (2, 9), 1), ("b", 2, (5, 3), 1)]
-    stats, _, _ = await stats_of(updates, PAIRS, (0, 0), (99, 99), **limits)
+    stats, _, _ = await stats_of(updates, PRODUCT, (0, 0), (99, 99), **limits)
     assert stats["time.0"] == ap.ColumnStats(2, 5, 0)
     assert stats["time.1"] == ap.ColumnStats(3, 9, 0)
     assert "time" not in stats

@@ -11,8 +11,8 @@ import pytest
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
 from aiopersist.testing.proxy import TcpProxy
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 TINY = {"blob_target_size": 0, "batch_builder_max_outstanding_parts": 1, "inline_writes_single_max_bytes": 0}
 SMALL = {"blob_target_size": 100, "batch_builder_max_outstanding_parts": 4}
 UPDATES = [(f"k{n:02}", n, n % 4, 1) for n in range(12)]

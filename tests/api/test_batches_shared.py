@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,10 @@ from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from aiopersist.testing.model import gathered
+from tests.support.schemas import SCHEMA, Colour, Writer
+from tests.support.shards import SIZES
 
-SCHEMA = ap.Schema(key=str, val=int)
 ROWS = [("a", 1, 0, 1), ("b", 2, 1, 3)]
-SIZES = [pytest.param(16384, id="inline"), pytest.param(0, id="blob")]
-
-Writer = ap.WriteHandle[str, int]
 
 
 class Clock(FaultyConsensus):
@@ -153,11 +150,6 @@ async def test_what_was_handed_over_arrives_whole(place: World, where: str) -> N
         with pytest.raises(ap.InvalidUsage) as caught:
             await used.delete()
         assert caught.value.kind == ap.UsageKind.CONSUMED
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
 
 
 class Item(pydantic.BaseModel):

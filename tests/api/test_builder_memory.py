@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-MIB = 2**20
+from tests.support.shards import MIB
+
 TARGET = 16 * MIB
 OUTSTANDING = 2
 

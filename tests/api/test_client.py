@@ -19,9 +19,7 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
-
-SCHEMA = ap.Schema(key=str, val=int)
-KIND = ap.UsageKind
+from tests.support.schemas import KIND, SCHEMA
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,8 +16,7 @@ from aiopersist.runtime import Runtime
 from aiopersist.shard import catalog, log
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.schemas import SCHEMA
 
 
 class Gate(MemoryConsensus):

@@ -13,7 +13,7 @@ import aiopersist as ap
 from aiopersist.errors import StorageUnavailable
 from aiopersist.state.diff import decode_diff
 from aiopersist.testing.model import gathered, summed
-from tests.places import (
+from tests.support.location import (
     NAME,
     SCHEMA,
     Place,
@@ -26,10 +26,10 @@ from tests.places import (
     expire_writers,
     finished,
     move_since,
-    noted,
     prepared,
     sound,
 )
+from tests.support.shards import noted
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import aiopersist as ap
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.schemas import SCHEMA
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 LAST = 2**63 - 1
 
 

@@ -14,8 +14,9 @@ import aiopersist as ap
 from aiopersist.shard.register import Register
 from aiopersist.storage.memory import MemoryConsensus
 from aiopersist.storage.watch import TaskWatch, Watch
+from tests.support.schemas import SCHEMA
+from tests.support.shards import requests
 
-SCHEMA = ap.Schema(key=str, val=int)
 SHARDS = 60
 
 
@@ -32,10 +33,6 @@ async def listening(client: ap.Client, names: list[str]) -> AsyncIterator[dict[s
         for task in waiting.values():
             task.cancel()
         await asyncio.wait(waiting.values())
-
-
-def requests(client: ap.Client) -> int:
-    return sum(op.count for op in client.metrics.values())
 
 
 async def few_requests_at_rest(consensus: str) -> None:

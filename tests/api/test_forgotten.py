@@ -12,8 +12,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Stream
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.schemas import SCHEMA
 
 
 class World(NamedTuple):

@@ -7,8 +7,8 @@ import pytest
 import aiopersist as ap
 from aiopersist.data.part import part as parts
 from aiopersist.testing.faults import Faults, FaultyBlob
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 BLOBS = ap.Settings(inline_writes_single_max_bytes=0, retry_timeout_s=0.01, rollup_every=4)
 
 

@@ -12,10 +12,9 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
 from aiopersist.storage.consensus import Consensus, Versioned
-from tests.elsewhere import Place
-
-SCHEMA = ap.Schema(key=str, val=int)
-MONTH_S = 30 * 24 * 3600.0
+from tests.support.processes import Place
+from tests.support.schemas import SCHEMA
+from tests.support.shards import MONTH_S, requests
 
 
 @pytest.fixture
@@ -34,10 +33,6 @@ async def made(client: ap.Client, name: str) -> str:
 
 async def keys(place: Place) -> set[str]:
     return {key for key in await place.clock.list_keys("") if not key.startswith("location/")}
-
-
-def requests(client: ap.Client) -> int:
-    return sum(op.count for op in client.metrics.values())
 
 
 # --- what it costs ---------------------------------------------------------------------------------------

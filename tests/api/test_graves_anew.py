@@ -11,12 +11,11 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from tests.elsewhere import Place
+from tests.support.processes import Place
+from tests.support.schemas import SCHEMA
+from tests.support.shards import MONTH_S
 
 T = TypeVar("T")
-
-SCHEMA = ap.Schema(key=str, val=int)
-MONTH_S = 30 * 24 * 3600.0
 
 
 class Halt(Faults):

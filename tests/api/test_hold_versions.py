@@ -9,9 +9,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
-from tests.elsewhere import Place
+from tests.support.processes import Place
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 SETTINGS = {"inline_writes_single_max_bytes": 0, "reader_lease_s": 900.0, "blob_cache_bytes": 0}
 DAY_S = 24 * 3600.0
 ROUNDS = 20

@@ -11,8 +11,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
+from tests.support.schemas import SCHEMA
+from tests.support.shards import rows_until
 
-SCHEMA = ap.Schema(key=str, val=int)
 LEASE_S = 900.0
 
 
@@ -54,10 +55,6 @@ class World:
 async def world() -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         yield World(stack)
-
-
-def rows_until(time: int) -> list[tuple[str, int, int]]:
-    return [("k", t, 1) for t in range(time + 1)]
 
 
 async def since_of(client: ap.Client) -> ap.Antichain:

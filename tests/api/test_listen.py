@@ -20,9 +20,8 @@ import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from aiopersist.testing.model import Model, gathered
 from aiopersist.testing.strategies import histories, times
+from tests.support.schemas import PRODUCT, SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
-PRODUCT = ap.Schema(key=str, val=int, time=2)
 EMPTY = ap.Antichain()
 
 

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-
-SCHEMA = ap.Schema(key=str, val=int)
-KIND = ap.UsageKind
+from tests.support.schemas import KIND, SCHEMA
 
 
 def opened(location: Any, **limits: Any) -> Any:

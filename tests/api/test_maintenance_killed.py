@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,10 @@ from aiopersist.state.model import State
 from aiopersist.state.names import live_parts
 from aiopersist.state.writing import ExpireWriter
 from tests.api.maintenance_process import AFTER, BEFORE, BUSY, DURING, ENDED, LIMITS, WORKS, stores
+from tests.support.schemas import SCHEMA
+from tests.support.shards import noted
 
 SCRIPT = Path(__file__).with_name("maintenance_process.py")
-SCHEMA = ap.Schema(key=str, val=int)
 KILLED = -9
 MOMENTS = [BEFORE, DURING, AFTER]
 STRIDES = {"compact": 3, "finalize": 3, "maintain": 10}  # calls between two that are tried, on the average
@@ -259,15 +259,6 @@ async def nothing_is_left(urls: Urls, client: Any, work: str) -> None:
 async def live_states_of_tombstone(urls: Urls, shard: str) -> int:
     async with stores(*urls) as (_, consensus):
         return len(await consensus.scan(consensus_key(shard), 0, 10))
-
-
-@contextmanager
-def noted(text: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(text)
-        raise
 
 
 # --- kills --------------------------------------------------------------------------------------------

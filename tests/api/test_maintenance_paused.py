@@ -13,8 +13,8 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.keys import writer_of
 from aiopersist.state.writing import ExpireWriter
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 BLOBS = ap.Settings(inline_writes_single_max_bytes=0, rollup_every=4, compaction_idle_s=0.05)
 
 

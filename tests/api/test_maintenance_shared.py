@@ -21,9 +21,9 @@ import aiopersist as ap
 from aiopersist.maintenance.due import has_long_tail
 from aiopersist.state.compaction import plan
 from tests.api.maintenance_process import LIMITS, Record, RecordingBlob, RecordingConsensus, stores
+from tests.support.schemas import SCHEMA
 
 SCRIPT = Path(__file__).with_name("maintenance_process.py")
-SCHEMA = ap.Schema(key=str, val=int)
 SHARDS = [f"shard-{number:02}" for number in range(12)]
 BEFORE_TIMES, MEANWHILE_TIMES = 14, 8  # appends to each
 PAUSE_S = 0.1  # between two of a writer, beside the maintenance

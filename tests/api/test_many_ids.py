@@ -13,9 +13,8 @@ from aiopersist.state.ids import Ids
 from aiopersist.state.model import TransactionRecord
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults
-from tests.elsewhere import Clock
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.processes import Clock
+from tests.support.schemas import SCHEMA
 
 
 async def built(client: ap.Client, told: bytes, time: int) -> bytes:

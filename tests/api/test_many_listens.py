@@ -6,8 +6,8 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.data.part.inline import decode_inline
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 LISTENS = 400
 
 

@@ -11,8 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import aiopersist as ap
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.schemas import SCHEMA
 
 
 @pytest.fixture

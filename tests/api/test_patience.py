@@ -10,9 +10,8 @@ import pytest
 import aiopersist as ap
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.memory import MemoryConsensus
-from tests.hurried import Hurried
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.clock import Hurried
+from tests.support.schemas import SCHEMA
 
 
 class Refusing(MemoryConsensus):

@@ -14,9 +14,8 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.model import Model, gathered
+from tests.support.schemas import PRODUCT, SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
-PRODUCT = ap.Schema(key=str, val=int, time=2)
 HEADER_SAFE = set(string.ascii_letters + string.digits + "-_.~")
 
 

@@ -11,8 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.errors import UsageKind
 from aiopersist.testing.faults import Faults, FaultyBlob
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.schemas import SCHEMA
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob
+from tests.support.schemas import NAN
 
 
 class Key(BaseModel, frozen=True):
@@ -39,7 +40,6 @@ BOUNDS: dict[str, dict[str, Any]] = {
         "blob_cache_bytes": 0,
     },
 }
-NAN = float("nan")
 
 CONDITIONS: dict[str, tuple[Any, Any]] = {
     "key field": (pc.field("key", "region") == "b", lambda k, v: k.region == "b"),

@@ -19,10 +19,9 @@ import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from aiopersist.testing.model import Model, comparable, summed
 from aiopersist.testing.strategies import histories, times
+from tests.support.schemas import PRODUCT, SCHEMA, TIME_MAX
+from tests.support.shards import rows_until
 
-SCHEMA = ap.Schema(key=str, val=int)
-PRODUCT = ap.Schema(key=str, val=int, time=2)
-TOP = 2**63 - 1
 KEYS = [letter * n for letter in "abcdefg" for n in (1, 2)]
 BOUNDS = {
     "inline": {},
@@ -51,10 +50,6 @@ async def filled(client: ap.Client, upper: int = 5) -> ap.WriteHandle[str, int]:
     for t in range(upper):
         await writer.compare_and_append([("k", t, t, 1)], t, t + 1)
     return writer
-
-
-def rows_until(time: int) -> list[tuple[str, int, int]]:
-    return [("k", t, 1) for t in range(time + 1)]
 
 
 async def all_forms(snapshot: ap.Snapshot[Any, Any]) -> list[Any]:
@@ -177,7 +172,7 @@ KINDS = [
         [Thing(tags=[]), Thing(tags=["a"], seen=DAY), Thing(tags=["a", "b"]), Thing(tags=["b"])],
     ),
     Kinds("lists", list[int | None], list[str], [[], [None], [None, 1], [1], [1, -1]], [[], [""], ["a"]]),
-    Kinds("greatest ints", int, int, [-(2**63), -1, 0, TOP], [TOP, -(2**63)]),
+    Kinds("greatest ints", int, int, [-(2**63), -1, 0, TIME_MAX], [TIME_MAX, -(2**63)]),
 ]
 
 
@@ -220,13 +215,13 @@ class Sum(NamedTuple):
 
 
 SUMS = [
-    Sum("greatest", [TOP - 5, 5], False),
-    Sum("one more", [TOP - 5, 6], True),
-    Sum("least", [-TOP, -1], False),
-    Sum("one less", [-TOP, -2], True),
-    Sum("beyond and back", [TOP, TOP, -TOP, -TOP, 7], False),
-    Sum("twice around", [TOP, TOP, 2], True),
-    Sum("beyond, to zero", [TOP, 1, -TOP, -1], False),
+    Sum("greatest", [TIME_MAX - 5, 5], False),
+    Sum("one more", [TIME_MAX - 5, 6], True),
+    Sum("least", [-TIME_MAX, -1], False),
+    Sum("one less", [-TIME_MAX, -2], True),
+    Sum("beyond and back", [TIME_MAX, TIME_MAX, -TIME_MAX, -TIME_MAX, 7], False),
+    Sum("twice around", [TIME_MAX, TIME_MAX, 2], True),
+    Sum("beyond, to zero", [TIME_MAX, 1, -TIME_MAX, -1], False),
 ]
 
 
@@ -306,11 +301,11 @@ async def test_without_a_complete_time(mem: ap.Client, wait: bool) -> None:
 
 async def test_a_finished_shard(client: ap.Client) -> None:
     writer = await filled(client, 2)
-    await writer.compare_and_append([("x", 9, TOP, 1)], 2, ap.Antichain())
+    await writer.compare_and_append([("x", 9, TIME_MAX, 1)], 2, ap.Antichain())
     reader = await client.reader("s", SCHEMA)
     async with reader.snapshot() as snapshot:
-        assert (snapshot.as_of, await snapshot.rows()) == (TOP, [*rows_until(1), ("x", 9, 1)])
-    async with reader.snapshot(TOP - 1, wait=False) as snapshot:
+        assert (snapshot.as_of, await snapshot.rows()) == (TIME_MAX, [*rows_until(1), ("x", 9, 1)])
+    async with reader.snapshot(TIME_MAX - 1, wait=False) as snapshot:
         assert await snapshot.rows() == rows_until(1)
 
 
@@ -436,7 +431,7 @@ async def test_closing_ends_every_use(client: ap.Client) -> None:
 
 async def test_an_iteration_that_failed_does_not_look_like_one_that_ended(mem: ap.Client) -> None:
     writer = await mem.writer("s", SCHEMA)
-    await writer.compare_and_append([("k", 1, 0, TOP), ("k", 1, 1, 1)], 0, 2)
+    await writer.compare_and_append([("k", 1, 0, TIME_MAX), ("k", 1, 1, 1)], 0, 2)
     async with (await mem.reader("s", SCHEMA)).snapshot() as snapshot:
         rows = aiter(snapshot)
         for _ in range(3):

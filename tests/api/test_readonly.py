@@ -10,8 +10,8 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.storage.urls import open_blob, open_consensus
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 WRITES = ("compare_and_set", "compare_and_set_many", "truncate", "remove", "set", "delete")
 
 

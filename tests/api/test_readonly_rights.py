@@ -18,8 +18,8 @@ import pytest
 import aiopersist as ap
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 READER = Path(__file__).with_name("readonly_process.py")
 WRITER = """
 import asyncio, sys

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.shard.attempt import Slot
@@ -22,9 +21,10 @@ from aiopersist.testing.model import Model
 from aiopersist.testing.servers import PostgresServer
 from aiopersist.write.transmit import WRITER, TransmittedWriter
 from tests.conftest import StoreUrls
-from tests.elsewhere import Place
+from tests.support.processes import Place
+from tests.support.schemas import SCHEMA, V1, V2
+from tests.support.shards import is_sound
 
-SCHEMA = ap.Schema(key=str, val=int)
 BLOBS: dict[str, Any] = {"inline_writes_single_max_bytes": 0, "blob_target_size": 400, "blob_cache_bytes": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {"inline": {}, "blobs": BLOBS}
 
@@ -70,11 +70,6 @@ async def built(client: ap.Client, writer: bytes, rows: Rows, lower: int, upper:
 async def contents(client: ap.Client, as_of: int | None = None) -> list[Any]:
     async with client.reader("t", SCHEMA) as r, r.snapshot(as_of) as s:
         return await s.rows()
-
-
-async def is_sound(client: ap.Client) -> None:
-    report = await client.fsck("t")
-    assert report.ok, report.problems
 
 
 async def writers(client: ap.Client) -> dict[str, Any]:
@@ -170,15 +165,6 @@ async def test_the_rules_of_builders(place: Place) -> None:
 
 
 # --- schemas --------------------------------------------------------------------------------------------
-
-
-class V1(BaseModel):
-    name: str
-
-
-class V2(BaseModel):
-    name: str
-    age: int | None = None
 
 
 ONE, TWO = ap.Schema(key=str, val=V1), ap.Schema(key=str, val=V2)

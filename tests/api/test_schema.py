@@ -3,7 +3,6 @@
 import asyncio
 from datetime import UTC, datetime
 from decimal import Decimal
-from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -14,17 +13,9 @@ from pydantic import BaseModel, ConfigDict
 import aiopersist as ap
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
+from tests.support.schemas import V1, V2, Colour
 
 OLD = ap.Schema(key=str, val=int)
-
-
-class V1(BaseModel):
-    name: str
-
-
-class V2(BaseModel):
-    name: str
-    age: int | None = None
 
 
 class V3(BaseModel):
@@ -50,11 +41,6 @@ class Key(BaseModel):
     model_config = ConfigDict(frozen=True)
     id: int
     part: str
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
 
 
 ONE, TWO, THREE = (ap.Schema(key=str, val=version) for version in (V1, V2, V3))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from tests.cancelling import cancelled_after
+from tests.support.cancelling import cancelled_after
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 TURNS = range(1, 6)  # of the loop, after which closing is cut off
 
 

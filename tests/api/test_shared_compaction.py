@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.compact.shared_compaction import PIECE, RESULT, CompactedPiece, CompactionPiece
@@ -22,11 +21,11 @@ from aiopersist.state.writing import ExpireWriter
 from aiopersist.testing.model import Model, comparable, gathered
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
-from tests.elsewhere import Place
+from tests.support.processes import Place
+from tests.support.schemas import NAN, SCHEMA, Key, Val
+from tests.support.shards import is_sound, state_of
 
-SCHEMA = ap.Schema(key=str, val=int)
 MAINTENANCE_LEASE_S = 60.0
-NAN = float("nan")
 TINY: dict[str, Any] = {"blob_target_size": 1500, "row_group_bytes": 400, "blob_cache_bytes": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "inline": {},
@@ -89,15 +88,6 @@ async def is_the_model(client: ap.Client, model: Model, since: int = 0, schema: 
             assert found == expected, as_of
     if schema is SCHEMA:
         await is_sound(client)
-
-
-async def is_sound(client: ap.Client) -> None:
-    report = await client.fsck("t")
-    assert report.ok, report.problems
-
-
-async def state_of(client: ap.Client) -> Any:
-    return await client._shards.at(await client.shard_id("t")).open()
 
 
 async def is_one_run(client: ap.Client) -> None:
@@ -170,16 +160,6 @@ async def test_every_kind_of_store(location: StoreUrls) -> None:
         assert await compacted(client, [client, other])
         await is_one_run(other)
         await is_the_model(other, model)
-
-
-class Key(BaseModel, frozen=True):
-    region: str
-    number: int | None
-
-
-class Val(BaseModel):
-    amount: int | None
-    number: float
 
 
 class Evolved(Val):

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from enum import Enum
 from typing import Any
 
 import pyarrow as pa
@@ -23,10 +22,11 @@ from aiopersist.read.shared_read import ENVELOPE, TransmittedPiece
 from aiopersist.testing.model import Model, comparable, summed
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
-from tests.elsewhere import Place
+from tests.support.processes import Place
+from tests.support.schemas import NAN, Key, Val
+from tests.support.shards import state_of
 
 PLAIN = ap.Schema(key=str, val=int)
-NAN = float("nan")
 TASKS = [1, 12]
 TINY: dict[str, Any] = {"blob_target_size": 2000, "row_group_bytes": 500, "blob_cache_bytes": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -37,30 +37,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Key(BaseModel, frozen=True):
-    region: str
-    number: int | None
-
-
 class Holder(BaseModel, frozen=True):
     key: Key | None
     last: int
-
-
-class Val(BaseModel):
-    amount: int | None
-    number: float
 
 
 class Evolved(BaseModel):
     amount: int | None
     number: float
     more: str | None = None
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -752,10 +737,6 @@ async def test_an_expired_lease(place: Place) -> None:
     with pytest.raises(ap.LeaseExpired):
         await shared.pieces(3)
     await shared.aclose()
-
-
-async def state_of(client: ap.Client) -> Any:
-    return await client._shards.at(await client.shard_id("t")).open()
 
 
 async def test_an_open_read_is_renewed(place: Place) -> None:

@@ -15,8 +15,8 @@ import pytest
 import aiopersist as ap
 from aiopersist import runtime
 from aiopersist.failures import LOG_EVERY_S, Backoff, Failures
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 HASTY = ap.Settings(compaction_idle_s=0.05, compaction_inputs_min=2)
 
 

@@ -12,12 +12,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.shard.commit import commit
-from aiopersist.shard.shard import Shard
 from tests.conftest import StoreUrls
-
-SCHEMA = ap.Schema(key=str, val=int)
-PAIRS = ap.Schema(key=str, val=int, time=2)
-KIND = ap.UsageKind
+from tests.support.schemas import KIND, PRODUCT, SCHEMA
+from tests.support.shards import f, open_at, rows, shard_of
 
 
 @pytest.fixture
@@ -32,19 +29,6 @@ async def mem() -> AsyncIterator[ap.Client]:
         yield client
 
 
-def open_at(location: StoreUrls, **limits: Any) -> Any:
-    return ap.open(blob=location.blob, consensus=location.consensus, settings=ap.Settings(**limits))
-
-
-def f(*elements: Any) -> ap.Antichain:
-    return ap.Antichain(*elements)
-
-
-async def rows(client: ap.Client, as_of: Any = None, schema: Any = SCHEMA) -> list[Any]:
-    async with client.reader("t", schema) as r, r.snapshot(as_of) as s:
-        return await s.rows()
-
-
 async def history(client: ap.Client, schema: Any = SCHEMA) -> list[Any]:
     """All updates of the shard, from its since on."""
     async with client.reader("t", schema) as r:
@@ -56,11 +40,6 @@ async def history(client: ap.Client, schema: Any = SCHEMA) -> list[Any]:
                 if step.upper.time is None or step.upper.time >= upper:
                     break
     return sorted(found)
-
-
-def shard_of(client: ap.Client) -> Shard:
-    (shard,) = client._shards._known.values()
-    return shard
 
 
 async def left_behind(client: ap.Client) -> tuple[Any, ...]:
@@ -464,7 +443,7 @@ async def test_append_drops_what_is_covered(location: StoreUrls, inline: int) ->
 
 async def test_append_of_product_times(mem: ap.Client) -> None:
     """Goal: covered, overlapping and incomparable uppers of a partial order."""
-    async with mem.writer("t", PAIRS) as w:
+    async with mem.writer("t", PRODUCT) as w:
         await w.append([("a", 1, (0, 0), 1)], (0, 0), f((0, 2), (2, 0)))
         before = await left_behind(mem)
         await w.append([("a", 1, (0, 0), 1)], (0, 0), f((0, 1), (1, 0)))
@@ -473,19 +452,19 @@ async def test_append_of_product_times(mem: ap.Client) -> None:
             with pytest.raises(ap.UpperMismatch):
                 await w.append([], lower, upper)
         await w.append([("a", 1, (0, 0), 1), ("b", 1, (2, 2), 1)], (0, 0), (3, 3))
-        assert await rows(mem, (2, 2), PAIRS) == [("a", 1, 1), ("b", 1, 1)]
+        assert await rows(mem, (2, 2), PRODUCT) == [("a", 1, 1), ("b", 1, 1)]
 
 
 # --- product times -------------------------------------------------------------------------------
 
 
 async def test_product_times(client: ap.Client) -> None:
-    async with client.writer("t", PAIRS) as w:
+    async with client.writer("t", PRODUCT) as w:
         assert w.upper == f((0, 0))
         await w.compare_and_append([("a", 1, (0, 0), 1), ("b", 2, (0, 5), 1)], (0, 0), f((1, 0), (0, 6)))
         await w.compare_and_append([("a", 1, (0, 9), -1)], f((1, 0), (0, 6)), f((1, 0)))
-        assert await rows(client, (0, 5), PAIRS) == [("a", 1, 1), ("b", 2, 1)]
-        assert await rows(client, (0, 9), PAIRS) == [("b", 2, 1)]
+        assert await rows(client, (0, 5), PRODUCT) == [("a", 1, 1), ("b", 2, 1)]
+        assert await rows(client, (0, 9), PRODUCT) == [("b", 2, 1)]
         for call, kind in (
             (lambda: w.compare_and_append([], f((1, 0)), f((0, 1))), KIND.INVALID_BOUNDS),  # incomparable
             (lambda: w.compare_and_append([], 1, 2), KIND.INVALID_TIME),

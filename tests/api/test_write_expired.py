@@ -18,9 +18,8 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob
+from tests.support.schemas import SCHEMA, Writer
 
-SCHEMA = ap.Schema(key=str, val=int)
-Writer = ap.WriteHandle[str, int]
 ROWS = [(f"k{n}", n) for n in range(5)]
 UPDATES = [(key, val, 0, 1) for key, val in ROWS]
 

@@ -13,9 +13,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
 from aiopersist.storage.memory import MemoryConsensus
-
-SCHEMA = ap.Schema(key=str, val=int)
-Writer = ap.WriteHandle[str, int]
+from tests.support.schemas import SCHEMA, Writer
 
 
 class Watched(MemoryConsensus):

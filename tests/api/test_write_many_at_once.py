@@ -11,9 +11,9 @@ import pytest
 import aiopersist as ap
 from aiopersist.errors import StorageUnavailable
 from aiopersist.storage.memory import MemoryConsensus
-from tests.steps import steps
+from tests.support.callbacks import steps
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 FEW, MANY = 600, 2_400
 
 

@@ -17,9 +17,8 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
-
-SCHEMA = ap.Schema(key=str, val=int)
-CAS = "compare_and_set"
+from tests.support.schemas import SCHEMA
+from tests.support.shards import CAS
 
 
 @dataclass

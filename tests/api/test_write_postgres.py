@@ -15,8 +15,7 @@ from aiopersist.shard.log import consensus_key
 from aiopersist.testing.proxy import completes_command
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import PostgresProxy
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.schemas import SCHEMA
 
 
 @pytest.fixture(scope="module", autouse=True)

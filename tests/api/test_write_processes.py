@@ -13,8 +13,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.servers import PostgresServer
-
-SCHEMA = ap.Schema(key=str, val=int)
+from tests.support.schemas import SCHEMA
 
 WORKER = """
 import asyncio, sys

@@ -10,8 +10,8 @@ import pytest
 import aiopersist as ap
 from aiopersist.runtime import Runtime
 from aiopersist.state.command import AHEAD_S
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 LEASES = ap.Settings(reader_lease_s=100.0, writer_lease_s=100.0)
 YEARS_S = 13 * 365 * 86400.0
 

@@ -18,11 +18,11 @@ import pytest
 import aiopersist as ap
 from aiopersist.state.compaction import plan
 from aiopersist.testing.servers import free_port
+from tests.support.schemas import SCHEMA
+from tests.support.shards import BLOBS
 
-SCHEMA = ap.Schema(key=str, val=int)
 COMMAND = [sys.executable, "-c", "from aiopersist.cli import main; main()", "maintain"]
 PROMPTLY_S = 15.0  # from a signal to the end, on a busy machine; closing a client may take 5 s itself
-BLOBS = ap.Settings(inline_writes_single_max_bytes=0)
 TIMES = 10  # batches of a shard: enough to be compacted in some steps
 
 

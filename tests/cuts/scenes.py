@@ -5,8 +5,8 @@ from typing import Any
 
 import aiopersist as ap
 from tests.cuts.stage import NAME, OTHER, SCHEMA, Stage, at, few, many
+from tests.support.shards import Call
 
-Call = Callable[[], Awaitable[Any]]
 Scene = Callable[[Stage], Awaitable[Call]]
 SCENES: dict[str, Scene] = {}
 

@@ -20,8 +20,8 @@ from typing import Any
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from tests.cuts.trouble import PAUSE_S, Fault, Trouble, TroubledBlob, TroubledConsensus
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 NAME, OTHER = "t", "u"
 LIMITS: dict[str, Any] = {
     "inline_writes_single_max_bytes": 60,

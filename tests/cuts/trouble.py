@@ -11,19 +11,18 @@ the answer arrives, or at that wait and at each one that follows as it cleans up
 
 import asyncio
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Tokens, Verdict
 from aiopersist.stash.store import Store
-from tests.places import WayBlob, WayConsensus
+from tests.support.location import WayBlob, WayConsensus
+from tests.support.shards import Call
 
 PAUSE_S = 1e6  # longer than any lease, shorter than what is kept of transactions
 WAITS_MAX = 20_000  # of one call: one that waits more often does not end
-
-Call = Callable[[], Awaitable[Any]]
 
 
 class Unforeseen(RuntimeError):

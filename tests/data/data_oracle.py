@@ -12,7 +12,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-MAX = 2**63 - 1
+from tests.support.schemas import INT_MAX
 
 
 class Color(Enum):
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
 
 floats = st.sampled_from([0.0, -0.0, 1.5, -1.5, float("nan"), float("inf"), float("-inf"), 5e-324, 1e308])
-ints = st.sampled_from([0, 1, -1, MAX, -(2**63), 255, 256])
+ints = st.sampled_from([0, 1, -1, INT_MAX, -(2**63), 255, 256])
 binaries = st.sampled_from([b"", b"\x00", b"\xff", b"\xff\xff", b"a", b"ab", b"\x7f", b"\x80", b"b" * 300])
 texts = st.sampled_from(
     ["", "a", "ab", "\x00", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "😀", "z" * 300]
@@ -101,8 +101,8 @@ CASES = {
     "optional model": Case(int, Inner | None, 1, st.sampled_from([1, 2]), st.none() | inners),
 }
 
-components = st.sampled_from([0, 1, 2, 3, MAX - 1, MAX])
-diffs = st.sampled_from([1, -1, 2, -2, 0, MAX, -(2**63), 2**62, -(2**62)])
+components = st.sampled_from([0, 1, 2, 3, INT_MAX - 1, INT_MAX])
+diffs = st.sampled_from([1, -1, 2, -2, 0, INT_MAX, -(2**63), 2**62, -(2**62)])
 small_diffs = st.sampled_from([1, -1, 2, -2, 3])
 
 
@@ -165,7 +165,7 @@ def split_sum(total: int) -> list[int]:
     """The fewest 64-bit diffs with this sum."""
     found = []
     while total:
-        piece = min(max(total, -(2**63)), MAX)
+        piece = min(max(total, -(2**63)), INT_MAX)
         found.append(piece)
         total -= piece
     return found

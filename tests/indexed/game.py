@@ -42,9 +42,9 @@ from tests.indexed.naive import (
     summed,
 )
 from tests.simulation import world
+from tests.support.shards import RATES
 
 NAME = "game"
-RATES = {Outcome.REFUSED: 0.03, Outcome.LOST: 0.02, Outcome.DROPPED: 0.02, Outcome.LATE: 0.01}
 TRANSIENT = (ap.StorageUnavailable, ap.Indeterminate)
 SPINS = 300  # turns of the loop in which whatever is due has happened
 

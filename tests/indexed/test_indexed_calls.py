@@ -17,8 +17,8 @@ import aiopersist as ap
 from aiopersist import indexed
 from aiopersist.indexed import Fenced, Indexed, Refused, Stopped, Stream, UnknownStream
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from tests.support.schemas import TIME_MAX
 
-TIME_MAX = 2**63 - 1
 PRODUCT = ap.Antichain((0, 1), (1, 0))
 
 

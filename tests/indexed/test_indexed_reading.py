@@ -21,8 +21,8 @@ import pytest
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Listener, Records, Sealed, Stream, StreamSnapshot, UnknownStream
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from tests.support.schemas import TIME_MAX
 
-TIME_MAX = 2**63 - 1
 TINY = {"inline_writes_single_max_bytes": 0, "blob_target_size": 200, "row_group_bytes": 80}
 NO_CACHE = {"blob_cache_bytes": 0}
 Row = tuple[str, int, int, int]

@@ -24,9 +24,8 @@ from aiopersist.state.lifecycle import EvolveSchema
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
-
-SCHEMA = ap.Schema(key=str, val=int)
-CAS = "compare_and_set"
+from tests.support.schemas import SCHEMA
+from tests.support.shards import CAS
 
 
 class Place(NamedTuple):

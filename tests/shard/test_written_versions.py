@@ -24,10 +24,10 @@ from aiopersist.state.command import commit as committed
 from aiopersist.state.diff import Changes, diff_of, encode_diff
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import NULL_LEASE_S, LeasedReader, State
+from tests.support.schemas import SCHEMA
+from tests.support.shards import BLOBS
 
-SCHEMA = ap.Schema(key=str, val=int)
 SECONDS = [name for name in ap.Settings.model_fields if name.endswith("_s")]
-BLOBS = ap.Settings(inline_writes_single_max_bytes=0)
 
 
 @pytest.fixture

@@ -34,11 +34,11 @@ from aiopersist.parts.upload import Upload
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.compaction import Replace, Total
-from aiopersist.testing.faults import Faults, Outcome
+from aiopersist.testing.faults import Faults
 from aiopersist.testing.model import Model
+from tests.support.shards import RATES
 
 KEYS = ["", "a", "b", "ab", "é", "zz" * 40]
-RATES = {Outcome.REFUSED: 0.03, Outcome.LOST: 0.02, Outcome.DROPPED: 0.02, Outcome.LATE: 0.01}
 REFUSED = (ap.UpperMismatch, ap.LeaseExpired, ap.BatchExpired)  # an append that surely did not happen
 ENDLESS_S = 1e9  # a lease that no jump of the clock ends
 Act = Callable[..., Awaitable[None]]

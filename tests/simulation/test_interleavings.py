@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from tests.places import (
+from tests.support.location import (
     NAME,
     SCHEMA,
     Place,
@@ -24,9 +24,9 @@ from tests.places import (
     expire_writers,
     finished,
     move_since,
-    noted,
     prepared,
 )
+from tests.support.shards import noted
 
 SEEDS = int(os.environ.get("AIOPERSIST_TEST_INTERLEAVINGS", "2000"))
 GONE = (ap.BatchExpired, ap.LeaseExpired)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.spark.conftest import need_spark
+from tests.support.shards import MIB
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-MIB = 2**20
 TARGET = 4 * MIB
 READ_MEMORY = 32 * MIB
 RUNS = 4

@@ -13,7 +13,6 @@ whole. No time passes: a game is repeated by its seed.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +23,7 @@ from aiopersist.stash import MemoryStash, Stash, StashCollection, StashError, Ty
 from aiopersist.stash.memory import MemoryStore, StashTables
 from aiopersist.stash.open import Mode, StashLocation, opened
 from tests.indexed.dice import Dice, spin
+from tests.support.shards import Call
 
 ACCOUNTS = TypedCollection("accounts", str, int)
 LEDGER = TypedCollection("ledger", str, int)
@@ -33,7 +33,6 @@ TOTAL = 300
 STEPS = 3  # of migrations, in all
 
 RARELY = {"refused": 0.06, "lost": 0.06, "dropped": 0.05, "late": 0.05}
-Call = Callable[[], Awaitable[Any]]
 
 
 class Wire:

@@ -24,6 +24,7 @@ import pytest
 import aiopersist as ap
 import aiopersist.stash.session
 from aiopersist.stash import AppendBatch, NothingSealed, StaleLower, StashError, TypedCollection
+from tests.support.schemas import NAN
 
 
 def _module(path: str) -> Any:
@@ -41,7 +42,6 @@ EMPTY, NO_TIME, MAX, MIN, Refused = model.EMPTY, model.NO_TIME, model.MAX, model
 
 BACKENDS = ["mem", "sqlite", "postgres"]
 LONG_GAMES = int(os.environ.get("AIOPERSIST_TEST_STASH_GAMES", "100"))  # on each backend
-NAN = float("nan")
 
 _some = {"amount": Decimal("1.5"), "at": dt.datetime(2020, 1, 1, tzinfo=dt.UTC), "day": dt.date(2020, 1, 1)}
 _vals = [

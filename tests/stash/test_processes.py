@@ -20,9 +20,9 @@ import aiopersist as ap
 from aiopersist.errors import InvalidUsage, StorageUnavailable
 from aiopersist.stash import StaleLower, Stash, TypedCollection
 from aiopersist.testing.servers import PostgresServer
-from tests.cancelling import cancelled_after
 from tests.conftest import PostgresProxy
 from tests.stash.attack import is_fenced, keys, postgres_tables, put, sqlite_tables
+from tests.support.cancelling import cancelled_after
 
 COUNTERS = TypedCollection("counters", str, int)
 Look = Callable[[], Awaitable[dict[str, list[Any]]]]

@@ -13,7 +13,7 @@ import aiopersist as ap
 from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash import Stash, StashCollection
 from aiopersist.stash.sqlite import SqliteStore
-from tests.failing_disk import FailingDisk, Fault, after_a_crash
+from tests.support.failing_disk import FailingDisk, Fault, after_a_crash
 
 pytestmark = pytest.mark.blocks_loop  # files are looked at behind the library's back at every step
 

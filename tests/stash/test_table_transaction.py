@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.stash import StashError, TableTransaction, TypedCollection, transact
+from tests.support.schemas import INT_MAX, NAN
 
 _spec = importlib.util.spec_from_file_location(
     "data_oracle", Path(__file__).parent / "../data/data_oracle.py"
@@ -29,8 +30,6 @@ assert _spec is not None and _spec.loader is not None
 oracle = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(oracle)
 
-MAX = 2**63 - 1
-NAN = float("nan")
 SIZE = 6  # keys of each type
 
 Rule = Callable[[int, int], bool]
@@ -57,14 +56,14 @@ _models = [
 ]
 KEYS: dict[str, tuple[Any, list[Any]]] = {
     "str": (str, ["", "a", "ab", "\x00", "\uffff", "\U00010000"]),
-    "int": (int, [0, -1, 1, 10, MAX, -(2**63)]),
+    "int": (int, [0, -1, 1, 10, INT_MAX, -(2**63)]),
     "bytes": (bytes, [b"", b"\x00", b"\xff", b"a", b"\x7f", b"\x80"]),
     "float": (float, [0.0, -1.5, float("inf"), float("-inf"), 5e-324, NAN]),
     "bool": (bool, [True, False]),
     "enum": (Suit, list(Suit)),
     "str enum": (Level, list(Level)),
     "uuid": (uuid.UUID, _uuids),
-    "optional int": (int | None, [None, 0, -1, 1, 10, MAX]),
+    "optional int": (int | None, [None, 0, -1, 1, 10, INT_MAX]),
     "optional str": (str | None, [None, "", "a", "\x00", "\uffff", "\U00010000"]),
     "models": (oracle.Key, _models),
 }

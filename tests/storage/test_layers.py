@@ -14,7 +14,7 @@ from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.layers import Metrics, wrap_stores
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
-from tests.hurried import Hurried
+from tests.support.clock import Hurried
 
 Stores = tuple[Blob, Consensus]
 OPERATIONS: dict[str, Callable[[Stores], Awaitable[object]]] = {

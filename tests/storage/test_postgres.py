@@ -14,7 +14,7 @@ from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.storage.postgres.hints import PAYLOAD_BYTES_MAX, payloads
 from aiopersist.testing.proxy import completes_command
 from aiopersist.testing.servers import PostgresServer
-from tests.hurried import Hurried
+from tests.support.clock import Hurried
 
 Admin = "asyncpg.Connection[asyncpg.Record]"
 

@@ -10,8 +10,8 @@ import pytest
 import aiopersist as ap
 from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.testing import servers
+from tests.support.schemas import SCHEMA
 
-SCHEMA = ap.Schema(key=str, val=int)
 SETTINGS = ap.Settings(inline_writes_single_max_bytes=0, retry_timeout_s=1.0)
 
 

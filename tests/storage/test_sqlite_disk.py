@@ -20,7 +20,7 @@ from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.sqlite import sql as sqlite_sql
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
-from tests.failing_disk import FailingDisk, Fault, after_a_crash
+from tests.support.failing_disk import FailingDisk, Fault, after_a_crash
 
 pytestmark = pytest.mark.blocks_loop  # files are looked at behind the library's back at every step
 

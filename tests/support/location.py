@@ -4,8 +4,7 @@ import asyncio
 import copy
 import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import aiopersist as ap
@@ -18,8 +17,9 @@ from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import FaultyBlob, FaultyConsensus
 from aiopersist.testing.model import Model
+from tests.support.schemas import SCHEMA
+from tests.support.shards import Call
 
-SCHEMA = ap.Schema(key=str, val=int)
 NAME = "t"
 LIMITS: dict[str, Any] = {
     "inline_writes_single_max_bytes": 0,
@@ -29,7 +29,6 @@ LIMITS: dict[str, Any] = {
     "watch_timeout_s": 0.02,
     "blob_cache_bytes": 0,
 }
-Call = Callable[[], Awaitable[Any]]
 
 
 class Way:
@@ -239,15 +238,6 @@ async def collection(client: Any) -> None:
 async def both(client: Any) -> None:
     await client.force_compaction(NAME)
     await client.force_gc(NAME)
-
-
-@contextmanager
-def noted(text: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(text)
-        raise
 
 
 async def finished(place: Place, shard_id: str) -> None:

@@ -1,0 +1,107 @@
+"""Small steps of tests on a client and its shards."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.shard.shard import Shard
+from aiopersist.testing.faults import Outcome
+from tests.conftest import StoreUrls
+from tests.support.schemas import SCHEMA
+
+SIZES = [pytest.param(16384, id="inline"), pytest.param(0, id="blob")]
+
+
+def f(*elements: Any) -> ap.Antichain:
+    return ap.Antichain(*elements)
+
+
+def open_at(location: StoreUrls, **limits: Any) -> Any:
+    return ap.open(blob=location.blob, consensus=location.consensus, settings=ap.Settings(**limits))
+
+
+def open_mem(**limits: Any) -> Any:
+    return ap.open("mem://", settings=ap.Settings(**limits))
+
+
+async def parquet(client: ap.Client) -> list[str]:
+    """The blobs of parts that the store holds."""
+    return sorted([key async for key, _ in client._stack.blob.list("") if key.endswith(".parquet")])
+
+
+async def rows(client: ap.Client, as_of: Any = None, schema: Any = SCHEMA) -> list[Any]:
+    async with client.reader("t", schema) as r, r.snapshot(as_of) as s:
+        return await s.rows()
+
+
+def summed(updates: Iterable[Sequence[Any]]) -> dict[Any, int]:
+    """The oracle: updates added up one by one."""
+    sums: dict[Any, int] = {}
+    for key, val, time, diff in updates:
+        sums[key, val, time] = sums.get((key, val, time), 0) + diff
+    return {update: diff for update, diff in sums.items() if diff}
+
+
+async def until(done: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not done():
+            await asyncio.sleep(0.002)
+
+
+async def refused(work: Awaitable[Any]) -> ap.UsageKind:
+    with pytest.raises(ap.InvalidUsage) as caught:
+        await work
+    return caught.value.kind
+
+
+CAS = "compare_and_set"
+
+
+def shard_of(client: ap.Client) -> Shard:
+    (shard,) = client._shards._known.values()
+    return shard
+
+
+MIB = 2**20
+
+
+def requests(client: ap.Client) -> int:
+    return sum(op.count for op in client.metrics.values())
+
+
+MONTH_S = 30 * 24 * 3600.0
+
+
+def rows_until(time: int) -> list[tuple[str, int, int]]:
+    return [("k", t, 1) for t in range(time + 1)]
+
+
+@contextmanager
+def noted(text: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(text)
+        raise
+
+
+async def is_sound(client: ap.Client) -> None:
+    report = await client.fsck("t")
+    assert report.ok, report.problems
+
+
+async def state_of(client: ap.Client) -> Any:
+    return await client._shards.at(await client.shard_id("t")).open()
+
+
+BLOBS = ap.Settings(inline_writes_single_max_bytes=0)
+
+
+Call = Callable[[], Awaitable[Any]]
+
+
+RATES = {Outcome.REFUSED: 0.03, Outcome.LOST: 0.02, Outcome.DROPPED: 0.02, Outcome.LATE: 0.01}
