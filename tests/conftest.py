@@ -22,8 +22,10 @@ import pytest
 import xdist
 from hypothesis import HealthCheck, settings
 
+import aiopersist as ap
 from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
+from tests.support.failing_disk import FailingDisk
 
 # Shared, noisy cores: how long one example takes says nothing.
 settings.register_profile(
@@ -148,6 +150,36 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
     if "sqlite" in kind:
         return StoreUrls(blob, f"sqlite://{tmp_path / 'state.db'}")
     return StoreUrls(blob, request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def quiet_mem() -> AsyncIterator[ap.Client]:
+    async with ap.open("mem://", maintenance=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def started_postgres(postgres_server: servers.PostgresServer) -> servers.PostgresServer:
+    """Postgres, started before any loop is watched."""
+    return postgres_server
+
+
+@pytest.fixture
+async def mem() -> AsyncIterator[ap.Client]:
+    async with ap.open("mem://") as client:
+        yield client
+
+
+@pytest.fixture
+async def client(location: Any) -> AsyncIterator[ap.Client]:
+    async with ap.open(blob=location.blob, consensus=location.consensus) as client:
+        yield client
+
+
+@pytest.fixture
+def disk() -> Iterator[FailingDisk]:
+    with FailingDisk.get().installed() as disk:
+        yield disk
 
 
 class _S3Pool(dict[str, servers.S3Server]):

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiobotocore.session  # noqa: F401  # a fork must not have to import it, nor the others
@@ -249,6 +250,20 @@ async def share(blob: str, consensus: str) -> None:
         requests = {op: metrics.count for op, metrics in client.metrics.items()}
         told = {**vars(record), "writers": sorted(record.writers), "requests": requests}
         print(json.dumps({**told, "round": total.model_dump()}), flush=True)
+
+
+SCRIPT = Path(__file__).with_name("maintenance_process.py")
+
+
+Urls = tuple[str, str]
+
+
+def urls_in(folder: Path) -> Urls:
+    return f"file://{folder}/blob?fsync=off", f"sqlite://{folder}/state.db"
+
+
+def opened(urls: Urls) -> Any:
+    return ap.open(blob=urls[0], consensus=urls[1], settings=ap.Settings(**LIMITS), maintenance=False)
 
 
 if __name__ == "__main__":

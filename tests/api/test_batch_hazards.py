@@ -25,10 +25,9 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
 from aiopersist.write import session
 from tests.support.cancelling import cancelled_after
-from tests.support.schemas import SCHEMA, Writer
+from tests.support.schemas import ROWS, SCHEMA, Writer
 from tests.support.shards import refused
 
-ROWS = [("a", 1, 0, 1)]
 PENDING, CONSUMED = ap.UsageKind.OUTCOME_PENDING, ap.UsageKind.CONSUMED
 
 

@@ -21,12 +21,10 @@ from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.support.cancelling import cancelled_after
-from tests.support.schemas import SCHEMA, Writer
+from tests.support.schemas import ROWS, SCHEMA, Row, Writer
 from tests.support.shards import CAS, SIZES, refused
 
 PENDING, CONSUMED = ap.UsageKind.OUTCOME_PENDING, ap.UsageKind.CONSUMED
-
-Row = tuple[str, int, int, int]
 
 
 @dataclass
@@ -133,7 +131,6 @@ async def by_many(r: Rig, w: Writer, batch: ap.Batch) -> None:
 
 
 APPENDS = [by_compare, by_replica, by_txn, by_many]
-ROWS = [("a", 1, 0, 1)]
 
 
 async def staged(r: Rig, *, shared: bool = False) -> tuple[Writer, ap.Batch]:

@@ -26,21 +26,13 @@ from aiopersist.data.part.inline import checksum
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
-from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
 from aiopersist.testing.model import gathered
+from tests.support.processes import Clock
 from tests.support.schemas import SCHEMA, Colour, Writer
 from tests.support.shards import SIZES
 
 ROWS = [("a", 1, 0, 1), ("b", 2, 1, 3)]
-
-
-class Clock(FaultyConsensus):
-    """A consensus store whose clock the test moves."""
-
-    ahead_s = 0.0
-
-    async def now(self) -> float:
-        return await super().now() + self.ahead_s
 
 
 @dataclass

@@ -3,7 +3,7 @@ threads, with no task for each row; and nothing of what callers were promised ch
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,12 +28,6 @@ MODELS = ap.Schema(key=int, val=Val)
 
 def models(n: int = ROWS) -> list[tuple[int, Val, int, int]]:
     return [(i, Val(a=i, b="x" if i % 2 else None), 0, 1) for i in range(n)]
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://", maintenance=False) as client:
-        yield client
 
 
 class Turns:
@@ -63,7 +57,7 @@ class Turns:
         return asyncio.Task(work, loop=loop, **more)
 
 
-async def test_rows_are_made_in_slices(client: ap.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_are_made_in_slices(quiet_mem: ap.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: no step makes more than a slice of rows, so the loop has its turns in between."""
     sizes: list[int] = []
     rows_of: Callable[..., Any] = Query.rows
@@ -73,7 +67,7 @@ async def test_rows_are_made_in_slices(client: ap.Client, monkeypatch: pytest.Mo
         return rows_of(query, table)
 
     monkeypatch.setattr(Query, "rows", seen_rows)
-    async with client.writer("s", MODELS) as w, client.reader("s", MODELS) as r:
+    async with quiet_mem.writer("s", MODELS) as w, quiet_mem.reader("s", MODELS) as r:
         await w.compare_and_append(models(), 0, 1)
         async with r.snapshot(0) as s:
             async with Turns() as seen:
@@ -86,17 +80,17 @@ async def test_rows_are_made_in_slices(client: ap.Client, monkeypatch: pytest.Mo
             assert max(sizes) <= slices.ROWS_MAX
 
 
-async def test_async_for_takes_no_task_for_each_row(client: ap.Client) -> None:
-    async with client.writer("s", MODELS) as w, client.reader("s", MODELS) as r:
+async def test_async_for_takes_no_task_for_each_row(quiet_mem: ap.Client) -> None:
+    async with quiet_mem.writer("s", MODELS) as w, quiet_mem.reader("s", MODELS) as r:
         await w.compare_and_append(models(), 0, 1)
         async with r.snapshot(0) as s, Turns() as seen:
             assert len([row async for row in s]) == ROWS
         assert seen.tasks < ROWS / 100
 
 
-async def test_each_of_several_tasks_gets_rows_of_its_own(client: ap.Client) -> None:
+async def test_each_of_several_tasks_gets_rows_of_its_own(quiet_mem: ap.Client) -> None:
     """Goal: together all, none twice, also where a wait is cut off."""
-    async with client.writer("s", MODELS) as w, client.reader("s", MODELS) as r:
+    async with quiet_mem.writer("s", MODELS) as w, quiet_mem.reader("s", MODELS) as r:
         await w.compare_and_append(models(), 0, 1)
         async with r.snapshot(0) as s:
             rows = aiter(s)
@@ -122,9 +116,9 @@ async def test_each_of_several_tasks_gets_rows_of_its_own(client: ap.Client) -> 
             assert sorted(found) == list(range(ROWS))
 
 
-async def test_an_iteration_ends_as_its_snapshot_closes(client: ap.Client) -> None:
+async def test_an_iteration_ends_as_its_snapshot_closes(quiet_mem: ap.Client) -> None:
     """Goal: rows that are here already are not given after that."""
-    async with client.writer("s", MODELS) as w, client.reader("s", MODELS) as r:
+    async with quiet_mem.writer("s", MODELS) as w, quiet_mem.reader("s", MODELS) as r:
         await w.compare_and_append(models(100), 0, 1)
         s = await r.snapshot(0)
         rows = aiter(s)
@@ -136,7 +130,7 @@ async def test_an_iteration_ends_as_its_snapshot_closes(client: ap.Client) -> No
 
 
 async def test_many_tuples_are_converted_in_slices(
-    client: ap.Client, monkeypatch: pytest.MonkeyPatch
+    quiet_mem: ap.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     sizes: list[int] = []
@@ -147,7 +141,7 @@ async def test_many_tuples_are_converted_in_slices(
 
     for module in (upload, combine):
         monkeypatch.setattr(module, "to_table", seen)
-    async with client.writer("s", MODELS) as w, client.reader("s", MODELS) as r:
+    async with quiet_mem.writer("s", MODELS) as w, quiet_mem.reader("s", MODELS) as r:
         await w.compare_and_append(models(), 0, 1)
         await w.write([(key, val, -1) for key, val, _, _ in models()])
         assert sum(sizes) >= 2 * ROWS and max(sizes) <= slices.ROWS_MAX
@@ -155,11 +149,11 @@ async def test_many_tuples_are_converted_in_slices(
             assert await s.rows() == []
 
 
-async def test_many_tuples_are_taken_or_refused_as_a_whole(client: ap.Client) -> None:
+async def test_many_tuples_are_taken_or_refused_as_a_whole(quiet_mem: ap.Client) -> None:
     """Goal: the row is that of the whole input, and bad data is told before a bad time, wherever it is."""
     schema = ap.Schema(key=int, val=str)
     rows: list[Any] = [(i, "x", 5, 1) for i in range(ROWS)]
-    async with client.writer("s", schema) as w:
+    async with quiet_mem.writer("s", schema) as w:
         rows[0] = (0, "x", 1, 1)
         with pytest.raises(ap.InvalidUsage) as early:
             await w.compare_and_append(rows, 0, 5)
@@ -174,10 +168,10 @@ async def test_many_tuples_are_taken_or_refused_as_a_whole(client: ap.Client) ->
         assert w.upper == ap.Antichain(0)
 
 
-async def test_the_collector_does_not_look_at_kept_rows(client: ap.Client) -> None:
+async def test_the_collector_does_not_look_at_kept_rows(quiet_mem: ap.Client) -> None:
     """Goal: no full collection because of the rows that `rows()` makes; and what the application froze
     stays frozen."""
-    async with client.writer("s", MODELS) as w, client.reader("s", MODELS) as r:
+    async with quiet_mem.writer("s", MODELS) as w, quiet_mem.reader("s", MODELS) as r:
         await w.compare_and_append(models(), 0, 1)
         async with r.snapshot(0) as s:
             gc.collect()

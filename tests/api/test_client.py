@@ -17,26 +17,15 @@ from pydantic import ValidationError
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
 from tests.support.schemas import KIND, SCHEMA
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _server(postgres_server: PostgresServer) -> PostgresServer:
-    """Started before any loop is watched."""
-    return postgres_server
+pytestmark = pytest.mark.usefixtures("started_postgres")
 
 
 @pytest.fixture
 async def client(location: StoreUrls) -> AsyncIterator[ap.Client]:
     async with ap.open(blob=location.blob, consensus=location.consensus) as client:
-        yield client
-
-
-@pytest.fixture
-async def mem() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://") as client:
         yield client
 
 

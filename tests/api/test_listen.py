@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,18 +22,6 @@ from aiopersist.testing.strategies import histories, times
 from tests.support.schemas import PRODUCT, SCHEMA
 
 EMPTY = ap.Antichain()
-
-
-@pytest.fixture
-async def client(location: Any) -> AsyncIterator[ap.Client]:
-    async with ap.open(blob=location.blob, consensus=location.consensus) as client:
-        yield client
-
-
-@pytest.fixture
-async def mem() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://") as client:
-        yield client
 
 
 async def filled(client: ap.Client, upper: int = 5, name: str = "s") -> ap.WriteHandle[str, int]:

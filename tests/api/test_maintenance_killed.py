@@ -29,11 +29,22 @@ from aiopersist.state.lifecycle import Finalize
 from aiopersist.state.model import State
 from aiopersist.state.names import live_parts
 from aiopersist.state.writing import ExpireWriter
-from tests.api.maintenance_process import AFTER, BEFORE, BUSY, DURING, ENDED, LIMITS, WORKS, stores
+from tests.api.maintenance_process import (
+    AFTER,
+    BEFORE,
+    BUSY,
+    DURING,
+    ENDED,
+    SCRIPT,
+    WORKS,
+    Urls,
+    opened,
+    stores,
+    urls_in,
+)
 from tests.support.schemas import SCHEMA
 from tests.support.shards import noted
 
-SCRIPT = Path(__file__).with_name("maintenance_process.py")
 KILLED = -9
 MOMENTS = [BEFORE, DURING, AFTER]
 STRIDES = {"compact": 3, "finalize": 3, "maintain": 10}  # calls between two that are tried, on the average
@@ -41,8 +52,6 @@ SERVER_CALLS = [12, 30]
 KEPT, BURIED = "kept", "buried"
 # What libraries would start as they are imported; a process with threads is not to be forked.
 NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
-
-Urls = tuple[str, str]
 
 
 class KilledRuns:
@@ -83,14 +92,6 @@ def runs() -> Iterator[KilledRuns]:
 
 
 # --- a location that owes work ------------------------------------------------------------------------
-
-
-def urls_in(folder: Path) -> Urls:
-    return f"file://{folder}/blob?fsync=off", f"sqlite://{folder}/state.db"
-
-
-def opened(urls: Urls) -> Any:
-    return ap.open(blob=urls[0], consensus=urls[1], settings=ap.Settings(**LIMITS), maintenance=False)
 
 
 async def append(w: Any, times: int) -> None:

@@ -20,15 +20,23 @@ import pytest
 import aiopersist as ap
 from aiopersist.maintenance.due import has_long_tail
 from aiopersist.state.compaction import plan
-from tests.api.maintenance_process import LIMITS, Record, RecordingBlob, RecordingConsensus, stores
+from tests.api.maintenance_process import (
+    LIMITS,
+    SCRIPT,
+    Record,
+    RecordingBlob,
+    RecordingConsensus,
+    Urls,
+    opened,
+    stores,
+    urls_in,
+)
 from tests.support.schemas import SCHEMA
 
-SCRIPT = Path(__file__).with_name("maintenance_process.py")
 SHARDS = [f"shard-{number:02}" for number in range(12)]
 BEFORE_TIMES, MEANWHILE_TIMES = 14, 8  # appends to each
 PAUSE_S = 0.1  # between two of a writer, beside the maintenance
 
-Urls = tuple[str, str]
 Told = dict[str, Any]
 
 
@@ -60,14 +68,6 @@ class Maintaining:
         assert self.process.returncode == 0
         told: Told = json.loads(out)
         return told
-
-
-def urls_in(folder: Path) -> Urls:
-    return f"file://{folder}/blob?fsync=off", f"sqlite://{folder}/state.db"
-
-
-def opened(urls: Urls) -> Any:
-    return ap.open(blob=urls[0], consensus=urls[1], settings=ap.Settings(**LIMITS), maintenance=False)
 
 
 # --- writers ------------------------------------------------------------------------------------------

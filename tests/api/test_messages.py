@@ -4,7 +4,7 @@ and what to do."""
 import asyncio
 import pickle
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,12 +12,6 @@ from pydantic import BaseModel, ValidationError
 
 import aiopersist as ap
 from tests.support.schemas import SCHEMA
-
-
-@pytest.fixture
-async def mem() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://") as client:
-        yield client
 
 
 async def _used_after_close(client: ap.Client, shard: str) -> None:

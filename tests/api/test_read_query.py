@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob
-from tests.support.schemas import NAN
+from tests.support.schemas import NAN, SCHEMA
 
 
 class Key(BaseModel, frozen=True):
@@ -29,7 +29,6 @@ class Val(BaseModel):
 
 
 MODELS = ap.Schema(key=Key, val=Val)
-PLAIN = ap.Schema(key=str, val=int)
 BOUNDS: dict[str, dict[str, Any]] = {
     "inline": {},
     "blobs": {"inline_writes_single_max_bytes": 0},
@@ -176,11 +175,11 @@ async def test_parts_and_row_groups_that_cannot_match_are_not_fetched() -> None:
     name = uuid.uuid4().hex
     blob = FaultyBlob(ap.open_blob(f"mem://{name}"), faults)
     async with client_of("tiny row groups", blob, f"mem://{name}") as client:
-        async with client.writer("t", PLAIN) as writer:
+        async with client.writer("t", SCHEMA) as writer:
             for time, letter in enumerate("abcd"):
                 rows = [(f"{letter}{i:03}", i, time, 1) for i in range(200)]
                 await writer.compare_and_append(rows, time, time + 1)
-        async with client.reader("t", PLAIN) as reader, reader.snapshot() as s:
+        async with client.reader("t", SCHEMA) as reader, reader.snapshot() as s:
             counted = Counter(faults.calls)
             assert await s.rows(pc.field("key") == "c100") == [("c100", 100, 1)]
             asked = Counter(faults.calls) - counted
@@ -223,11 +222,11 @@ async def test_only_final_sums_are_out_of_range() -> None:
     """Goal: a projection may sum beyond 64 bits on the way, not at the end."""
     top = 2**63 - 1
     async with client_of("blobs") as client:
-        async with client.writer("t", PLAIN) as writer:
+        async with client.writer("t", SCHEMA) as writer:
             rows = [("a", 1, 0, top), ("a", 2, 0, top), ("b", 1, 0, 1), ("b", 2, 0, -top)]
             await writer.compare_and_append(rows, 0, 1)
             await writer.compare_and_append([("a", 3, 1, -top)], 1, 2)
-        async with client.reader("t", PLAIN) as reader:
+        async with client.reader("t", SCHEMA) as reader:
             async with reader.snapshot(0) as s:
                 with pytest.raises(ap.DiffOverflow):
                     await s.rows(columns=["key"])
@@ -262,7 +261,7 @@ async def test_parts_are_fetched_one_by_one_elsewhere(bounds: str) -> None:
             plain = await elsewhere.fetch_part(sent[0])
             assert all(isinstance(update.key, dict) for update in plain)
             with pytest.raises(ap.CodecMismatch):
-                await elsewhere.fetch_part(sent[0], PLAIN)
+                await elsewhere.fetch_part(sent[0], SCHEMA)
             told = await s.stats()
             assert told.parts == len(sent) == len(s.parts())
             assert told.updates_max == sum(part.len for part in s.parts()) >= len(await s.rows())
@@ -289,13 +288,13 @@ async def test_parts_are_fetched_one_by_one_elsewhere(bounds: str) -> None:
 async def test_runs_of_a_batch_whose_parts_are_passed_over(bounds: str) -> None:
     """Goal: what a condition passes over does not move where the runs of a batch begin."""
     async with client_of(bounds) as client:
-        async with client.writer("t", PLAIN) as writer, writer.builder(0) as builder:
+        async with client.writer("t", SCHEMA) as writer, writer.builder(0) as builder:
             for part in range(6):
                 await builder.extend([(f"k{key:03}", part % 2, 0, 1) for key in range(60)])
             batch = await builder.finish(1)
             assert bounds != "tiny parts" or len(batch.parts) > len(batch.runs) + 1 > 2
             await writer.compare_and_append_batch([batch], 0, 1)
-        async with client.reader("t", PLAIN) as reader, reader.snapshot() as s:
+        async with client.reader("t", SCHEMA) as reader, reader.snapshot() as s:
             where = (pc.field("key") >= "k017") & (pc.field("key") < "k041")
             rows = await s.rows(where)
             assert rows == [(f"k{key:03}", val, 3) for key in range(17, 41) for val in (0, 1)]
@@ -321,11 +320,11 @@ async def test_conditions_that_fail_on_data() -> None:
     """Goal: an error of this library; and no row is lost where a function may make NaN of numbers."""
     schema = ap.Schema(key=str, val=float)
     async with client_of("blobs") as client:
-        async with client.writer("t", PLAIN) as writer:
+        async with client.writer("t", SCHEMA) as writer:
             await writer.compare_and_append([("a", 1, 0, 1), ("b", 0, 0, 1)], 0, 1)
         async with client.writer("f", schema) as floats:
             await floats.compare_and_append([("a", 1.0, 0, 1), ("b", 2.0, 0, 1)], 0, 1)
-        async with client.reader("t", PLAIN) as reader, reader.snapshot() as s:
+        async with client.reader("t", SCHEMA) as reader, reader.snapshot() as s:
             with pytest.raises(ap.InvalidUsage, match="zero"):
                 await s.rows(pc.field("val") / 0 > 1)
         async with client.reader("f", schema) as reader, reader.snapshot() as s:

@@ -5,7 +5,6 @@ import asyncio
 import math
 import random
 import uuid
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -30,18 +29,6 @@ BOUNDS = {
     "tiny row groups": {"inline_writes_single_max_bytes": 0, "row_group_bytes": 16},
     "flushed": {"inline_writes_single_max_bytes": 200, "inline_writes_total_max_bytes": 500},
 }
-
-
-@pytest.fixture
-async def client(location: Any) -> AsyncIterator[ap.Client]:
-    async with ap.open(blob=location.blob, consensus=location.consensus) as client:
-        yield client
-
-
-@pytest.fixture
-async def mem() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://") as client:
-        yield client
 
 
 async def filled(client: ap.Client, upper: int = 5) -> ap.WriteHandle[str, int]:

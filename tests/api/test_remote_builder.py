@@ -18,23 +18,18 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.testing.model import Model
-from aiopersist.testing.servers import PostgresServer
 from aiopersist.write.transmit import WRITER, TransmittedWriter
 from tests.conftest import StoreUrls
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA, V1, V2
 from tests.support.shards import is_sound
 
+pytestmark = pytest.mark.usefixtures("started_postgres")
+
 BLOBS: dict[str, Any] = {"inline_writes_single_max_bytes": 0, "blob_target_size": 400, "blob_cache_bytes": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {"inline": {}, "blobs": BLOBS}
 
 Rows = list[tuple[str, int, int, int]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server(postgres_server: PostgresServer) -> PostgresServer:
-    """Started before any loop is watched."""
-    return postgres_server
 
 
 async def parts_are(place: Place, expected: set[str]) -> bool:

@@ -11,9 +11,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 import aiopersist as ap
-from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
 from tests.support.schemas import V1, V2, Colour
+
+pytestmark = pytest.mark.usefixtures("started_postgres")
 
 OLD = ap.Schema(key=str, val=int)
 
@@ -44,12 +45,6 @@ class Key(BaseModel):
 
 
 ONE, TWO, THREE = (ap.Schema(key=str, val=version) for version in (V1, V2, V3))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server(postgres_server: PostgresServer) -> PostgresServer:
-    """Started before any loop is watched."""
-    return postgres_server
 
 
 async def rows(client: ap.Client, schema: Any, as_of: int | None = None) -> list[Any]:

@@ -6,8 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.testing.model import Model, comparable, gathered
-from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
 from tests.support.processes import Place
 from tests.support.schemas import NAN, SCHEMA, Key, Val
 from tests.support.shards import is_sound, state_of
+
+pytestmark = pytest.mark.usefixtures("started_postgres")
 
 MAINTENANCE_LEASE_S = 60.0
 TINY: dict[str, Any] = {"blob_target_size": 1500, "row_group_bytes": 400, "blob_cache_bytes": 0}
@@ -33,18 +33,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "both": {**TINY, "inline_writes_single_max_bytes": 900},
 }
 BLOBS = LAYOUTS["blobs"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server(postgres_server: PostgresServer) -> PostgresServer:
-    """Started before any loop is watched."""
-    return postgres_server
-
-
-@pytest.fixture
-async def place() -> AsyncIterator[Place]:
-    async with AsyncExitStack() as stack:
-        yield Place(stack, {"watch_timeout_s": 0.02})
 
 
 # --- random data, and what must hold of it --------------------------------------------------------------

@@ -6,8 +6,7 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -20,13 +19,13 @@ from pydantic import BaseModel
 import aiopersist as ap
 from aiopersist.read.shared_read import ENVELOPE, TransmittedPiece
 from aiopersist.testing.model import Model, comparable, summed
-from aiopersist.testing.servers import PostgresServer
 from tests.conftest import StoreUrls
 from tests.support.processes import Place
-from tests.support.schemas import NAN, Key, Val
+from tests.support.schemas import NAN, SCHEMA, Key, Val
 from tests.support.shards import state_of
 
-PLAIN = ap.Schema(key=str, val=int)
+pytestmark = pytest.mark.usefixtures("started_postgres")
+
 TASKS = [1, 12]
 TINY: dict[str, Any] = {"blob_target_size": 2000, "row_group_bytes": 500, "blob_cache_bytes": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -46,12 +45,6 @@ class Evolved(BaseModel):
     amount: int | None
     number: float
     more: str | None = None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server(postgres_server: PostgresServer) -> PostgresServer:
-    """Started before any loop is watched."""
-    return postgres_server
 
 
 # --- what is read -----------------------------------------------------------------------------------
@@ -100,12 +93,6 @@ async def all_read(client: ap.Client, reader: ap.Client, expected: list[Any], **
 # --- a place, and random data -------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def place() -> AsyncIterator[Place]:
-    async with AsyncExitStack() as stack:
-        yield Place(stack, {"watch_timeout_s": 0.02})
-
-
 Pool = list[Any]
 
 
@@ -142,8 +129,8 @@ async def filled(
 
 AT = datetime(2024, 10, 27, 0, 30, tzinfo=UTC)  # half an hour before clocks are put back in Berlin
 KINDS: dict[str, tuple[Any, Pool, Pool]] = {
-    "str": (PLAIN, [f"k{n:03}" for n in range(60)] + ["", "ä", "\U0010ffff", "z"], list(range(4))),
-    "long str": (PLAIN, ["x" * 300 + str(n) for n in range(20)] + ["x" * 256, "\U0010ffff" * 90], [1, 2]),
+    "str": (SCHEMA, [f"k{n:03}" for n in range(60)] + ["", "ä", "\U0010ffff", "z"], list(range(4))),
+    "long str": (SCHEMA, ["x" * 300 + str(n) for n in range(20)] + ["x" * 256, "\U0010ffff" * 90], [1, 2]),
     "bytes": (
         ap.Schema(key=bytes, val=bytes),
         [b"", b"\x00", b"\xff", b"\xff" * 300, b"a" * 300, *(bytes([n, 255 - n]) for n in range(0, 256, 5))],
@@ -187,9 +174,9 @@ KINDS: dict[str, tuple[Any, Pool, Pool]] = {
         [Decimal(n) / 8 for n in range(-30, 30)] + [Decimal(10) ** 20],
         [1, 2],
     ),
-    "hot": (PLAIN, ["hot"] * 40 + ["a", "b", "x", "y"], list(range(200))),
+    "hot": (SCHEMA, ["hot"] * 40 + ["a", "b", "x", "y"], list(range(200))),
     "two hot": (ap.Schema(key=int, val=str), [5] * 20 + [6] * 20 + [1, 9], [f"{n:03}" for n in range(60)]),
-    "one row": (PLAIN, ["only"], [1]),
+    "one row": (SCHEMA, ["only"], [1]),
 }
 
 
@@ -370,7 +357,7 @@ async def sizes(client: ap.Client, pieces: list[bytes]) -> list[int]:
 async def test_pieces_are_about_equal(place: Place, keys: int) -> None:
     """Goal: also where one key has all rows; and about as many as were asked for."""
     client = await place.client(**{**TINY, "inline_writes_single_max_bytes": 0})
-    async with client.writer("t", PLAIN) as w:
+    async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([(f"k{n % keys:04}", n, 0, 1) for n in range(1000)], 0, 1)
     async with client.shared_read("t") as shared:
         assert shared.updates_max == 1000
@@ -385,7 +372,7 @@ async def test_what_is_not_readable_yet_is_no_empty_read(place: Place) -> None:
     """Goal: since has come up to the upper, so no time that is complete is held: that is said, as a snapshot
     says it, and nothing is left of it."""
     client = await place.client()
-    async with client.writer("t", PLAIN) as w:
+    async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([("a", 1, 0, 1)], 0, 4)
         async with client.reader("t") as reader:
             await reader.downgrade_since(4)
@@ -401,7 +388,7 @@ async def test_what_is_not_readable_yet_is_no_empty_read(place: Place) -> None:
 
 async def test_few_rows_are_one_piece_and_none_are_one(place: Place) -> None:
     client = await place.client()
-    async with client.writer("t", PLAIN) as w:
+    async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([], 0, 1)
         async with client.shared_read("t") as shared:
             pieces = await shared.pieces(5)
@@ -418,7 +405,7 @@ async def test_few_rows_are_one_piece_and_none_are_one(place: Place) -> None:
 
 async def test_a_sum_beyond_64_bits_is_told(place: Place) -> None:
     client = await place.client()
-    async with client.writer("t", PLAIN) as w:
+    async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([("a", 1, 0, 2**62), ("a", 1, 0, 2**62)], 0, 1)
         await w.compare_and_append([("a", 1, 1, 2**62)], 1, 2)
     async with client.shared_read("t", as_of=1) as shared:
@@ -433,7 +420,7 @@ async def test_a_sum_beyond_64_bits_is_told(place: Place) -> None:
 async def ten_times(client: ap.Client, name: str = "t") -> Model:
     model = Model()
     rows = [(f"k{n:03}", t, t, 1) for t in range(10) for n in range(20)]
-    async with client.writer(name, PLAIN) as w:
+    async with client.writer(name, SCHEMA) as w:
         await w.compare_and_append(rows, 0, 10)
     model.append(rows, [0], [10])
     return model
@@ -495,7 +482,7 @@ async def test_unknown_shards_and_finished_ones(place: Place) -> None:
     with pytest.raises(ap.UnknownShard):
         await client.shared_read("t")
     model = await ten_times(client)
-    async with client.writer("t", PLAIN) as w:
+    async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([], 10, ap.Antichain())
     async with client.shared_read("t") as whole, client.shared_read("t", start=4) as changed:
         assert (whole.as_of, changed.end) == (2**63 - 1, None)
@@ -534,7 +521,7 @@ async def test_history_that_is_gone(place: Place) -> None:
 
 async def test_what_is_not_complete_yet(place: Place) -> None:
     client = await place.client()
-    async with client.writer("t", PLAIN):
+    async with client.writer("t", SCHEMA):
         for wait in (False, True):  # at once: who waits for a first append says for which time
             async with asyncio.timeout(30):
                 with pytest.raises(ap.NotReadable, match="nothing was appended yet") as caught:
@@ -582,7 +569,7 @@ async def test_it_waits_and_holds_history_meanwhile(place: Place, case: str) -> 
     client, other = await place.client(), await place.client()
     model = await ten_times(other)
     task = await waiting(client, **asked)
-    async with other.writer("t", PLAIN) as w:
+    async with other.writer("t", SCHEMA) as w:
         for t in (10, 11, 12):
             await move_since(other, t)
             needed = asked.get("as_of", asked.get("start", 0) - 1)
@@ -606,7 +593,7 @@ async def test_it_waits_and_holds_history_meanwhile(place: Place, case: str) -> 
 
 async def test_waiting_for_the_first_complete_time(place: Place) -> None:
     client, other = await place.client(), await place.client()
-    async with other.writer("t", PLAIN) as w:
+    async with other.writer("t", SCHEMA) as w:
 
         async def opened() -> Any:
             return await client.shared_read("t", 2)
@@ -625,7 +612,7 @@ async def test_waiting_longer_than_the_lease(place: Place) -> None:
     client, other = await place.client(), await place.client()
     model = await ten_times(other)
     task = await waiting(client, as_of=10, lease_s=0.4)
-    async with other.writer("t", PLAIN) as w:
+    async with other.writer("t", SCHEMA) as w:
         for _ in range(12):
             await asyncio.sleep(0.1)
             await w.compare_and_append([], 10, 10)
@@ -662,7 +649,7 @@ async def test_a_wait_that_is_given_up_lets_go(place: Place, monkeypatch: pytest
 
 async def churn(client: ap.Client, since: int) -> None:
     """Replace all that is there, twice, and collect what nobody needs."""
-    async with client.writer("t", PLAIN) as w:
+    async with client.writer("t", SCHEMA) as w:
         for _ in range(2):
             t: Any = (await w.fetch_recent_upper()).time
             await w.compare_and_append([(f"new{n}", t, t, 1) for n in range(50)], t, t + 1)
@@ -745,7 +732,7 @@ async def test_an_open_read_is_renewed(place: Place) -> None:
     shared = await client.shared_read("t", lease_s=0.4)
     kept = await client.shared_read("t", lease_s=0.4, keep=True)
     await asyncio.sleep(0.7)
-    async with other.writer("t", PLAIN) as w:
+    async with other.writer("t", SCHEMA) as w:
         await w.compare_and_append([], 10, 10)  # expires what is overdue
     assert list((await state_of(other)).readers) == [shared._reader]
     await shared.aclose()
@@ -841,7 +828,7 @@ async def test_garbage_is_refused(place: Place) -> None:
     client = await place.client(**LAYOUTS["both"])
     await ten_times(client)
     piece = await a_piece(client)
-    async with client.writer("t", PLAIN) as w, client.shared_compaction("t") as compaction:
+    async with client.writer("t", SCHEMA) as w, client.shared_compaction("t") as compaction:
         batch = await w.batch([("a", 1, 10, 1)], 10, 11)
         others: list[Any] = [w.to_transmittable(), batch.to_transmittable(), *(await compaction.pieces(2))]
     chance = random.Random(1)

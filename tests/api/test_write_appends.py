@@ -23,12 +23,6 @@ async def client(location: StoreUrls) -> AsyncIterator[ap.Client]:
         yield client
 
 
-@pytest.fixture
-async def mem() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://") as client:
-        yield client
-
-
 async def history(client: ap.Client, schema: Any = SCHEMA) -> list[Any]:
     """All updates of the shard, from its since on."""
     async with client.reader("t", schema) as r:

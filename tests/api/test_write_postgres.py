@@ -17,11 +17,7 @@ from aiopersist.testing.servers import PostgresServer
 from tests.conftest import PostgresProxy
 from tests.support.schemas import SCHEMA
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _server(postgres_server: PostgresServer) -> PostgresServer:
-    """Started before any loop is watched."""
-    return postgres_server
+pytestmark = pytest.mark.usefixtures("started_postgres")
 
 
 @pytest.fixture

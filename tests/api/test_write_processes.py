@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.testing.servers import PostgresServer
 from tests.support.schemas import SCHEMA
+
+pytestmark = pytest.mark.usefixtures("started_postgres")
 
 WORKER = """
 import asyncio, sys
@@ -63,12 +64,6 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     if request.param == "sqlite":
         return f"file://{tmp_path}/blob?fsync=off", f"sqlite://{tmp_path}/state.db"
     return f"file://{tmp_path}/blob?fsync=off", request.getfixturevalue("postgres_url")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server(postgres_server: PostgresServer) -> PostgresServer:
-    """Started before any loop is watched."""
-    return postgres_server
 
 
 def start(urls: tuple[str, str], name: str, count: int) -> "subprocess.Popen[str]":

@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import aiopersist as ap
 from aiopersist.demo.git import FileVersion, Repository
 from aiopersist.testing.servers import free_port
+from tests.cli.result import Result
 
 COMMITS = 9
 
@@ -37,12 +37,6 @@ def repository(tmp_path: Path) -> Path:
         git(folder, "add", "-A")
         git(folder, "commit", "-q", "-m", str(n))
     return folder
-
-
-class Result(NamedTuple):
-    status: int
-    out: str
-    err: str
 
 
 def demo(*arguments: object, cwd: Path | None = None, **env: str) -> Result:

@@ -11,25 +11,20 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import pytest
 
 import aiopersist as ap
 from aiopersist.state.compaction import plan
 from aiopersist.testing.servers import free_port
+from tests.cli.result import Result
 from tests.support.schemas import SCHEMA
 from tests.support.shards import BLOBS
 
 COMMAND = [sys.executable, "-c", "from aiopersist.cli import main; main()", "maintain"]
 PROMPTLY_S = 15.0  # from a signal to the end, on a busy machine; closing a client may take 5 s itself
 TIMES = 10  # batches of a shard: enough to be compacted in some steps
-
-
-class Result(NamedTuple):
-    status: int
-    out: str
-    err: str
 
 
 def run(*arguments: object, **env: str) -> Result:

@@ -9,9 +9,11 @@ from enum import Enum
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import pytest
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from aiopersist.data.types.schema import Schema
 from tests.support.schemas import INT_MAX
 
 
@@ -202,3 +204,10 @@ def advanced(time: Any, elements: list[Any]) -> Any:
         return min(max(time, e) for e in elements)
     joins = [tuple(max(t, f) for t, f in zip(time, e, strict=True)) for e in elements]
     return tuple(min(column) for column in zip(*joins, strict=True))
+
+
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def schema_of(case: Case) -> Schema[Any, Any, Any]:
+    return Schema(key=case.key_type, val=case.val_type, time=case.time)

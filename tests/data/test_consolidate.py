@@ -18,13 +18,9 @@ from aiopersist.data.updates.tiny import tiny
 from aiopersist.data.updates.updates import Updates, decode_rows
 from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Antichain
+from tests.data.data_oracle import cases, schema_of
 
-cases = pytest.mark.parametrize("case", oracle.CASES.values(), ids=oracle.CASES.keys())
 WAYS = ("small", "medium", "large")
-
-
-def schema_of(case: oracle.Case) -> Schema[Any, Any, Any]:
-    return Schema(key=case.key_type, val=case.val_type, time=case.time)
 
 
 def with_way(way: str, call: Any) -> Any:

@@ -35,20 +35,16 @@ from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, Unsupported
 from aiopersist.frontier import Antichain, Description
 from aiopersist.settings import UntrimmableColumns
+from tests.data.data_oracle import cases, schema_of
 
 DESCRIPTION = Description(Antichain(0), Antichain(), Antichain(3))
 PLAIN = Schema(key=bytes, val=str)
-cases = pytest.mark.parametrize("case", oracle.CASES.values(), ids=oracle.CASES.keys())
 
 
 class Ref(NamedTuple):
     size: int
     footer_bytes: int
     checksum: str
-
-
-def schema_of(case: oracle.Case) -> Schema[Any, Any, Any]:
-    return Schema(key=case.key_type, val=case.val_type, time=case.time)
 
 
 def encode(

@@ -22,24 +22,6 @@ from tests.support.schemas import TIME_MAX
 PRODUCT = ap.Antichain((0, 1), (1, 0))
 
 
-@pytest.fixture
-async def client(location: Any) -> AsyncIterator[ap.Client]:
-    async with ap.open(blob=location.blob, consensus=location.consensus) as client:
-        yield client
-
-
-@pytest.fixture
-async def mem() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://") as client:
-        yield client
-
-
-@pytest.fixture
-async def ix(mem: ap.Client) -> AsyncIterator[Indexed]:
-    async with mem.indexed("ix", background=False) as ix:
-        yield ix
-
-
 async def two(ix: Indexed) -> tuple[Stream[str, int], Stream[str, int]]:
     return await ix.register("a", str, int), await ix.register("b", str, int)
 

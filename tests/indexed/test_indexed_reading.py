@@ -21,23 +21,10 @@ import pytest
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Listener, Records, Sealed, Stream, StreamSnapshot, UnknownStream
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
-from tests.support.schemas import TIME_MAX
+from tests.support.schemas import TIME_MAX, Row
 
 TINY = {"inline_writes_single_max_bytes": 0, "blob_target_size": 200, "row_group_bytes": 80}
 NO_CACHE = {"blob_cache_bytes": 0}
-Row = tuple[str, int, int, int]
-
-
-@pytest.fixture
-async def mem() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://") as client:
-        yield client
-
-
-@pytest.fixture
-async def ix(mem: ap.Client) -> AsyncIterator[Indexed]:
-    async with mem.indexed("ix", background=False) as ix:
-        yield ix
 
 
 @pytest.fixture(params=["inline", "tiny parts"])

@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,6 @@ from tests.support.shards import BLOBS
 SECONDS = [name for name in ap.Settings.model_fields if name.endswith("_s")]
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[ap.Client]:
-    async with ap.open("mem://", maintenance=False) as client:
-        yield client
-
-
 def shard_of(handle: Any) -> Shard:
     shard: Shard = handle._shard
     return shard
@@ -55,9 +49,9 @@ def test_a_setting_of_seconds_is_finite(monkeypatch: pytest.MonkeyPatch, name: s
 
 
 @pytest.mark.parametrize("lease_s", [math.inf, math.nan, 2 * SECONDS_MAX, 0])
-async def test_a_lease_for_others_is_finite(client: ap.Client, lease_s: float) -> None:
+async def test_a_lease_for_others_is_finite(quiet_mem: ap.Client, lease_s: float) -> None:
     with pytest.raises(ValueError, match="lease_s"):
-        await client.register_writer("shard", SCHEMA, lease_s)
+        await quiet_mem.register_writer("shard", SCHEMA, lease_s)
 
 
 @dataclass(frozen=True)
@@ -94,8 +88,8 @@ def a_tuple_that_is_a_list(state: State) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes", [an_endless_lease, no_moment, a_bound_that_is_null, a_tuple_that_is_a_list]
 )
-async def test_what_the_bytes_do_not_say_is_not_written(client: ap.Client, changes: Any) -> None:
-    async with client.writer("s", SCHEMA) as w:
+async def test_what_the_bytes_do_not_say_is_not_written(quiet_mem: ap.Client, changes: Any) -> None:
+    async with quiet_mem.writer("s", SCHEMA) as w:
         await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
         before, slot = shard_of(w).state, Slot()
         with pytest.raises(ap.Corruption, match="read"):
@@ -107,8 +101,8 @@ async def test_what_the_bytes_do_not_say_is_not_written(client: ap.Client, chang
 
 async def test_a_shard_with_an_endless_lease_of_an_earlier_version_is_readable(location: Any) -> None:
     """Goal: null, as an infinite lease was once written, is read as a long one that ends."""
-    async with ap.open(blob=location.blob, consensus=location.consensus, maintenance=False) as client:
-        async with client.writer("s", SCHEMA) as w:
+    async with ap.open(blob=location.blob, consensus=location.consensus, maintenance=False) as quiet_mem:
+        async with quiet_mem.writer("s", SCHEMA) as w:
             await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
             shard = shard_of(w)
             record = LeasedReader(since=ap.Antichain(), seqno_hold=0, heartbeat=0.0, lease_s=1.0)
@@ -116,7 +110,7 @@ async def test_a_shard_with_an_endless_lease_of_an_earlier_version_is_readable(l
             data = encode_diff(diff_of(changes, shard.state, commit="c", at=0.0))
             assert b'"lease_s":null' in data
             key, seqno = consensus_key(shard.id), shard.state.seqno
-            assert await client._stack.consensus.compare_and_set(key, seqno, data)
+            assert await quiet_mem._stack.consensus.compare_and_set(key, seqno, data)
     async with ap.open(blob=location.blob, consensus=location.consensus, maintenance=False) as other:
         assert (await other.inspect("s")).readers["r1"].lease_s == NULL_LEASE_S
         async with other.reader("s", SCHEMA) as r, r.snapshot() as s:
@@ -130,9 +124,9 @@ async def test_a_shard_with_an_endless_lease_of_an_earlier_version_is_readable(l
 # --- invariants ------------------------------------------------------------------------------------
 
 
-async def test_a_version_that_breaks_an_invariant_is_refused(client: ap.Client) -> None:
+async def test_a_version_that_breaks_an_invariant_is_refused(quiet_mem: ap.Client) -> None:
     """Goal: by a raise; an `assert` would be gone in an optimised interpreter."""
-    async with client.writer("s", SCHEMA) as w:
+    async with quiet_mem.writer("s", SCHEMA) as w:
         await w.compare_and_append([("a", 1, 0, 1)], 0, 5)
         state = shard_of(w).state
         (batch,) = state.batches.values()
@@ -171,21 +165,21 @@ def fails(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize("callback", ["on_news", "on_commit"])
 async def test_a_listener_that_fails_fails_no_commit(callback: str) -> None:
     """Goal: the append that happened is told as one, and its blob is there."""
-    async with ap.open("mem://", settings=BLOBS, maintenance=False) as client:
-        async with client.writer("s", SCHEMA) as w:
+    async with ap.open("mem://", settings=BLOBS, maintenance=False) as quiet_mem:
+        async with quiet_mem.writer("s", SCHEMA) as w:
             setattr(shard_of(w).register, callback, fails)
             await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
             assert await w.write([("b", 1)]) == 1
-            await client.compare_and_append_many([ap.Append(w, [("c", 1, 2, 1)], 2, 3)])
-            assert client._stack.supervisor.failures.count >= 3
-            async with client.reader("s", SCHEMA) as r, r.snapshot() as s:
+            await quiet_mem.compare_and_append_many([ap.Append(w, [("c", 1, 2, 1)], 2, 3)])
+            assert quiet_mem._stack.supervisor.failures.count >= 3
+            async with quiet_mem.reader("s", SCHEMA) as r, r.snapshot() as s:
                 assert await s.rows() == [("a", 1, 1), ("b", 1, 1), ("c", 1, 1)]
-            assert (await client.fsck("s")).ok
+            assert (await quiet_mem.fsck("s")).ok
 
 
 async def test_a_feed_that_fails_fails_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: the writer of a stream hears that its write is durable; the listener, that it missed it."""
-    async with ap.open("mem://", settings=BLOBS) as client, client.indexed("x", background=False) as ix:
+    async with ap.open("mem://", settings=BLOBS) as quiet_mem, quiet_mem.indexed("x", background=False) as ix:
         stream = await ix.register("s", str, int)
         snapshot, events = await ix.listen(stream)
         with monkeypatch.context() as patch:

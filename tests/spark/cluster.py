@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from aiopersist.testing.servers import free_port
+from tests.spark.schemas import COLUMNS
 from tests.spark.trouble import FORMAT, tasks_but, until, with_its_parent
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ["127.0.0.1", "127.0.0.2"]
-COLUMNS = "id long, name string"
 SHARD, SINK = "shard", "sink"
 LEASE_S = "20"
 WAIT_S = 120.0

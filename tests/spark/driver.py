@@ -16,11 +16,11 @@ import aiopersist as ap
 from aiopersist.spark import connect
 from aiopersist.spark.write import WriteJob
 from tests.spark.conftest import configured
+from tests.spark.schemas import COLUMNS
 from tests.spark.trouble import FORMAT, faulty, with_its_parent
 
 ROOT = Path(__file__).parents[2]
 SOURCE, SINK, APP = "source", "sink", "app"
-COLUMNS = "id long, name string"
 LEASE_S = 20.0  # until a worker has started and renews it
 ENGINE_LEASE_S = 8.0  # the driver itself renews it
 KILLED = -signal.SIGKILL

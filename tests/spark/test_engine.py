@@ -23,9 +23,9 @@ import aiopersist as ap
 from aiopersist.spark import SparkClient, connect
 from aiopersist.testing.model import Model
 from tests.spark.beside import Row, at, counted, upper
+from tests.spark.schemas import PLAIN
 from tests.spark.trouble import until
 
-PLAIN = ap.Schema(str, int | None)  # as a new shard of Spark's columns has it
 TINY: dict[str, Any] = {
     "inline_writes_single_max_bytes": 0,
     "blob_target_size": 4000,

@@ -15,8 +15,8 @@ import pytest
 import aiopersist as ap
 from aiopersist.testing.servers import PostgresServer
 from tests.spark.beside import Row, at, counted, upper
+from tests.spark.schemas import PLAIN
 
-PLAIN = ap.Schema(str, int | None)
 TIMES: list[list[Row]] = [
     [("a", 1, 1), ("b", 2, 2)],
     [("a", 1, -1), ("a", 5, 1)],

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 import aiopersist as ap
 from tests.spark.beside import Row, at
 from tests.spark.conftest import need_spark
+from tests.spark.schemas import PLAIN
 
-PLAIN = ap.Schema(str, int | None)
 COLUMNS = ("key", "val")
 
 

@@ -14,11 +14,11 @@ from aiopersist.spark import connect, register
 from aiopersist.spark.write import _append_at
 from aiopersist.testing.proxy import TcpProxy, completes_command
 from aiopersist.testing.servers import PostgresServer
+from tests.spark.schemas import COLUMNS
 from tests.spark.trouble import FORMAT, audit, contents_now, faulty
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
-COLUMNS = "id long, name string"
 ARM, ARMED = b"arm", b"ok!"
 
 

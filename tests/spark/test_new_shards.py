@@ -13,6 +13,7 @@ from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.write import WriteSpec, begin, give_up, plan, withdraw
 from tests.spark.beside import at, counted, upper
 from tests.spark.conftest import need_spark
+from tests.spark.schemas import shards
 
 WIDE = ap.Schema(key=str, val=int | None)
 NOT_NULL = "key string not null, val long not null"
@@ -22,10 +23,6 @@ NARROW = ap.Schema(key=str, val=int)
 def anywhere() -> str:
     """An empty location in memory."""
     return f"mem://{uuid.uuid4().hex}"
-
-
-def shards(place: str) -> set[str]:
-    return set(at(place, lambda client: client.list_shards()))
 
 
 def frame(**types: str) -> Any:

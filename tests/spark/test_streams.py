@@ -11,10 +11,10 @@ import pytest
 
 import aiopersist as ap
 from tests.spark.beside import Row, at, upper
+from tests.spark.schemas import PLAIN
 from tests.spark.trouble import until
 
 pytestmark = pytest.mark.timeout(150)
-PLAIN = ap.Schema(str, int | None)
 
 
 def append(place: str, name: str, times: list[list[Row]], start: int, *, finish: bool = False) -> None:

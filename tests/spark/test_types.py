@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 import aiopersist as ap
 from aiopersist.spark import SparkClient, connect
+from tests.spark.schemas import shards
 
 T = TypeVar("T")
 
@@ -108,10 +109,6 @@ def stored(place: str, name: str, schema: Any) -> list[Any]:
             return await snapshot.rows()
 
     return at(place, work)
-
-
-def shards(place: str) -> set[str]:
-    return set(at(place, lambda client: client.list_shards()))
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,11 @@ from aiopersist.stash import MemoryStash, Stash, StashCollection, StashError, Ty
 from aiopersist.stash.memory import MemoryStore, StashTables
 from aiopersist.stash.open import Mode, StashLocation, opened
 from tests.indexed.dice import Dice, spin
+from tests.stash.collections import ACCOUNTS, NAMES
 from tests.support.shards import Call
 
-ACCOUNTS = TypedCollection("accounts", str, int)
 LEDGER = TypedCollection("ledger", str, int)
 NOTES = TypedCollection("notes", str, str)
-NAMES = ["ann", "bob", "eve"]
 TOTAL = 300
 STEPS = 3  # of migrations, in all
 

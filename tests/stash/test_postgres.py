@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.stash import Stash, StashError, TypedCollection
+from aiopersist.stash import Stash, StashError
 from aiopersist.testing.servers import PostgresServer
+from tests.stash.collections import USERS
 
-USERS = TypedCollection("users", int, str)
 Admin = Any
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +25,6 @@ from tests.support.cancelling import cancelled_after
 
 COUNTERS = TypedCollection("counters", str, int)
 Look = Callable[[], Awaitable[dict[str, list[Any]]]]
-
-
-@pytest.fixture(params=["mem", "sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_url"))
-    return f"sqlite://{tmp_path}/st.db" if request.param == "sqlite" else f"mem://{uuid.uuid4().hex}"
 
 
 class Place(NamedTuple):

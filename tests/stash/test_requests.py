@@ -8,12 +8,11 @@ import asyncpg
 import pytest
 
 import aiopersist as ap
-from aiopersist.stash import AppendBatch, PostgresStash, Stash, TypedCollection
+from aiopersist.stash import AppendBatch, PostgresStash, Stash
 from aiopersist.stash import session as sessions
 from aiopersist.stash.model import START, Change, Move, StoredRows
 from aiopersist.stash.postgres import BYTES_AT_ONCE, ROWS_AT_ONCE, PostgresStore, chunks_of
-
-USERS = TypedCollection("users", int, str)
+from tests.stash.collections import USERS
 
 
 class Statements:

@@ -3,7 +3,6 @@ acknowledged and nothing of what it refused, after a crash too, and goes on."""
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import aiopersist as ap
 from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash import Stash, StashCollection
 from aiopersist.stash.sqlite import SqliteStore
-from tests.support.failing_disk import FailingDisk, Fault, after_a_crash
+from tests.support.failing_disk import CACHE_PAGES, FailingDisk, Fault, after_a_crash
 
 pytestmark = pytest.mark.blocks_loop  # files are looked at behind the library's back at every step
 
-CACHE_PAGES = 5
 ROWS = [(f"k{n}", "v" * 500) for n in range(12)]
 FULL, IOERR, FSYNC = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC
 ONCE = ap.Settings(retry_timeout_s=0.0)
@@ -26,12 +24,6 @@ FAILURES = {
     "write": [(FULL, True, True), (IOERR, False, False)],
     "sync": [(FSYNC, False, False), (FSYNC, False, True)],
 }
-
-
-@pytest.fixture
-def disk() -> Iterator[FailingDisk]:
-    with FailingDisk.get().installed() as disk:
-        yield disk
 
 
 async def opened(path: Path) -> tuple[Stash, list[StashCollection[str, str]]]:

@@ -4,7 +4,6 @@ however many tasks and processes change them at once; a late batch cannot make a
 import asyncio
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,13 @@ from aiopersist.stash import (
     TypedCollection,
     transact,
 )
+from tests.stash.collections import ACCOUNTS, NAMES
 
-ACCOUNTS = TypedCollection("accounts", str, int)
 LOG = TypedCollection("log", int, str)
-NAMES = ["ann", "bob", "eve"]
 TOTAL = 3 * 100
 
 Accounts = TableTransaction[str, int]
 Log = TableTransaction[int, str]
-
-
-@pytest.fixture(params=["mem", "sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_url"))
-    return f"sqlite://{tmp_path}/st.db" if request.param == "sqlite" else f"mem://{uuid.uuid4().hex}"
 
 
 def transfer(worker: str, number: int) -> Callable[[Accounts, Log], int]:

@@ -28,9 +28,8 @@ from aiopersist.state.writing import (
     Write,
     truncate,
 )
+from tests.state.values import SHARD, ZERO
 
-SHARD = "s00000000-0000-4000-8000-000000000000"
-ZERO = Antichain(0)
 LEASE_S = 10.0
 ROOM = 2**20  # for inline parts
 

@@ -13,9 +13,9 @@ from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State, Writer
 from aiopersist.state.names import Trail
 from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import Spine
+from tests.state.values import SHARD
 
 NOW = 5.0
-SHARD = "s00000000-0000-4000-8000-000000000000"
 
 
 def batch(lower: int, upper: int, rows: int, *, goodbytes: int | None = None, runs: int = 1) -> HollowBatch:

@@ -9,8 +9,8 @@ from aiopersist.parts.runs import plan_runs
 from aiopersist.state.compaction import largest_inline_run
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
+from tests.state.values import ZERO
 
-ZERO = Antichain(0)
 FEW, MANY = 500, 2_000
 
 

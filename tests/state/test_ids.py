@@ -27,8 +27,8 @@ from aiopersist.state.writing import (
     Write,
     is_spent,
 )
+from tests.state.values import SHARD
 
-SHARD = "s00000000-0000-4000-8000-000000000000"
 MANY = 3 * PAGE
 
 KEYS = st.integers(0, 2 * PAGE).map(str)

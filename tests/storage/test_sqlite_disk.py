@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +20,12 @@ from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.sqlite import sql as sqlite_sql
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
-from tests.support.failing_disk import FailingDisk, Fault, after_a_crash
+from tests.support.failing_disk import CACHE_PAGES, FailingDisk, Fault, after_a_crash
 
 pytestmark = pytest.mark.blocks_loop  # files are looked at behind the library's back at every step
 
 KEYS = ("a", "b", "c", "d")
 SIZE = 5_000  # bytes of a version: more pages than the cache has
-CACHE_PAGES = 5
 
 FULL, IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE
 FAILURES = {  # of one step
@@ -36,12 +35,6 @@ FAILURES = {  # of one step
     "shm_map": [(sqlite3.SQLITE_IOERR_SHMSIZE, False, False)],
     "truncate": [(sqlite3.SQLITE_IOERR_TRUNCATE, False, False)],
 }
-
-
-@pytest.fixture
-def disk() -> Iterator[FailingDisk]:
-    with FailingDisk.get().installed() as disk:
-        yield disk
 
 
 @pytest.fixture

@@ -184,3 +184,6 @@ def after_a_crash(path: Path, folder: Path) -> Path:
     files = [str(file) for file in (path, path.with_name(path.name + "-wal")) if file.exists()]
     subprocess.run(["cp", *files, str(folder)], check=True)
     return folder / path.name
+
+
+CACHE_PAGES = 5

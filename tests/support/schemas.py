@@ -49,3 +49,9 @@ class Key(BaseModel, frozen=True):
 class Val(BaseModel):
     amount: int | None
     number: float
+
+
+ROWS = [("a", 1, 0, 1)]
+
+
+Row = tuple[str, int, int, int]

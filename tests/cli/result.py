@@ -1,0 +1,9 @@
+"""What came of a command."""
+
+from typing import NamedTuple
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
