@@ -374,8 +374,8 @@ class Client(Root):
     # --- the end ---------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Give the claim back, and end the writer of the parts: those that were not applied are the sweep's.
-        Idempotent. One commit."""
+        """Close every handle and release what the client holds. Idempotent; goes on in the background if
+        the caller is cancelled."""
         if self._closing is None or not self._closing.done():
             self._shards.calls.check_place()
         if self._closing is None:
