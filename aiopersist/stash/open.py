@@ -194,7 +194,7 @@ def _place(url: str, runtime: Runtime, settings: Settings) -> StashLocation:
 
 
 def _in_memory(consensus: MemoryConsensus, name: str) -> StashLocation:
-    tables = consensus.tenant(f"stash {name}", StashTables)
+    tables = consensus.attached(f"stash {name}", StashTables)
     return StashLocation(MemoryStash, lambda _: MemoryStore(tables))
 
 

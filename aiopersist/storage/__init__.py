@@ -6,8 +6,8 @@
 | `s3/`, `files/`                   | blob stores                                                          |
 | `postgres/`, `sqlite/`            | consensus stores, each with its SQL and its hints beside it          |
 | `memory`                          | both, short enough to serve as the specification                     |
-| `layers`, `cache`                 | wrappers of every store: cache, retry, metrics                       |
-| `readonly`                        | wrappers that refuse writes, for a readonly client                   |
+| `layers`, `cache`, `readonly`     | wrappers of every store: cache, retry, metrics; refusal of writes    |
+| `wrapper`                         | the store around a store that these derive from                      |
 | `urls`, `address`, `keys`         | which URL opens which store; which keys are legal                    |
 | `identity`                        | the check that two stores belong to one location                     |
 | `watch`, `waiters`                | many keys in one wait for hints; the waiting tasks of this process   |

@@ -1,14 +1,15 @@
-"""A store's URL, taken apart by one rule for every scheme.
+"""The URL of a store, parsed by one rule for every scheme.
 
     scheme://user:password@host/path?option=value&...
 
-Components are percent-decoded, `#` and `+` are characters like any other. What is wrong with a URL is
+Components are percent-decoded; `#` and `+` are characters like any other. An illegal URL is
 `InvalidLocation`, which names the scheme or option at fault and never shows a value: it may be a secret.
 
 *Torn secrets.* A `/` or `?` in a password that is not percent-encoded ends the authority, and a `&` in the
 value of an option ends the value. The rest of the secret then stands where a host, a path or the name of an
-option is expected. An `@` behind it tells: where one stands further to the right than it should, behind a
-colon, nothing of the URL is shown. The name of an option is shown only where no secret is before it.
+option is expected. An `@` behind it gives it away: if an `@` stands further to the right than it should,
+behind a colon, no part of the URL is shown. The name of an option is shown only if no secret stands before
+it.
 """
 
 import re
@@ -24,21 +25,21 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SERVER = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::(\d+))?")
 _ENDPOINT = re.compile(r"https?://([^@/?#]+)(/[^@?#]*)?")
 PORT_MAX = 65535
-_PATHS = {"file", "mem", "sqlite"}  # they have no user: `:` and `@` are parts of names
+_PATHS = {"file", "mem", "sqlite"}  # URLs of files have no user: `:` and `@` are parts of names
 _USER_IS_PUBLIC = {"postgres", "postgresql"}  # elsewhere it may be a key or a token
 _PUBLIC_OPTIONS = {"endpoint", "fsync", "region", "schema"}  # any other's value may be a secret
 _ESCAPES = "in a user, a password or an option write / as %2F, ? as %3F, @ as %40, & as %26"
 
 
 def scheme_of(url: str) -> str | None:
-    """The scheme in lower case, or `None` where the text is no URL."""
+    """The scheme in lower case, or `None` if the text is no URL."""
     match = _SCHEME.match(url)
     return match[1].lower() if match else None
 
 
 @dataclass(frozen=True, repr=False)
 class Address:
-    """The parts of a URL. `host` may end in a port; `path` begins with a slash or is empty."""
+    """The components of a URL. `host` may end in a port; `path` begins with a slash or is empty."""
 
     scheme: str
     user: str
@@ -47,11 +48,11 @@ class Address:
     path: str
     options: Mapping[str, str]
     torn: bool
-    """Whether a part of a secret may stand in any of them."""
+    """Whether a part of a secret may stand in any of these fields."""
 
     @classmethod
     def parse(cls, url: str, allowed: Collection[str] | None = ()) -> Self:
-        """Take `url` apart; an option that is not `allowed` is `InvalidLocation` (`None` allows all)."""
+        """Parse `url`; an option that is not `allowed` is `InvalidLocation` (`None` allows all)."""
         scheme = scheme_of(url)
         if scheme is None:
             raise InvalidLocation("not a URL of a store: it has no scheme")
@@ -81,14 +82,14 @@ class Address:
         return path
 
     def check_servers(self) -> None:
-        """`InvalidLocation` unless `host` is `host:port`, or several of them with commas between."""
+        """Raise `InvalidLocation` unless `host` is `host:port`, or several of these with commas between."""
         if not _are_servers(self.host):
             raise InvalidLocation(
                 f"{self.scheme}: what follows the host is no port from 1 to {PORT_MAX}; {_ESCAPES}"
             )
 
     def __repr__(self) -> str:
-        """Without anything that may be secret."""
+        """The URL without anything that may be secret."""
         if self.torn:
             return f"{self.scheme}://***"
         user = self.user if self.scheme in _USER_IS_PUBLIC else "***"
@@ -99,7 +100,7 @@ class Address:
 
 
 def without_secrets(url: str) -> str:
-    """`url` for people."""
+    """`url` as it may be shown."""
     try:
         return repr(Address.parse(url, allowed=None))
     except InvalidLocation:
@@ -107,7 +108,7 @@ def without_secrets(url: str) -> str:
 
 
 def has_secrets(url: str) -> bool:
-    """Whether it may hold one: a password, or an option that is not known to be public."""
+    """Whether `url` may hold a secret: a password, or an option that is not known to be public."""
     address = Address.parse(url, allowed=None)
     user_is_public = not address.user or address.scheme in _USER_IS_PUBLIC
     options_are_public = all(_is_public(*option) for option in address.options.items())
@@ -115,12 +116,12 @@ def has_secrets(url: str) -> bool:
 
 
 def is_port(text: str) -> bool:
-    """Whether the text is the number of a port."""
+    """Whether the text is a port number."""
     return text.isascii() and text.isdigit() and 0 < int(text) <= PORT_MAX
 
 
 def is_endpoint(text: str) -> bool:
-    """Whether the text is the URL of a server, `http://host:port/path`, and nothing more."""
+    """Whether the text is the URL of a server, `http://host:port/path`, without anything else."""
     match = _ENDPOINT.fullmatch(text)
     return match is not None and _are_servers(match[1])
 
@@ -132,7 +133,7 @@ def _is_public(option: str, value: str) -> bool:
 
 
 def _ends_a_password(text: str) -> bool:
-    """Whether what stands before the last `@` may be a user and a password."""
+    """Whether the text before the last `@` may be a user and a password."""
     return ":" in text.rpartition("@")[0]
 
 
@@ -156,4 +157,4 @@ def _options(scheme: str, query: str, allowed: Collection[str] | None, torn: boo
 
 
 def _unknown(scheme: str) -> str:
-    return f"{scheme}: there is an option that is not known, or a value is cut: {_ESCAPES}"
+    return f"{scheme}: an option is unknown, or a value is cut: {_ESCAPES}"

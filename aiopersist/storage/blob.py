@@ -1,40 +1,45 @@
-"""The contract of an object store: whole values under keys that are written once."""
+"""The contract of a blob store: whole values under keys that are written once."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 
 
 class Blob(ABC):
-    """Bytes under keys. Keys are never reused, so a value never changes once it is there.
+    """Bytes under keys. The library never reuses a key, so a value never changes once it is there.
 
-    - Reads and lists see every `set` that has returned, from anywhere.
-    - Missing is `None`, never an exception.
-    - A failure that surely changed nothing is `StorageUnavailable`; one of unknown outcome is
-      `Indeterminate`, and so counts any other exception.
-    - Keys are relative paths of printable ASCII without empty, `.` or `..` components. The library asks for
-      no others, and for nothing once it has called `aclose`; a store may refuse what is not so.
+    - Reads and lists see every `set` that has returned, whichever process made it.
+    - A missing value is `None`, never an exception.
+    - A failure that surely changed nothing is `StorageUnavailable`; with `retry=False` if waiting does not
+      help. A failure of unknown outcome is `Indeterminate`, and any other exception counts as one.
+    - A cancelled call may have happened, or may still happen.
+    - Keys are relative paths of printable ASCII without empty, `.` or `..` components. The library uses no
+      other keys, and makes no call after `aclose`; a store may refuse both with `InvalidUsage`.
+    - The library uses a handle in one event loop.
     """
 
     @abstractmethod
     async def get(self, key: str) -> bytes | None:
-        """The whole value."""
+        """Return the whole value, or `None`."""
 
     @abstractmethod
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
-        """`value[offset : offset + length]`: shorter where the value ends, perhaps empty."""
+        """Return `value[offset : offset + length]`, shorter at the end of the value, perhaps empty; or
+        `None`."""
 
     @abstractmethod
     async def set(self, key: str, data: bytes | memoryview) -> None:
-        """Atomic, and durable when it returns. Repeating it with the same data is harmless."""
+        """Write a value: atomically, and durably when this returns. Repeating it with the same data is
+        harmless. The caller may change `data` after the call."""
 
     @abstractmethod
     async def delete(self, keys: Sequence[str]) -> None:
-        """Absent keys are fine. When it fails some may be deleted; repeating it is harmless."""
+        """Delete these keys; absent ones are fine. If it fails, some may be deleted. Repeating it is
+        harmless."""
 
     @abstractmethod
     def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
-        """All `(key, size in bytes)` whose key starts with `prefix`, in any order. What is set or
-        deleted meanwhile may be missing or be there."""
+        """Yield `(key, size in bytes)` of all keys that start with `prefix`, each once, in any order. Keys
+        that are set or deleted meanwhile may be there or not."""
 
     @abstractmethod
     async def aclose(self) -> None:

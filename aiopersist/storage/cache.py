@@ -1,28 +1,29 @@
-"""Blobs kept in memory: values never change, so what was read once is right for ever.
+"""Blobs kept in memory: values never change, so bytes that were read once are right for ever.
 
-The least recently used go first when the bytes exceed the limit. One value takes at most an eighth, so
-that a large one does not push out all others. Those who ask for the same bytes at the same moment
-share one request; if the one who asks is cancelled, another asks. That a blob is missing is never
+The least recently used ranges go first when the bytes exceed the limit. One range takes at most an eighth,
+so that a large one does not push out all others. Callers that read the same range at the same moment share
+one request; if the caller that made it is cancelled, another makes it again. That a blob is missing is never
 kept: it may be set a moment later.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiopersist.storage.blob import Blob
+from aiopersist.storage.wrapper import WrappedBlob
 
-_SHARE = 8  # one value may take this fraction of the cache
+_SHARE = 8  # one range may take an eighth of the cache
 
 Wanted = tuple[str, int, int | None]
 """Key, offset, length; a whole value is `(key, 0, None)`."""
 
 
-class CacheBlob(Blob):
-    """`inner` behind a cache of `capacity_bytes`. Reads that should not fill it go to `uncached`."""
+class CacheBlob(WrappedBlob):
+    """`inner` behind a cache of `capacity_bytes`. Use `uncached` for reads that should not fill it."""
 
     def __init__(self, inner: Blob, capacity_bytes: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._capacity = capacity_bytes
         self._held: OrderedDict[Wanted, bytes] = OrderedDict()
         self._by_key: dict[str, set[Wanted]] = {}
@@ -32,34 +33,27 @@ class CacheBlob(Blob):
     @property
     def uncached(self) -> Blob:
         """The store behind the cache."""
-        return self._inner
+        return self.inner
 
     async def get(self, key: str) -> bytes | None:
-        return await self._read((key, 0, None), lambda: self._inner.get(key))
+        return await self._read((key, 0, None), lambda: self.inner.get(key))
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         whole = self._found((key, 0, None))
         if whole is not None:
             return whole[offset : offset + length]
-        return await self._read((key, offset, length), lambda: self._inner.get_range(key, offset, length))
-
-    async def set(self, key: str, data: bytes | memoryview) -> None:
-        await self._inner.set(key, data)
+        return await self._read((key, offset, length), lambda: self.inner.get_range(key, offset, length))
 
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             for wanted in list(self._by_key.get(key, ())):
                 self._drop(wanted)
-        await self._inner.delete(keys)
-
-    async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
-        async for item in self._inner.list(prefix):
-            yield item
+        await self.inner.delete(keys)
 
     async def aclose(self) -> None:
         for wanted in list(self._held):
             self._drop(wanted)
-        await self._inner.aclose()
+        await self.inner.aclose()
 
     async def _read(self, wanted: Wanted, fetch: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         while True:
@@ -69,7 +63,7 @@ class CacheBlob(Blob):
             coming = self._coming.get(wanted)
             if coming is None:
                 return await self._fetch(wanted, fetch)
-            await asyncio.wait([coming])  # unlike awaiting it, this leaves it alone when we are cancelled
+            await asyncio.wait([coming])  # not awaited: our cancellation would cancel it
             if not coming.cancelled():
                 return coming.result()
 
@@ -79,10 +73,10 @@ class CacheBlob(Blob):
             data = await fetch()
         except Exception as error:
             coming.set_exception(error)
-            coming.exception()  # seen, also when nobody else waits
+            coming.exception()  # retrieved, though no other caller may wait
             raise
         except BaseException:
-            coming.cancel()  # another asks
+            coming.cancel()  # another caller makes the request
             raise
         else:
             coming.set_result(data)

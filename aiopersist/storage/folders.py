@@ -1,7 +1,7 @@
 """Folders that survive a power failure.
 
-A new name is durable once the folder that holds it was fsynced. So a folder made here is made together
-with the ones above it that are missing, and each one's parent is fsynced before it counts.
+A new name is durable once the folder that holds it is fsynced. So a folder is made together with the missing
+folders above it, and the parent of each is fsynced.
 """
 
 import errno
@@ -23,15 +23,15 @@ def fsync_folder(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make the folder and those above it, durably. A folder whose name could not be made durable is
-    taken away again: another fsync would report a success that means nothing."""
+    """Make the folder and those above it, durably. If the fsync of a parent fails, the new folder is removed
+    again: a second fsync would report a success that means nothing."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
     make_folder(parent)
     try:
         os.mkdir(path)
-    except FileExistsError:  # another made it at this moment, and may not have fsynced it yet
+    except FileExistsError:  # another process made it at this moment, and may not have fsynced it yet
         if not os.path.isdir(path):
             raise
     try:
@@ -39,14 +39,14 @@ def make_folder(path: str) -> None:
     except OSError:
         try:
             os.rmdir(path)
-        except OSError:  # no longer empty: another uses it, and sees to its durability
+        except OSError:  # no longer empty: another process uses it, and makes it durable
             pass
         raise
 
 
 def make_root(folder: str, scheme: str, make: Callable[[str], None] = make_folder) -> None:
-    """Make a folder that a URL of this scheme names; `InvalidLocation` if something else is in its place, or
-    in that of a folder above it."""
+    """Make a folder that a URL of this scheme names; `InvalidLocation` if it, or a folder above it, is no
+    folder."""
     try:
         make(folder)
     except (FileExistsError, NotADirectoryError) as error:
@@ -56,7 +56,7 @@ def make_root(folder: str, scheme: str, make: Callable[[str], None] = make_folde
 
 
 def in_the_way(folder: str) -> str | None:
-    """What is there that is no folder, in its place or above it."""
+    """The path of the folder, or of the first one above it, if something that is no folder is there."""
     while not os.path.isdir(folder):
         if os.path.lexists(folder) or folder == os.path.dirname(folder):
             return folder

@@ -1,25 +1,24 @@
-"""A location's two stores know each other by an id that lies in both.
+"""The two stores of a location carry the same id.
 
-Without it one store could be paired with a stranger by a wrong URL, and its blobs, which no state of the
-stranger names, be cleaned up as leaks.
+Without it a wrong URL could pair one store with a store of another location, and a sweep would delete its
+blobs as leaks, since no state of the other location names them.
 
-The id is *claimed* as version 0 of a key of the consensus store (a compare-and-set, so racing first
-users agree), written to the blob store, and then declared *paired* by version 1. Nobody uses a location
-before it is paired. So each pair of findings has one meaning:
+The id is *claimed* as version 0 of a key of the consensus store (a compare-and-set, so racing first users
+agree), written to the blob store, and then declared *paired* by version 1. No client uses a location before
+it is paired. So each pair of findings has one meaning:
 
 | consensus | blob store    | meaning                                                              |
 |-----------|---------------|----------------------------------------------------------------------|
 | nothing   | empty         | a fresh location: claim it                                           |
-| claimed   | empty         | somebody is at it, or crashed: do his next step                      |
+| claimed   | empty         | another first user is between two steps, or crashed: do its next step |
 | claimed   | the same id   | the same, one step later                                             |
 | paired    | the same id   | a location                                                           |
 | anything  | another id    | two locations: refused                                               |
 | paired    | no id         | the blobs are missing: refused                                       |
-| nothing   | an id         | the consensus data is missing, or another's: refused                 |
-| unpaired  | no id, blobs  | somebody else's files: refused                                       |
+| nothing   | an id         | the consensus data is missing, or of another location: refused       |
+| unpaired  | no id, blobs  | the files are not of this library: refused                           |
 
-The consensus store is read first and once more before a refusal: what was found in the blob store may be
-the work of another first user that came in between.
+Both stores are read once more before a refusal: another first user may have taken a step between the reads.
 """
 
 import asyncio
@@ -38,10 +37,10 @@ CONSENSUS_KEY = "location/id"
 async def check_identity(
     blob: Blob, consensus: Consensus, runtime: Runtime = SYSTEM, *, create: bool = True
 ) -> str:
-    """The id of the location that these two stores are; a fresh location gets one if `create`.
-    `InvalidLocation` if they are not of one location, or none is there and none is to be made. Two requests
-    for a location that is there."""
-    pauses = chain(repeat(0.0, 4), runtime.delays())  # a loser of a race goes on at once
+    """Return the id of the location; a fresh location gets one if `create`. `InvalidLocation` if the stores
+    are not of one location, or if no location is there and `create` is false. Two requests for a location
+    that is there."""
+    pauses = chain(repeat(0.0, 4), runtime.delays())  # after a lost race, go on at once
     for pause in pauses:
         if pause:
             await runtime.sleep(pause)
@@ -51,7 +50,7 @@ async def check_identity(
             return head.data.decode()
         refusal = await _refusal(blob, head, found)
         if refusal is None and not create:
-            refusal = "there is no location yet: a client that may write makes it when it is first opened"
+            refusal = "there is no location yet: a client that may write makes it when it first opens"
         if refusal is None:
             await _next_step(blob, consensus, head, found, runtime)
         elif head == await consensus.head(CONSENSUS_KEY) and found == await blob.get(BLOB_KEY):
@@ -62,9 +61,9 @@ async def check_identity(
 async def check_in_time(
     blob: Blob, consensus: Consensus, runtime: Runtime, *, create: bool, deadline_s: float
 ) -> None:
-    """`check_identity` with stores that try again for `deadline_s`; `StorageUnavailable` after that."""
+    """`check_identity` with stores that retry for `deadline_s`; `StorageUnavailable` after that."""
     try:
-        async with asyncio.timeout(deadline_s * 1.5):  # a store that accepts and never answers
+        async with asyncio.timeout(deadline_s * 1.5):  # stops a store that accepts requests and never answers
             await check_identity(blob, consensus, runtime, create=create)
     except TimeoutError as error:
         raise StorageUnavailable(f"the stores did not answer within {deadline_s} s") from error
@@ -76,12 +75,12 @@ async def _refusal(blob: Blob, head: Versioned | None, found: bytes | None) -> s
     if head is not None and found is not None:
         return None if head.data == found else "blob and consensus are stores of different locations"
     if found is not None:
-        return "the blob store belongs to a location, of which the consensus store knows nothing"
+        return "the blob store belongs to a location that the consensus store does not know"
     if head is not None and head.seqno > 0:
-        return "the consensus store belongs to a location, whose blobs are not in the blob store"
+        return "the consensus store belongs to a location whose blobs are not in the blob store"
     async for key, _ in blob.list(""):
         if key != BLOB_KEY:
-            return "the blob store holds data, but none of a location"
+            return "the blob store holds data that is not of a location: choose an empty folder or prefix"
     return None
 
 
@@ -95,5 +94,5 @@ async def _next_step(
             await blob.set(BLOB_KEY, head.data)
         else:
             await consensus.compare_and_set(CONSENSUS_KEY, head.seqno, head.data)
-    except Indeterminate:  # the next look tells
+    except Indeterminate:  # the next read tells
         pass

@@ -1,4 +1,4 @@
-"""What a key may be, checked before anything is sent: every backend refuses the same keys."""
+"""Which keys are legal, checked before anything is sent: every store refuses the same keys."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def check_blob_key(key: str) -> None:
 
 
 def check_consensus_key(key: str) -> None:
-    """Raise `InvalidUsage` unless `key` is non-empty text without NUL that UTF-8 can write."""
+    """Raise `InvalidUsage` unless `key` is non-empty text without NUL that fits as UTF-8."""
     try:
         fits = 0 < len(key.encode()) <= CONSENSUS_KEY_BYTES_MAX and "\0" not in key
     except UnicodeEncodeError:
@@ -26,7 +26,7 @@ def check_consensus_key(key: str) -> None:
 
 
 def check_entries(entries: Sequence[Entry]) -> None:
-    """Raise `InvalidUsage` unless these compare-and-sets can go together: legal keys that differ."""
+    """Raise `InvalidUsage` unless the keys of these compare-and-sets are legal and differ."""
     for key, _, _ in entries:
         check_consensus_key(key)
     if len({key for key, _, _ in entries}) != len(entries):
@@ -34,5 +34,5 @@ def check_entries(entries: Sequence[Entry]) -> None:
 
 
 def closed(what: str) -> InvalidUsage:
-    """The error of every call on a handle that was closed."""
+    """The error of every call on a closed handle."""
     return InvalidUsage(UsageKind.CLOSED, f"this {what} was closed")

@@ -1,11 +1,10 @@
-"""Both stores in memory: the specification one can read, and a backend that passes the same suite.
+"""Both stores in memory: a specification to read, and stores that pass the same suite as all others.
 
-The data lies in a *place*: private to one handle (`mem://`), or shared by name within the process
-and as old as the process (`mem://name`). Each operation is a short step under the place's lock, and
-never awaits inside it. So all operations have one order, which is what linearizable means, whatever
-threads and loops they come from; and a cancelled call has either happened entirely or not begun.
-Before its step each operation lets other tasks run, as one that does I/O does: a loop of operations
-starves nobody.
+The data lies in a *namespace*: private to one handle (`mem://`), or shared by name and kept until the process
+ends (`mem://name`). Each operation is a short step under the lock of the namespace, and never awaits inside
+it. So all operations have one order, whatever threads and event loops they come from, which is what
+linearizable means; and a cancelled call has either happened entirely or not begun. Before its step each
+operation lets other tasks run, as an operation with I/O does: a loop of operations starves no other task.
 """
 
 import asyncio
@@ -40,25 +39,25 @@ class _Log:
 
 @dataclass
 class _Namespace:
-    """What the handles of one name share."""
+    """The data that the handles of one name share."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     blobs: dict[str, bytes] = field(default_factory=dict)
     logs: dict[str, _Log] = field(default_factory=dict)
     waiters: Waiters = field(default_factory=Waiters)
-    tenants: dict[str, Any] = field(default_factory=dict)
-    """What else lives as long as the place."""
+    others: dict[str, Any] = field(default_factory=dict)
+    """Data of other packages that lives as long."""
 
 
-_places: dict[str, _Namespace] = {}
-_places_lock = threading.Lock()
+_namespaces: dict[str, _Namespace] = {}
+_namespaces_lock = threading.Lock()
 
 
-def _place(name: str) -> _Namespace:
+def _namespace(name: str) -> _Namespace:
     if not name:
         return _Namespace()
-    with _places_lock:
-        return _places.setdefault(name, _Namespace())
+    with _namespaces_lock:
+        return _namespaces.setdefault(name, _Namespace())
 
 
 class MemoryBlob(Blob):
@@ -66,47 +65,44 @@ class MemoryBlob(Blob):
 
     def __init__(self, name: str = "") -> None:
         self._name = name
-        self._place = _place(name)
+        self._shared = _namespace(name)
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<MemoryBlob mem://{self._name}>"
 
     async def get(self, key: str) -> bytes | None:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check(key)
-        with self._place.lock:
-            return self._place.blobs.get(key)
+        await self._begin(key)
+        with self._shared.lock:
+            return self._shared.blobs.get(key)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         data = await self.get(key)
         return None if data is None else data[offset : offset + length]
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check(key)
-        with self._place.lock:
-            self._place.blobs[key] = bytes(data)
+        await self._begin(key)
+        with self._shared.lock:
+            self._shared.blobs[key] = bytes(data)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check(*keys)
-        with self._place.lock:
+        await self._begin(*keys)
+        with self._shared.lock:
             for key in keys:
-                self._place.blobs.pop(key, None)
+                self._shared.blobs.pop(key, None)
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check()
-        with self._place.lock:
-            found = [(key, len(data)) for key, data in self._place.blobs.items() if key.startswith(prefix)]
+        await self._begin()
+        with self._shared.lock:
+            found = [(key, len(data)) for key, data in self._shared.blobs.items() if key.startswith(prefix)]
         for key, size in found:
             yield key, size
 
     async def aclose(self) -> None:
         self._closed = True
 
-    def _check(self, *keys: str) -> None:
+    async def _begin(self, *keys: str) -> None:
+        await asyncio.sleep(0)  # noqa: TID251  # no time passes
         if self._closed:
             raise closed("blob store")
         for key in keys:
@@ -118,7 +114,7 @@ class MemoryConsensus(Consensus):
 
     def __init__(self, name: str = "", *, runtime: Runtime = SYSTEM) -> None:
         self._name = name
-        self._place = _place(name)
+        self._shared = _namespace(name)
         self._runtime = runtime
         self._closed = False
 
@@ -126,20 +122,18 @@ class MemoryConsensus(Consensus):
         return f"<MemoryConsensus mem://{self._name}>"
 
     async def head(self, key: str) -> Versioned | None:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check([key])
-        with self._place.lock:
-            log = self._place.logs.get(key)
+        await self._begin([key])
+        with self._shared.lock:
+            log = self._shared.logs.get(key)
             return None if log is None else Versioned(log.head, log.data[-1])
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
         found: dict[str, Versioned | None] = {}
         for some in sliced(known, _KEYS_AT_ONCE):
-            await asyncio.sleep(0)  # noqa: TID251  # no time passes
-            self._check(some)
-            with self._place.lock:
+            await self._begin(some)
+            with self._shared.lock:
                 for key, seqno in some.items():
-                    log = self._place.logs.get(key)
+                    log = self._shared.logs.get(key)
                     if (None if log is None else log.head) != seqno:
                         found[key] = None if log is None else Versioned(log.head, log.data[-1])
         return found
@@ -148,22 +142,20 @@ class MemoryConsensus(Consensus):
         return await self.compare_and_set_many([Entry(key, expected, data)])
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check([])
+        await self._begin()
         check_entries(entries)
-        with self._place.lock:
+        with self._shared.lock:
             if any(self._expected(entry.key) != entry.expected for entry in entries):
                 return False
             for key, _, data in entries:
-                self._place.logs.setdefault(key, _Log(0, [])).data.append(bytes(data))
-        self._place.waiters.wake([entry.key for entry in entries])
+                self._shared.logs.setdefault(key, _Log(0, [])).data.append(bytes(data))
+        self._shared.waiters.wake([entry.key for entry in entries])
         return True
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check([key])
-        with self._place.lock:
-            log = self._place.logs.get(key)
+        await self._begin([key])
+        with self._shared.lock:
+            log = self._shared.logs.get(key)
             if log is None:
                 return []
             begin = max(from_seqno, log.first)
@@ -171,10 +163,9 @@ class MemoryConsensus(Consensus):
         return [Versioned(begin + i, value) for i, value in enumerate(data)]
 
     async def truncate(self, key: str, seqno: int) -> int:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check([key])
-        with self._place.lock:
-            log = self._place.logs.get(key)
+        await self._begin([key])
+        with self._shared.lock:
+            log = self._shared.logs.get(key)
             if log is None or seqno > log.head:
                 raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {log and log.head}")
             dropped = max(seqno - log.first, 0)
@@ -183,50 +174,51 @@ class MemoryConsensus(Consensus):
             return dropped
 
     async def remove(self, key: str, expected: Versioned) -> bool:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check([key])
-        with self._place.lock:
-            log = self._place.logs.get(key)
+        await self._begin([key])
+        with self._shared.lock:
+            log = self._shared.logs.get(key)
             if log is not None and (log.head, log.data[-1]) != expected:
                 return False
-            self._place.logs.pop(key, None)
-        self._place.waiters.wake([key])
+            self._shared.logs.pop(key, None)
+        self._shared.waiters.wake([key])
         return True
 
     async def list_keys(self, prefix: str) -> list[str]:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check([])
-        with self._place.lock:
-            return sorted(key for key in self._place.logs if key.startswith(prefix))
+        await self._begin()
+        with self._shared.lock:
+            return sorted(key for key in self._shared.logs if key.startswith(prefix))
 
     async def watch(self, key: str) -> None:
         self._check([key])
-        await self._place.waiters.wait(key)
+        await self._shared.waiters.wait(key)
 
     def watch_together(self) -> Watch:
-        self._check([])
-        return self._place.waiters.watch()
+        self._check()
+        return self._shared.waiters.watch()
 
     async def now(self) -> float:
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes
-        self._check([])
+        await self._begin()
         return self._runtime.wall()
 
-    def tenant(self, name: str, make: Callable[[], T]) -> T:
-        """What else lives in this place under `name`; made by the first who asks."""
-        with self._place.lock:
-            found: T = self._place.tenants.setdefault(name, make())
+    def attached(self, name: str, make: Callable[[], T]) -> T:
+        """The data that another package keeps in this namespace under `name`; made by the first call."""
+        with self._shared.lock:
+            found: T = self._shared.others.setdefault(name, make())
             return found
 
     async def aclose(self) -> None:
         self._closed = True
-        self._place.waiters.wake_all()
+        self._shared.waiters.wake_all()
 
     def _expected(self, key: str) -> int | None:
-        log = self._place.logs.get(key)
+        log = self._shared.logs.get(key)
         return None if log is None else log.head
 
-    def _check(self, keys: Iterable[str]) -> None:
+    async def _begin(self, keys: Iterable[str] = ()) -> None:
+        await asyncio.sleep(0)  # noqa: TID251  # no time passes
+        self._check(keys)
+
+    def _check(self, keys: Iterable[str] = ()) -> None:
         if self._closed:
             raise closed("consensus store")
         for key in keys:

@@ -1,7 +1,7 @@
 """Which URL opens which store, and what `ap.open` makes of its arguments.
 
-Nothing here does I/O. A backend's module, and the driver it needs, is imported when a URL of its scheme
-is first opened; where the driver is missing, the error says what to install.
+Nothing here does I/O. The module of a store, and the driver that it needs, is imported when a URL of its
+scheme is first opened; if the driver is missing, the error says what to install.
 """
 
 import os
@@ -27,7 +27,7 @@ _ALMOST_A_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/?)")  # a single letter
 
 @dataclass(frozen=True, repr=False)
 class Location:
-    """Where data lies: its two stores, each a URL or an instance."""
+    """Two stores that belong together, each a URL or an instance."""
 
     blob: str | Blob
     consensus: str | Consensus
@@ -41,9 +41,9 @@ def parse_location(
     blob: str | Blob | None = None,
     consensus: str | Consensus | None = None,
 ) -> Location:
-    """The location that these arguments name: a directory, `mem://` or a `Location`; or the two
-    stores; or, with nothing given, `AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
-    `AIOPERSIST_CONSENSUS`. Anything else is `InvalidLocation`."""
+    """The location that the arguments name: a directory, `mem://` or a `Location`; or two stores; or, without
+    arguments, the environment's `AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and `AIOPERSIST_CONSENSUS`.
+    Anything else is `InvalidLocation`."""
     if location is None and blob is None and consensus is None:
         return _from_environment()
     if location is not None:
@@ -60,25 +60,25 @@ def parse_location(
 
 
 class Stores(NamedTuple):
-    """The two stores of a location, as they were opened or given."""
+    """The two opened stores of a location."""
 
     blob: Blob
     consensus: Consensus
     mine: list[Blob | Consensus]
-    """Those that were opened here, and so are to be closed."""
+    """The stores that were opened from URLs: the client closes these."""
     consensus_url: str | None
-    """What the consensus store was opened by, unless it was given."""
+    """The URL of the consensus store, unless an instance was given."""
     readonly: bool
 
     def guarded(self) -> tuple[Blob, Consensus]:
-        """Both, for a client that may do what it may."""
+        """Both stores; for a readonly client they refuse writes."""
         if self.readonly:
             return ReadonlyBlob(self.blob), ReadonlyConsensus(self.consensus)
         return self.blob, self.consensus
 
 
 def open_stores(location: Location, *, runtime: Runtime, readonly: bool) -> Stores:
-    """The stores of `location`, those that are named by URLs opened. No I/O."""
+    """Open the stores of `location` that are given as URLs. No I/O."""
     mine: list[Blob | Consensus] = []
     blob, consensus, url = location.blob, location.consensus, None
     if isinstance(blob, str):
@@ -91,23 +91,26 @@ def open_stores(location: Location, *, runtime: Runtime, readonly: bool) -> Stor
 
 
 def open_blob(url: str, *, runtime: Runtime = SYSTEM) -> Blob:
-    """The blob store at `url`. No I/O; what cannot be used is `InvalidLocation`."""
+    """The blob store at `url`. No I/O; a URL that cannot be used is `InvalidLocation`."""
     return _factory("blob store", _blob_schemes, url)(url, runtime)
 
 
 def open_consensus(url: str, *, runtime: Runtime = SYSTEM, readonly: bool = False) -> Consensus:
-    """The consensus store at `url`. No I/O; what cannot be used is `InvalidLocation`. With `readonly` the
-    store makes nothing, and needs no right to."""
+    """The consensus store at `url`. No I/O; a URL that cannot be used is `InvalidLocation`. A `readonly`
+    store creates nothing, and needs no right to. A registered scheme ignores `readonly`; the client refuses
+    its writes."""
     return _factory("consensus store", _consensus_schemes, url)(url, runtime, readonly)
 
 
 def register_blob_scheme(scheme: str, factory: Callable[[str], Blob]) -> None:
-    """From now on `factory(url)` opens blob stores of `scheme`, in this process."""
+    """Let `factory(url)` open the blob stores of `scheme`, from now on and in this process. It does no I/O
+    and raises `InvalidLocation` for a URL that it cannot use."""
     _blob_schemes[_checked(scheme)] = lambda url, runtime: factory(url)
 
 
 def register_consensus_scheme(scheme: str, factory: Callable[[str], Consensus]) -> None:
-    """From now on `factory(url)` opens consensus stores of `scheme`, in this process."""
+    """Let `factory(url)` open the consensus stores of `scheme`, from now on and in this process. It does no
+    I/O and raises `InvalidLocation` for a URL that it cannot use."""
     _consensus_schemes[_checked(scheme)] = lambda url, runtime, readonly: factory(url)
 
 
@@ -169,15 +172,15 @@ def _factory(what: str, schemes: dict[str, S], url: str) -> S:
     scheme = scheme_of(url)
     if scheme is None:
         example = "file:///dir" if schemes is _blob_schemes else "sqlite:///dir/state.db"
-        raise InvalidLocation(f"a {what} is named by a URL: a path is written {example}")
+        raise InvalidLocation(f"a {what} is given by a URL: write a path as {example}")
     if scheme not in schemes:
-        raise InvalidLocation(f"{scheme}: no {what} has this scheme; there are {', '.join(sorted(schemes))}")
+        raise InvalidLocation(f"{scheme}: no {what} has this scheme; known are {', '.join(sorted(schemes))}")
     return schemes[scheme]
 
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Around an import that needs the extra of that name: says what to install where it is missing."""
+    """Turn a failed import into `InvalidLocation` that says to install the extra `name`."""
     try:
         yield
     except ImportError as error:
@@ -185,7 +188,7 @@ def extra(name: str) -> Iterator[None]:
 
 
 def memory_name(url: str) -> str:
-    """The name of the place in memory that `mem://name` means; empty for a private one."""
+    """The name in `mem://name`; empty for stores that no other handle shares."""
     address = Address.parse(url)
     if address.user or address.password:
         raise InvalidLocation("mem: a name has no user")

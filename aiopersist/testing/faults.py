@@ -16,7 +16,7 @@ No wrapper ever lies: a `StorageUnavailable` surely did nothing. Outcomes come f
 """
 
 import asyncio
-import random  # noqa: TID251  # a schedule from a seed, which is what makes a failure repeatable
+import random  # noqa: TID251  # a schedule from a seed makes a failure repeatable
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
@@ -26,6 +26,8 @@ from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
+from aiopersist.storage.watch import TaskWatch, Watch
+from aiopersist.storage.wrapper import Request, WrappedBlob, WrappedConsensus
 
 T = TypeVar("T")
 
@@ -129,26 +131,21 @@ class Faults:
         raise Indeterminate(f"injected: the answer to {op} is lost")
 
 
-class FaultyBlob(Blob):
+class FaultyBlob(WrappedBlob):
     """A blob store that fails as `faults` says. Closing it leaves the inner one open."""
 
     def __init__(self, inner: Blob, faults: Faults) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.faults = faults
 
-    async def get(self, key: str) -> bytes | None:
-        return await self.faults.call("get", lambda: self.inner.get(key))
-
-    async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
-        return await self.faults.call("get_range", lambda: self.inner.get_range(key, offset, length))
+    def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
+        return self.faults.call(op, request)
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
-        kept = bytes(data)  # a late call must not see what becomes of the caller's buffer
-        await self.faults.call("set", lambda: self.inner.set(key, kept))
+        await super().set(key, bytes(data))  # a late call must not see what becomes of the caller's buffer
 
     async def delete(self, keys: Sequence[str]) -> None:
-        kept = list(keys)
-        await self.faults.call("delete", lambda: self.inner.delete(kept))
+        await super().delete(list(keys))
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         outcome = self.faults.outcome("list")
@@ -166,49 +163,30 @@ class FaultyBlob(Blob):
         return None
 
 
-class FaultyConsensus(Consensus):
+class FaultyConsensus(WrappedConsensus):
     """A consensus store that fails as `faults` says. While `faults.losing_hints` is true no `watch`
     ever returns. Closing it leaves the inner one open."""
 
     def __init__(self, inner: Consensus, faults: Faults) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.faults = faults
 
-    async def head(self, key: str) -> Versioned | None:
-        return await self.faults.call("head", lambda: self.inner.head(key))
+    def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
+        return self.faults.call(op, request)
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
-        kept = dict(known)
-        return await self.faults.call("heads", lambda: self.inner.heads(kept))
-
-    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
-        return await self.faults.call(
-            "compare_and_set", lambda: self.inner.compare_and_set(key, expected, data)
-        )
+        return await super().heads(dict(known))
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
-        kept = list(entries)
-        return await self.faults.call("compare_and_set_many", lambda: self.inner.compare_and_set_many(kept))
-
-    async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
-        return await self.faults.call("scan", lambda: self.inner.scan(key, from_seqno, limit))
-
-    async def truncate(self, key: str, seqno: int) -> int:
-        return await self.faults.call("truncate", lambda: self.inner.truncate(key, seqno))
-
-    async def remove(self, key: str, expected: Versioned) -> bool:
-        return await self.faults.call("remove", lambda: self.inner.remove(key, expected))
-
-    async def list_keys(self, prefix: str) -> list[str]:
-        return await self.faults.call("list_keys", lambda: self.inner.list_keys(prefix))
+        return await super().compare_and_set_many(list(entries))
 
     async def watch(self, key: str) -> None:
-        await self.faults.call("watch", lambda: self.inner.watch(key))
+        await super().watch(key)
         if self.faults.losing_hints:
             await asyncio.Event().wait()  # until it is cancelled
 
-    async def now(self) -> float:
-        return await self.faults.call("now", self.inner.now)
+    def watch_together(self) -> Watch:
+        return TaskWatch(self.watch)  # not the inner one's: its hints would never be lost
 
     async def aclose(self) -> None:
         return None

@@ -315,7 +315,7 @@ async def test_the_writer_of_a_large_input_does_not_run_ahead(mem: ap.Client) ->
 
     limits = ap.Settings(blob_target_size=50_000, batch_builder_max_outstanding_parts=2)
     async with ap.open("mem://", settings=limits) as client, client.writer("t", SCHEMA) as w:
-        inner = client._stack.blob._inner  # type: ignore[attr-defined]
+        inner = client._stack.blob.uncached  # type: ignore[attr-defined]
         put = inner.set
 
         async def hanging(key: str, data: Any) -> None:

@@ -1,0 +1,97 @@
+"""A store around a store: every request passes one method, so a wrapper is a class of one method.
+
+`layers` retries and counts, `readonly` refuses writes, and the stores of `aiopersist.testing.faults` fail so.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus, Entry, Versioned
+from aiopersist.storage.watch import Watch
+
+T = TypeVar("T")
+Request = Callable[[], Awaitable[T]]
+
+READS = frozenset({"head", "heads", "scan", "list_keys", "watch", "now", "get", "get_range", "list"})
+
+
+class WrappedBlob(Blob):
+    """Passes every request to `inner`. Closing it closes `inner`."""
+
+    def __init__(self, inner: Blob) -> None:
+        self.inner = inner
+
+    def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
+        """Make the request, which calls the method `op` of `inner` and sends values of `sent` bytes."""
+        return request()
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._request("get", lambda: self.inner.get(key))
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
+        return await self._request("get_range", lambda: self.inner.get_range(key, offset, length))
+
+    async def set(self, key: str, data: bytes | memoryview) -> None:
+        await self._request("set", lambda: self.inner.set(key, data), memoryview(data).nbytes)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._request("delete", lambda: self.inner.delete(keys))
+
+    def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        return self.inner.list(prefix)  # many requests, which a wrapper must treat by itself
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class WrappedConsensus(Consensus):
+    """Passes every request to `inner`. Closing it closes `inner`."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self.inner = inner
+
+    def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
+        """Make the request, which calls the method `op` of `inner` and sends values of `sent` bytes."""
+        return request()
+
+    async def head(self, key: str) -> Versioned | None:
+        return await self._request("head", lambda: self.inner.head(key))
+
+    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+        return await self._request("heads", lambda: self.inner.heads(known))
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        return await self._request(
+            "compare_and_set", lambda: self.inner.compare_and_set(key, expected, data), len(data)
+        )
+
+    async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
+        sent = sum(len(entry.data) for entry in entries)
+        return await self._request(
+            "compare_and_set_many", lambda: self.inner.compare_and_set_many(entries), sent
+        )
+
+    async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
+        return await self._request("scan", lambda: self.inner.scan(key, from_seqno, limit))
+
+    async def truncate(self, key: str, seqno: int) -> int:
+        return await self._request("truncate", lambda: self.inner.truncate(key, seqno))
+
+    async def remove(self, key: str, expected: Versioned) -> bool:
+        return await self._request("remove", lambda: self.inner.remove(key, expected))
+
+    async def list_keys(self, prefix: str) -> list[str]:
+        return await self._request("list_keys", lambda: self.inner.list_keys(prefix))
+
+    async def watch(self, key: str) -> None:
+        await self._request("watch", lambda: self.inner.watch(key))
+
+    def watch_together(self) -> Watch:
+        return self.inner.watch_together()
+
+    async def now(self) -> float:
+        return await self._request("now", self.inner.now)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
