@@ -1,7 +1,7 @@
 """Compaction by several processes: one claims and applies it, the others do the work.
 
 1. *Claim* all that is there, so that nobody else compacts it meanwhile.
-2. *Share out* (`parts/divide.py`): key ranges over all runs.
+2. *Divide* (`parts/divide.py`): key ranges over all runs.
 3. Each piece becomes sorted parts, anywhere (`client.compact_piece`), under the writer that holds the claim.
    Ranges follow each other, so their parts, one after the other, are one run.
 4. *Apply*: one commit puts it in the place of its inputs. Diffs must sum to what was read, over all pieces.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from aiopersist.compact.local import Work, bounded, target_of
 from aiopersist.errors import BatchExpired, Corruption, Error, InvalidUpdate, LeaseExpired
 from aiopersist.frontier import Antichain
-from aiopersist.parts.divide import Piece, check_schemas, checked_shard, rows_of, shared_out
+from aiopersist.parts.divide import Piece, check_schemas, checked_shard, divide, piece_condition
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.rewrite import Budget, Target, rewrite
@@ -102,7 +102,7 @@ class SharedCompaction(Resource):
             work, target = self._work, target_of(self._shard, self._work, self._registration.writer)
             fetch = Fetch(self._shard, target.schema, cached=False)
             selection = Selection(advance_to=target.since)
-            found = await shared_out(fetch, work.read, selection, "", max(tasks, 1))
+            found = await divide(fetch, work.read, selection, "", max(tasks, 1))
             self._pieces, self._division = len(found), str(self._shard.stack.runtime.uuid())
             return [
                 PIECE.encode(
@@ -184,7 +184,7 @@ async def compact_piece(shards: Shards, data: bytes) -> bytes:
     check_schemas(told.piece, shard)
     schema = shard.schema(told.piece.schema_id)
     target = Target(schema, told.writer, told.lower, told.since, told.inline_max_bytes)
-    selection = Selection(advance_to=told.since, where=rows_of(told.piece, schema))
+    selection = Selection(advance_to=told.since, where=piece_condition(told.piece, schema))
     try:
         done = await rewrite(shard, told.piece.named(), selection, target)
     except LeaseExpired as error:

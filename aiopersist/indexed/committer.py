@@ -106,7 +106,7 @@ class Committer:
                 if number % AT_ONCE == AT_ONCE - 1:
                     await turn(0)
             for rows, upload in zip(command.entries, pending.uploads, strict=True):
-                rows.pieces, rows.seen, rows.count = await upload.pieces(), upload.seen, upload.rows_taken
+                rows.pieces, rows.seen, rows.count = await upload.finish_raw(), upload.seen, upload.rows_taken
                 rows.goodbytes = sum(size for _, size in rows.pieces)
         except BaseException:
             self._withdraw(pending)

@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.part.part import EncodedPart, encode_part
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
 from aiopersist.frontier import Antichain, Description
-from aiopersist.parts.put import inline_part, put, stats_spec
-from aiopersist.parts.upload import delete_blobs
+from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
-from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart
 
 if TYPE_CHECKING:
@@ -31,12 +30,9 @@ class RawParts:
     """Writes the parts of batches under `writer`, inline as long as there is room."""
 
     def __init__(self, shard: Shard, writer: str, room: Room) -> None:
-        self._shard = shard
         self._stack = shard.stack
-        self._writer = writer
+        self._blobs = NewBlobs(shard, writer)
         self._room = room
-        self._keys: list[str] = []
-        self._uploading: set[asyncio.Task[HollowPart]] = set()
 
     async def write(
         self,
@@ -64,9 +60,7 @@ class RawParts:
 
     def discard(self) -> None:
         """Delete what was uploaded: for what surely is not referenced."""
-        if self._keys:
-            work = delete_blobs(self._stack, list(self._uploading), self._keys)
-            self._stack.supervisor.spawn(work, "delete blobs of a failed commit")
+        self._blobs.discard()
 
     async def _part(
         self, tables: "list[pa.Table]", size: int, schema: Schema[Any, Any, Any], schema_id: int
@@ -79,13 +73,8 @@ class RawParts:
                 self._room.left -= part.size
                 return [part]
         encoded = await self._stack.compute(self._encoded, table, schema)
-        key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())
-        self._keys.append(key)
-        upload = self._stack.supervisor.spawn(
-            put(self._stack.blob, key, encoded, schema_id), "upload a part of a commit"
-        )
-        self._uploading.add(upload)
-        upload.add_done_callback(self._uploading.discard)
+        write = partial(put, self._stack.blob, part=encoded, schema_id=schema_id)
+        upload = self._blobs.begin(write, "upload a part of a commit")
         return [(await asyncio.shield(upload)).replace(key_lower=None)]
 
     def _encoded(self, table: "pa.Table", schema: Schema[Any, Any, Any]) -> EncodedPart:

@@ -1,18 +1,19 @@
 """Parts: updates as bytes in the blob store, written and read in bounded memory.
 
-On the way in, `upload` checks, sorts, cuts and encodes updates and puts them into the blob store; what comes
-of it is a *hollow* batch, which names the bytes, for a commit of `shard/`. On the way out, `fetch` turns
-hollow parts into updates again, and `runs` merges many sorted runs of them.
+On the way in, `upload` checks, sorts, cuts and encodes updates and puts them into the blob store. The result
+is a *hollow* batch, which names the bytes; `shard/` commits it. On the way out, `fetch` turns hollow parts
+into updates again, and `runs` merges many sorted runs of parts.
 
 | module                       | what it has                                                        |
 |------------------------------|--------------------------------------------------------------------|
-| `upload`, `put`, `columns`   | from updates to hollow parts                                       |
-| `sorted_parts`               | the same, of updates that come sorted                              |
+| `upload`, `columns`          | from updates to hollow parts                                       |
+| `sorted_parts`               | the same for updates that are already sorted                       |
+| `put`                        | blobs written, and deleted if no state names them                  |
 | `flush`                      | inline parts that become blobs                                     |
-| `copies`                     | parts written again, under another writer                          |
+| `copies`                     | parts written again under another writer                           |
 | `fetch`                      | from hollow parts to updates                                       |
-| `runs`, `rewrite`            | sorted runs merged; written as one                                 |
-| `divide`, `envelope`         | work shared out as values that travel between processes            |
+| `runs`, `rewrite`            | sorted runs merged; written as one run                             |
+| `divide`, `envelope`         | work divided into pieces, which travel between processes           |
 
 Imports `shard` and `data`. Garbage collection (`gc/`) imports nothing from here: it never looks into a blob.
 """

@@ -1,4 +1,5 @@
-"""Rows as columns, out of the loop's way: many are converted slice by slice (`data/updates/slices.py`)."""
+"""Rows as columns, converted on worker threads slice by slice (`data/updates/slices.py`), so that the event
+loop keeps running."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
 async def columns_of(
     stack: Stack, rows: Any, convert: "Callable[[Any, int], pa.Table]", schema: Schema[Any, Any, Any]
 ) -> "pa.Table":
-    """What `convert` makes of a sequence of rows, or of Arrow data, on worker threads; it is given the number
-    of the first row that it gets, too. `InvalidUpdate` if there are more or fewer rows in the end than there
-    were: a part of them must not pass for all."""
+    """Convert a sequence of rows, or Arrow data. `convert` gets a slice and the number of its first row.
+    `InvalidUpdate` if the number of rows changes meanwhile: some of the rows must not pass for all."""
     if not isinstance(rows, Sequence) or not rows:
         return await stack.compute(convert, rows, 0)
     leaves = sum(leaf_count(field.type) for field in schema.arrow_schema)

@@ -1,11 +1,11 @@
-"""Many parts, shared out: pieces of about equal size that any process can read on its own.
+"""Divides many parts into pieces of about equal size, which any process can read on its own.
 
 A piece is a range of rows (`data/part/key_range.py`) and, run by run, the parts that may hold some of them.
-Inline parts are little: they are read here, and each piece carries its own rows of them. Its reader merges
-its runs and keeps the rows of its range, so the pieces together give each row once, in the order of the sort.
+Inline parts are small: they are read here, and each piece carries its own rows of them. The reader of a piece
+merges its runs and keeps the rows of its range, so all pieces together give each row once, in sorted order.
 
-Where to cut is known from the statistics of row groups, which lie in the footers of parts: one request for
-each larger part, at most `FOOTERS_MAX`.
+The statistics of row groups say where to cut. They lie in the footers of parts: one request for each larger
+part, at most `FOOTERS_MAX`.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from aiopersist.data.part.key_range import (
     Leaf,
     bounds_of,
     condition,
-    divide,
     from_stored,
     leaves,
     overlaps,
+    plan_key_ranges,
     to_stored,
 )
 from aiopersist.data.part.select import apply_where
@@ -41,22 +41,23 @@ from aiopersist.state.record import HollowPart, Record
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
-FOOTERS_MAX = 1024  # the largest parts: of the others the state tells enough
-BLOCKS_PER_TASK = 16  # finer ones would not make shares more equal
+FOOTERS_MAX = 1024  # of the largest parts; for other parts the statistics in the state are fine enough
+BLOCKS_PER_TASK = 16  # finer blocks would not make the pieces more equal
 
 Runs: TypeAlias = Sequence[Sequence[Named]]
-"""The parts of each in order. Who has chosen some of a batch's knows them; the batch tells only of all."""
+"""The parts of each run, in order. The caller groups them: it may read only some parts of a batch, whose
+`runs` describes all of them."""
 
 
 class Piece(Record):
     """One piece of a read. It travels as JSON."""
 
     schema_id: int
-    """Of the columns that it is read as, whose leaves the range is of."""
+    """The schema that the piece is read as; the range is over its leaf columns."""
     keys: dict[str, Any]
     """The range, as `to_stored` gives it."""
     runs: tuple[HollowBatch, ...]
-    """Each is one run of parts, in order."""
+    """Each batch is one run of parts, in order."""
 
     def named(self) -> list[list[Named]]:
         """The parts, run by run."""
@@ -64,7 +65,7 @@ class Piece(Record):
 
 
 def checked_shard(shard: str, piece: Piece) -> str:
-    """The shard, if the piece can be of it; `InvalidUpdate`."""
+    """`shard`; `InvalidUpdate` if it is no id of a shard, or if a part of the piece belongs to another."""
     try:
         ShardId.parse(shard)
         keys = [part.key for batch in piece.runs for part in batch.parts if part.key is not None]
@@ -72,20 +73,20 @@ def checked_shard(shard: str, piece: Piece) -> str:
     except InvalidUsage as error:
         raise InvalidUpdate(f"a piece of work cannot be read: {error}") from error
     if others:
-        raise InvalidUpdate(f"part {others[0]} is not of shard {shard}")
+        raise InvalidUpdate(f"part {others[0]} of a piece does not belong to shard {shard}")
     return shard
 
 
 def check_schemas(piece: Piece, shard: Shard) -> None:
-    """`InvalidUpdate` unless the shard knows the schemas of the piece."""
+    """`InvalidUpdate` unless the shard has the schemas of the piece."""
     wanted = {part.schema_id for batch in piece.runs for part in batch.parts} | {piece.schema_id}
     if not wanted <= shard.state.schemas.keys():
         raise InvalidUpdate("a piece of work has a schema that the shard does not know")
 
 
-def rows_of(piece: Piece, schema: Schema[Any, Any, Any]) -> Any:
-    """The condition that picks the rows of the piece; `None` for all. `InvalidUpdate` for a range of other
-    columns than there are."""
+def piece_condition(piece: Piece, schema: Schema[Any, Any, Any]) -> Any:
+    """The condition that is true for the rows of the piece; `None` for all rows. `InvalidUpdate` for a range
+    over columns that the schema does not have."""
     order = leaves(schema)
     try:
         return condition(from_stored(piece.keys, order), order)
@@ -94,7 +95,7 @@ def rows_of(piece: Piece, schema: Schema[Any, Any, Any]) -> Any:
 
 
 class _Input(NamedTuple):
-    """What is shared out: runs of parts in blobs, and the rows of inline ones."""
+    """What is divided: runs of blobs, and the rows of inline parts."""
 
     fetch: Fetch
     runs: Runs
@@ -112,32 +113,32 @@ class _Input(NamedTuple):
         return [named for run in self.runs for named in run]
 
 
-async def shared_out(fetch: Fetch, runs: Runs, selection: Selection, reader: str, tasks: int) -> list[Piece]:
-    """About as many pieces as `tasks`, at least one, of what `selection` asks for of the runs. Bounds on
-    times are applied again when a piece is read; a condition is not: it must be given again."""
+async def divide(fetch: Fetch, runs: Runs, selection: Selection, reader: str, tasks: int) -> list[Piece]:
+    """About `tasks` pieces, at least one, of the updates of the runs that `selection` asks for. The reader of
+    a piece applies the bounds on times again; it must also give a condition again."""
     order = leaves(fetch.schema)
     found = await _Input.of(fetch, runs, selection, reader)
     blocks = await _blocks(fetch, found.parts, reader, order, tasks) if tasks > 1 else []
-    return await fetch.stack.compute(_pieces, found, divide(blocks, tasks), order)
+    return await fetch.stack.compute(_pieces, found, plan_key_ranges(blocks, tasks), order)
 
 
-async def shared_out_beside(
+async def divide_with(
     fetch: Fetch,
     runs: Runs,
     selection: Selection,
     reader: str,
     tasks: int,
-    beside: Runs,
+    others: Runs,
 ) -> list[tuple[Piece, Piece]]:
-    """Pieces as `shared_out` gives them, and with each a piece of the runs `beside`, which has all of their
-    rows with the same keys."""
+    """As `divide`, and with each piece a second piece: of the runs `others`, all rows whose keys may be in
+    the first piece."""
     order = leaves(fetch.schema)
     key_leaves = sum(leaf.path[0] == "key" for leaf in order)
     found = await _Input.of(fetch, runs, selection, reader)
-    other = await _Input.of(fetch, beside, Selection(), "")
+    other = await _Input.of(fetch, others, Selection(), "")
     blocks = await _blocks(fetch, found.parts, reader, order, tasks)
     blocks += await _blocks(fetch, other.parts, "", order, tasks)
-    ranges = divide(blocks, tasks)
+    ranges = plan_key_ranges(blocks, tasks)
     whole_keys = [r if len(r.prefix) < key_leaves else KeyRange(r.prefix[:key_leaves]) for r in ranges]
     pieces = await fetch.stack.compute(_pieces, found, ranges, order)
     return list(zip(pieces, await fetch.stack.compute(_pieces, other, whole_keys, order), strict=True))
@@ -160,7 +161,7 @@ def _pieces(given: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[Pi
 def _of_range(
     run: Sequence[Named], keys: KeyRange, bounds: dict[int, tuple[Bound, ...]]
 ) -> HollowBatch | None:
-    """Of one run the parts that may hold rows of the range. Their statistics have served their purpose."""
+    """The parts of a run that may hold rows of the range, without their statistics, which are used up."""
     parts = tuple(
         part.replace(stats=None, key_lower=None) for _, part in run if overlaps(keys, bounds[id(part)])
     )
@@ -168,7 +169,7 @@ def _of_range(
 
 
 def _inline(fetch: Fetch, rows: "pa.Table") -> HollowBatch:
-    """Rows as they are to be read: neither cut nor moved."""
+    """Rows as one inline part. Its description lets every time through unchanged."""
     since = minimum(fetch.schema.time_length)
     part = inline_part(rows.combine_chunks(), fetch.schema_id)
     return HollowBatch.of(lower=since, upper=Antichain(), since=since, parts=(part,))
@@ -177,7 +178,7 @@ def _inline(fetch: Fetch, rows: "pa.Table") -> HollowBatch:
 async def _blocks(
     fetch: Fetch, parts: list[Named], reader: str, order: list[Leaf], tasks: int
 ) -> list[Block]:
-    """Of the larger parts each row group, of the others each part."""
+    """Each row group of the larger parts, and each other part as a whole."""
     total = sum(part.rows for _, part in parts)
     fine = total // (tasks * BLOCKS_PER_TASK)
     row_group = fetch.stack.settings.row_group_bytes

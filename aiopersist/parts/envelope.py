@@ -1,6 +1,6 @@
 """Values that travel between processes as bytes.
 
-One line says what follows, in which format, and the checksum of the rest, which is JSON.
+The first line names the kind of value, its format and the checksum of the rest; the rest is JSON.
 """
 
 import re
@@ -16,7 +16,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Envelope(NamedTuple):
-    """What is sent: for people (`batch`), and its format."""
+    """A kind of value, by the word that messages use (`batch`), and its format."""
 
     what: str
     format: int
@@ -26,12 +26,13 @@ class Envelope(NamedTuple):
         return f"aiopersist-{self.what}".encode()
 
     def encode(self, value: Record) -> bytes:
-        """The bytes of the value."""
+        """The value as bytes."""
         body = value.model_dump_json().encode()
         return b"%s %d %s\n%s" % (self.magic, self.format, checksum(body).encode(), body)
 
     def decode(self, data: Any, model: type[R], shard_id: str | None = None) -> R:
-        """The value again; `InvalidUpdate` for what is none, is damaged, or of a later format."""
+        """The value again; `InvalidUpdate` for bytes that hold no such value, are damaged, or have another
+        format."""
         what = self.what
 
         def refused(text: str) -> InvalidUpdate:

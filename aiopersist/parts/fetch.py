@@ -1,13 +1,13 @@
-"""From hollow parts to updates: what every reader does with a part, in this order.
+"""From hollow parts to updates: the steps of every reader.
 
-1. Get the bytes: inline ones from the state, others from the blob store, checked against the state.
+1. Get the bytes: of an inline part from the state, else from the blob store. Check them against the state.
 2. Advance times to the part's rewrite frontier, if its batch was rewritten.
-3. Keep what lies in the bounds of its append, if it was marked truncated there.
-4. Keep what the read asks for (`Selection`), and advance to its time.
+3. Keep the updates within the bounds of the append, if the append truncated the part.
+4. Keep the updates that the read asks for (`Selection`), and advance them to its time.
 
-A blob that the state names and that is not there: the reader's lease ran out, or a readonly client never
-had one (`LeaseExpired`); or, if the reader is still registered, or the newest state still names the blob,
-the store lost it (`Corruption`).
+If a blob that the state names is missing, there are two causes. The lease of the reader ran out, or a
+readonly client never had one: `LeaseExpired`. Or the reader is still registered, or the newest state of a
+readonly client still names the blob: then the store lost the blob (`MissingPart`).
 """
 
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
@@ -55,25 +55,27 @@ T = TypeVar("T")
 Slabs: TypeAlias = "Iterator[pa.Table]"
 """Tables that are decoded as they are taken, on a thread."""
 Named = tuple[HollowBatch, HollowPart]
+"""A part, and the batch that names it."""
 
-GAP_BYTES = 256 * 1024  # between two ranges: fetched along, since another request costs more
+GAP_BYTES = 256 * 1024  # a smaller gap between two ranges is fetched too: another request costs more
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which updates a read asks for; each bound where it is given."""
+    """Which updates a read asks for; a bound that is `None` does not apply."""
 
     lower: Antichain | None = None
     upper: Antichain | None = None
     as_of: Time | None = None
     not_as_of: Time | None = None
     advance_to: Antichain | None = None
-    """Advance times to it *before* the bounds are applied."""
+    """Times are advanced to this frontier *before* the bounds are applied."""
     where: Any = None
-    """A condition on key and val (`data.select`); what cannot match by its statistics is not fetched."""
+    """A condition on key and val (`data/part/select.py`). Row groups that cannot match, by their statistics,
+    are not fetched."""
 
     def covers(self, batch: HollowBatch) -> bool:
-        """Whether all updates of `batch` are asked for, by its description alone. Int times only."""
+        """Whether the read asks for all updates of `batch`, by its description alone. Int times only."""
         least, end = _int(batch.lower), _int(batch.upper)
         if least is None or end is None or self.advance_to is not None or not batch.since <= batch.lower:
             return False
@@ -85,6 +87,7 @@ class Selection:
         )
 
     def apply(self, table: "pa.Table") -> "pa.Table":
+        """The updates within the bounds, their times advanced. `where` is not applied."""
         if self.advance_to is not None:
             table = advance(table, self.advance_to)
         return filter_times(
@@ -104,8 +107,8 @@ class Fetch:
         range_bytes: int | None = None,
         stack: Stack | None = None,
     ) -> None:
-        """`cached=False` for background work, which must not push out what readers need. `range_bytes`: what
-        is fetched at once of a large part. `stack`: what to work with, if not the shard's."""
+        """`cached=False` for background work, which must not push the blobs of readers out of the cache.
+        `range_bytes` are fetched at once of a large part. `stack` replaces the shard's."""
         self.shard = shard
         self.stack = stack or shard.stack
         self.range_bytes = range_bytes or self.stack.settings.row_group_bytes
@@ -115,8 +118,8 @@ class Fetch:
         self._held: WeakValueDictionary[Hashable, pa.Table] = WeakValueDictionary()
 
     async def table(self, named: Sequence[Named], selection: Selection, reader: str) -> "pa.Table":
-        """What `selection` asks for of these parts, side by side. One request per part that is not
-        inline, one after the other."""
+        """The updates of these parts that `selection` asks for, part after part. One request per blob, one
+        after the other; for a condition on a large blob one for its index and one per range."""
         tables = []
         for is_inline, group in groupby(named, key=lambda named: named[1].key is None):
             parts = list(group)
@@ -130,8 +133,8 @@ class Fetch:
     async def updates(
         self, named: Sequence[Named], selection: Selection, reader: str
     ) -> Updates[Any, Any, Any]:
-        """`table` as `Updates`. What somebody here still holds of the same updates is not fetched and decoded
-        anew: of the listens of a shard many take the same step."""
+        """`table` as `Updates`. A table that another caller of this object still holds is not fetched again:
+        many listens of a shard take the same step."""
         if selection.where is not None:  # it has no hash
             return Updates(await self.table(named, selection, reader), self.schema)
         key = (selection, tuple(_content(batch, part) for batch, part in named))
@@ -143,10 +146,9 @@ class Fetch:
     async def slabs(
         self, named: Named, selection: Selection, reader: str, slab_bytes: int
     ) -> AsyncGenerator[Slabs, None]:
-        """What `selection` asks for of a part in a blob, in slabs of about `slab_bytes` goodbytes: those of a
-        range of its row groups are decoded as they are taken, then comes the next range. A range has at most
-        `range_bytes`, or is one row group. One request for a part that is not larger than that; else one for
-        its index, and one for each range."""
+        """The updates of a blob that `selection` asks for, range by range, in slabs of about `slab_bytes`
+        goodbytes, which are decoded as they are taken. A range has at most `range_bytes`, or is one row
+        group. One request for a part of at most `range_bytes`; else one for its index, and one per range."""
         batch, part = named
         schema = self.shard.schema(part.schema_id)
         async with aclosing(self._row_groups(part, reader, selection.where)) as ranges:
@@ -156,14 +158,15 @@ class Fetch:
                 yield (self._selected(table, batch, part, selection) for table in tables)
 
     async def index(self, part: HollowPart, reader: str) -> PartIndex:
-        """What the footer of a part in a blob tells. One request."""
+        """The index in the footer of a blob. One request."""
         at = part.size - part.footer_bytes
         return await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
 
     async def raw_slabs(
         self, part: HollowPart, reader: str = "", rows: range | None = None
     ) -> "AsyncGenerator[pa.Table, None]":
-        """The part as it was written, row group by row group; of `rows` only those, and what they are in."""
+        """The part as it was written, row group by row group; only `rows`, if they are given. Row groups
+        without any of them are not fetched from a large part."""
         schema = self.shard.schema(part.schema_id)
         if part.inline is not None:
             yield _rows_of(decode_inline(part.inline, schema, part.checksum), 0, rows)
@@ -179,8 +182,8 @@ class Fetch:
     async def _row_groups(
         self, part: HollowPart, reader: str, where: Any = None, rows: range | None = None
     ) -> AsyncGenerator[tuple[PartIndex, int, bytes, list[int]], None]:
-        """The row groups of a part, of a larger one those that may match, by ranges: where one begins, its
-        bytes, checked, and their numbers."""
+        """The row groups of a part that may match, range by range: the index, the offset of the range, its
+        bytes, checked, and the numbers of its row groups. A part of at most `range_bytes` is one range."""
         if part.size <= self.range_bytes:
             index, data = await self._read(part, None, part.size, reader, lambda d: (_index(d, part), d))
             yield index, 0, data, await self._matching(index, where)
@@ -206,7 +209,7 @@ class Fetch:
     async def _matches_in_blob(
         self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
     ) -> "pa.Table":
-        """The same of a large part: one request for its index, and one for each range that may match."""
+        """As `_in_blob` for a large part: one request for its index, and one per range that may match."""
         schema = self.shard.schema(part.schema_id)
         index = await self.index(part, reader)
         chosen = await self._matching(index, selection.where)
@@ -221,7 +224,7 @@ class Fetch:
         return concat(tables, self.schema)
 
     async def whole(self, part: HollowPart, reader: str) -> bytes:
-        """The bytes of a part that is not inline, checked. One request."""
+        """The bytes of a blob, checked. One request."""
 
         def checked_whole(data: bytes) -> bytes:
             _index(data, part)
@@ -230,7 +233,7 @@ class Fetch:
         return await self._read(part, None, part.size, reader, checked_whole)
 
     async def _matching(self, index: PartIndex, where: Any) -> list[int]:
-        """The row groups that may hold what matches."""
+        """The row groups that may hold rows that match."""
         if where is None:
             return list(range(len(index.row_groups)))
         kept = await self.stack.compute(prune, where, [g.stats for g in index.row_groups], self.schema)
@@ -239,9 +242,8 @@ class Fetch:
     async def _read(
         self, part: HollowPart, offset: int | None, length: int, reader: str, decode: Callable[[bytes], T]
     ) -> T:
-        """What `decode` makes of the bytes of a part, all or a range; it raises `Corruption` for bytes that
-        are not ours. Those are read again at most twice, past the cache: they may be damaged on the
-        way, not where they lie."""
+        """Get the bytes of a part, or a range of them, and decode them. After a `Corruption` they are read
+        again at most twice, without the cache: they may be damaged on the way, not in the store."""
         assert part.key is not None
         blob, uncached = self._blob, self.stack.blob.uncached
         for last, store in ((False, blob), (False, uncached), (True, uncached)):
@@ -259,17 +261,17 @@ class Fetch:
         raise AssertionError("the last attempt returns or raises")
 
     async def _missing(self, part: HollowPart, reader: str) -> Error:
-        """Why a part that the state names is not there."""
+        """The error for a blob that the state names and the store does not have."""
         state = await self.shard.open()
         if self.stack.readonly:
             if part.key not in live_parts(state):
                 text = f"part {part.key} was replaced, and a readonly client has no lease that keeps it"
                 return LeaseExpired(text, shard_id=self.shard.id)
         elif reader not in state.readers:
-            return LeaseExpired(
-                f"the lease of reader {reader} ran out, and part {part.key} is gone", shard_id=self.shard.id
-            )
-        return MissingPart(f"part {part.key} is named by the state and is not there", shard_id=self.shard.id)
+            text = f"the lease of reader {reader} ran out, and part {part.key} is gone"
+            return LeaseExpired(text, shard_id=self.shard.id)
+        text = f"the state names part {part.key}, and the blob store does not have it"
+        return MissingPart(text, shard_id=self.shard.id)
 
     def _inline(self, named: Sequence[Named], selection: Selection) -> "pa.Table":
         tables = []
@@ -298,7 +300,7 @@ class Fetch:
 
 
 def _content(batch: HollowBatch, part: HollowPart) -> Hashable:
-    """What a part holds, and all that decides how it is read."""
+    """All that decides which updates a read of the part gives."""
     read = (part.key, part.checksum, part.schema_id, part.rewrite, part.truncated)
     return (*read, batch.lower, batch.upper, batch.since)
 
@@ -310,7 +312,7 @@ def _slab_rows(part: HollowPart, index: PartIndex, slab_bytes: int) -> int:
 
 
 def _index(data: bytes, part: HollowPart) -> PartIndex:
-    """The index of a whole part, all of whose bytes are ours."""
+    """The index of a whole part, whose bytes are all checked."""
     index = read_index(data, part)
     checked(index, 0, data, range(len(index.row_groups)))
     return index
@@ -328,7 +330,7 @@ def _ranges(
 
 
 def _holding(index: PartIndex, numbers: Sequence[int], rows: range | None) -> list[int]:
-    """Those row groups of `numbers` that hold any of `rows`."""
+    """The row groups of `numbers` that hold any of `rows`."""
     if rows is None:
         return list(numbers)
     starts = list(accumulate((group.rows for group in index.row_groups), initial=0))
@@ -336,7 +338,7 @@ def _holding(index: PartIndex, numbers: Sequence[int], rows: range | None) -> li
 
 
 def _rows_of(table: "pa.Table", first: int, rows: range | None) -> "pa.Table":
-    """What `table`, which begins at row `first`, has of `rows`."""
+    """The rows of `table` that are in `rows`; its first row has the number `first`."""
     if rows is None:
         return table
     start = max(rows.start - first, 0)

@@ -1,9 +1,7 @@
-"""Inline parts to the blob store, many at once: what keeps the state small under small appends."""
+"""Inline parts become blobs, many at once: so the state stays small under small appends."""
 
 from functools import reduce
-from typing import Any
 
-from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import diff_sum
 from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
@@ -28,22 +26,21 @@ def must_flush(shard: Shard) -> bool:
 
 
 async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Uploaded]) -> bool:
-    """Merge the largest run of neighbouring inline batches into one batch with one blob; whether that
-    was done. One blob and one commit. The updates keep their times: no reader sees a difference. What
-    it uploads is told to `uploads`: theirs to discard if the attempt stays in the slot."""
+    """Merge the largest group of neighbouring inline batches into one batch with one blob; whether that
+    was done. One blob and one commit. The updates keep their times: no reader sees a difference. The
+    upload is added to `uploads`, whose owner discards it if the attempt stays in the slot."""
     state = shard.state
     ordinals = largest_inline_run(state)
     if not ordinals:
         return False
     batches = [state.batches[ordinal] for ordinal in ordinals]
-    schema_id = max(part.schema_id for batch in batches for part in batch.parts)
-    upload, batch, read = await _upload(shard, shard.schema(schema_id), schema_id, writer, batches, uploads)
+    upload, batch, read = await _upload(shard, writer, batches, uploads)
     command = Replace(writer, dict(zip(ordinals, batches, strict=True)), batch, read, upload.wrote)
     try:
         done: bool = await commit(shard.register, command, slot)
     except BatchExpired:
         done = False
-    except Unknowable:  # it may be named: for the deletion of blobs, unknown counts as applied
+    except Unknowable:  # the state may name the blob: for its deletion, unknown counts as applied
         slot.pending = None
         return False
     except BaseException:
@@ -56,16 +53,14 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Uplo
 
 
 async def _upload(
-    shard: Shard,
-    schema: Schema[Any, Any, Any],
-    schema_id: int,
-    writer: str,
-    batches: list[HollowBatch],
-    uploads: list[Uploaded],
+    shard: Shard, writer: str, batches: list[HollowBatch], uploads: list[Uploaded]
 ) -> tuple[Upload, HollowBatch, Total]:
+    """Write all parts of the batches as one blob. The upload, its batch, and what was read."""
     named = [(batch, part) for batch in batches for part in batch.parts]
+    schema_id = max(part.schema_id for _, part in named)
+    schema = shard.schema(schema_id)
     since = reduce(Antichain.join, (batch.since for batch in batches))
-    upload = Upload(shard, schema, schema_id, writer, batches[0].lower, gathered=True, since=since)
+    upload = Upload(shard, schema, schema_id, writer, batches[0].lower, one_blob=True, since=since)
     uploads.append(upload)
     try:
         table = await Fetch(shard, schema).table(named, Selection(), "")
@@ -80,12 +75,17 @@ async def _upload(
 async def inline_to_blob(
     shard: Shard, writer: str, batch: HollowBatch, uploads: list[Uploaded]
 ) -> HollowBatch:
-    """`batch` with all its inline parts as one blob, which is a run of its own. The upload of that is told
-    to `uploads`, in case the batch is not appended after all."""
+    """`batch` with all its inline parts as one blob, which is a run of its own. The upload is added to
+    `uploads`, whose owner discards it if the batch is not appended."""
     inline = tuple(part for part in batch.parts if part.inline is not None)
-    schema_id = max(part.schema_id for part in inline)
-    gathered = batch.replace(parts=inline)
-    _, flushed, _ = await _upload(shard, shard.schema(schema_id), schema_id, writer, [gathered], uploads)
+    _, flushed, _ = await _upload(shard, writer, [batch.replace(parts=inline)], uploads)
+    parts, runs = _without_inline(batch)
+    runs += [len(parts)] if parts and flushed.parts else []
+    return batch.replace(parts=(*parts, *flushed.parts), runs=tuple(runs))
+
+
+def _without_inline(batch: HollowBatch) -> tuple[list[HollowPart], list[int]]:
+    """The blobs of a batch, and where their runs begin: also where an inline part stood between two blobs."""
     parts: list[HollowPart] = []
     runs: list[int] = []
     starts = {0, *batch.runs}
@@ -94,5 +94,4 @@ async def inline_to_blob(
             follows = number not in starts and batch.parts[number - 1].inline is None
             runs += [len(parts)] if parts and not follows else []
             parts.append(part)
-    runs += [len(parts)] if parts and flushed.parts else []
-    return batch.replace(parts=(*parts, *flushed.parts), runs=tuple(runs))
+    return parts, runs

@@ -1,17 +1,25 @@
-"""From encoded parts to hollow ones: what every writer of parts does with them."""
+"""From encoded parts to hollow parts in the blob store: what every writer of parts does with them."""
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiopersist.data.part.inline import checksum, encode_inline
 from aiopersist.data.part.part import EncodedPart, StatsSpec
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.errors import Error, Indeterminate, StorageUnavailable
 from aiopersist.settings import Settings
+from aiopersist.shard.shard import Shard
+from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart
 from aiopersist.storage.blob import Blob
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+log = logging.getLogger("aiopersist")
+
+T = TypeVar("T")
 
 
 class Uploaded(Protocol):
@@ -20,8 +28,46 @@ class Uploaded(Protocol):
     writer: str
 
     def discard(self) -> asyncio.Task[None] | None:
-        """Begin to delete them: surely nothing names them. The task, if there is anything to delete.
+        """Begin to delete the blobs, which surely no state names. The task, if there is anything to delete.
         Idempotent."""
+
+
+class NewBlobs:
+    """Blobs of one writer that no state names yet: begun here, and deleted here if they stay unnamed."""
+
+    def __init__(self, shard: Shard, writer: str) -> None:
+        self.writer = writer
+        self.keys: list[str] = []
+        self._shard = shard
+        self._in_flight: set[asyncio.Task[Any]] = set()
+
+    def begin(self, write: Callable[[str], Coroutine[Any, Any, T]], name: str) -> asyncio.Task[T]:
+        """Run `write` with a new key in the background, where a cancelled caller does not stop it."""
+        stack = self._shard.stack
+        key = BlobKey.new(self._shard.id, self.writer, stack.runtime.uuid())
+        self.keys.append(key)
+        task = stack.supervisor.spawn(write(key), name)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+        return task
+
+    def discard(self) -> asyncio.Task[None] | None:
+        """Delete the blobs in the background, once the uploads in flight have ended: a cancelled upload could
+        still arrive. See `Uploaded`."""
+        keys, self.keys = self.keys, []
+        if not keys:
+            return None
+        return self._shard.stack.supervisor.spawn(self._delete(keys), "delete blobs that no state names")
+
+    async def _delete(self, keys: list[str]) -> None:
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
+        try:
+            await self._shard.stack.blob.delete(keys)
+        except Error as error:
+            log.warning(
+                "%d blobs that no state names were not deleted; the sweep deletes them: %s", len(keys), error
+            )
 
 
 def stats_spec(settings: Settings) -> StatsSpec:
@@ -31,8 +77,8 @@ def stats_spec(settings: Settings) -> StatsSpec:
 
 
 async def put(blob: Blob, key: str, part: EncodedPart, schema_id: int) -> HollowPart:
-    """Write `part` under `key`; what the state keeps of it. `StorageUnavailable` also where its answer was
-    lost: nothing names it, so as far as anybody can see it did not happen."""
+    """Write `part` under `key`, and return the hollow part. One request. `StorageUnavailable` also if the
+    answer is lost: no state names the blob, so to every reader it was not written."""
     await put_bytes(blob, key, part.data)
     return HollowPart(
         key=key,
@@ -48,7 +94,7 @@ async def put(blob: Blob, key: str, part: EncodedPart, schema_id: int) -> Hollow
 
 
 async def put_bytes(blob: Blob, key: str, data: bytes | memoryview) -> None:
-    """The same of an encoded part."""
+    """As `put`, for bytes whose hollow part is known."""
     try:
         await blob.set(key, data)
     except Indeterminate as error:
@@ -56,7 +102,7 @@ async def put_bytes(blob: Blob, key: str, data: bytes | memoryview) -> None:
 
 
 def inline_part(columns: "pa.Table | pa.RecordBatch", schema_id: int) -> HollowPart:
-    """Sorted, consolidated updates as a part that lives in the state."""
+    """Sorted, consolidated updates as a part that lies in the state."""
     data = encode_inline(columns)
     rows = columns.num_rows
     return HollowPart.of(inline=data, size=len(data), rows=rows, checksum=checksum(data), schema_id=schema_id)

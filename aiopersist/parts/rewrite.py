@@ -1,7 +1,7 @@
-"""Runs of parts become one: sorted and consolidated, in bounded memory.
+"""Runs of parts become one run: sorted and consolidated, in bounded memory.
 
-What is little is read all at once. What is much is merged, each run slab by slab (`runs.py`), on a thread of
-its own; all inline parts are one run. Then it is written as sorted parts (`sorted_parts.py`).
+A small input is read all at once. A larger one is merged slab by slab (`runs.py`), on a thread of its own.
+The result is written as sorted parts (`sorted_parts.py`).
 
 Memory: `settings.compaction_memory_bytes`, whatever the size of the input.
 """
@@ -28,15 +28,15 @@ from aiopersist.state.record import HollowPart
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
-RANGE_BYTES = 2 * MIB  # fetched at once of a run: enough that a request does not matter
-PAGES_BYTES = 2 * MIB  # decoded beside a slab: a page of each column
-WHOLE_SHARE = 64  # of the memory, goodbytes that are read whole: sorted and encoded they are there five times
+RANGE_BYTES = 2 * MIB  # fetched at once of a run: so large that the time of a request does not matter
+PAGES_BYTES = 2 * MIB  # decoded besides a slab: a page of each column
+WHOLE_SHARE = 64  # one in so many bytes of the memory is read whole; sorted and encoded, that is five copies
 WHOLE_BYTES_MAX = 4 * MIB  # more gains nothing
 
 
 class Budget(NamedTuple):
-    """How the memory of a compaction is divided: 3/8 for what was fetched, encoded; 3/16 for slabs; 1/4 for
-    the part that is written and the one that is uploaded; the rest is for what allocators keep."""
+    """The shares of a compaction's memory: 3/8 for fetched ranges, 3/16 for slabs, 1/4 for two encoded parts
+    (one being written, one being uploaded); the rest for the bytes that allocators keep."""
 
     memory: int
     row_group_bytes: int
@@ -47,14 +47,14 @@ class Budget(NamedTuple):
         return cls(settings.compaction_memory_bytes, settings.row_group_bytes, settings.blob_target_size)
 
     def runs_max(self, parts: Iterable[HollowPart]) -> int:
-        """How many runs of such parts may be read at once."""
+        """How many runs of parts as large as these may be read at once."""
         shares = (part.size / part.goodbytes for part in parts if part.key is not None and part.goodbytes)
         row_group = min(self.row_group_bytes, int(self.row_group_bytes * max(shares, default=1.0)) + 1)
         return max(self.memory * 3 // 8 // (max(RANGE_BYTES, row_group) + PAGES_BYTES), 2)
 
     @property
     def slabs_bytes(self) -> int:
-        """All slabs together."""
+        """For all slabs together."""
         return self.memory * 3 // 16
 
     @property
@@ -64,23 +64,23 @@ class Budget(NamedTuple):
 
 
 def whole_bytes(settings: Settings) -> int:
-    """Goodbytes that are read, sorted and written all at once."""
+    """Inputs of at most so many goodbytes are read, sorted and written all at once."""
     return min(settings.compaction_memory_bytes // WHOLE_SHARE, WHOLE_BYTES_MAX)
 
 
 class Target(NamedTuple):
-    """What is made of the runs: for whom it is written, and what it says."""
+    """How the runs are written: schema, writer and description of the result."""
 
     schema: Schema[Any, Any, Any]
     writer: str
     lower: Antichain
     since: Antichain
     inline_max_bytes: int
-    """Less than so many goodbytes are one inline part."""
+    """Fewer goodbytes become one inline part."""
 
 
 class Rewritten(NamedTuple):
-    """The parts, all uploaded, and who can discard them; what was read."""
+    """The parts, all uploaded; `output`, which can discard them; and the total that was read."""
 
     parts: tuple[HollowPart, ...]
     output: SortedParts
@@ -88,15 +88,15 @@ class Rewritten(NamedTuple):
 
 
 def goodbytes_of(runs: Sequence[Sequence[Named]]) -> float:
-    """Of all their updates, at most."""
+    """The goodbytes of all updates in the runs, at most."""
     return sum(goodbytes_at_most(part) for run in runs for _, part in run)
 
 
 async def rewrite(
     shard: Shard, runs: Sequence[Sequence[Named]], selection: Selection, target: Target
 ) -> Rewritten:
-    """Read what `selection` asks for of sorted runs, and write it as one. Whatever it raises, what was
-    written is deleted. Requests for every part that is read or written."""
+    """Read the updates of sorted runs that `selection` asks for, and write them as one run. On any error the
+    written blobs are deleted. Requests for every part that is read or written."""
     is_little = goodbytes_of(runs) <= whole_bytes(shard.stack.settings)
     with nullcontext(shard.stack) if is_little else shard.stack.on_one_thread() as stack:
         output = _output(shard, stack, target)
@@ -111,7 +111,6 @@ async def rewrite(
 
 
 def _output(shard: Shard, stack: Stack, target: Target) -> SortedParts:
-    """Where the updates go."""
     return SortedParts(
         shard,
         target.schema,
@@ -127,7 +126,7 @@ def _output(shard: Shard, stack: Stack, target: Target) -> SortedParts:
 async def _whole(
     fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, output: SortedParts
 ) -> Total:
-    """Read all at once, and write it as one part; what was read."""
+    """Read all updates at once, and write them as one part; what was read."""
     parts = [named for run in runs for named in run]
     groups = [[named] for named in parts if named[1].key is not None]
     groups += [inline] if (inline := [named for named in parts if named[1].key is None]) else []

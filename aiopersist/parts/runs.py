@@ -1,8 +1,8 @@
 """The updates of many parts as one sorted stream, in bounded memory.
 
 Every run of parts is sorted, so runs are merged slab by slab (`data/updates/merge.py`), whatever their sizes.
-In memory are a row group of each run, as it was fetched, and some slabs of it, smaller ones of many runs. All
-inline parts together are one run, since the state bounds them.
+In memory are one fetched range of row groups of each run, encoded, and some slabs of it; the more runs, the
+smaller the slabs. All inline parts together are one run, since the state bounds them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -16,26 +16,27 @@ from aiopersist.data.updates.merge import Merge
 from aiopersist.parts.fetch import Fetch, Named, Selection, Slabs
 from aiopersist.resource import run_bounded
 
-SLABS_PER_RUN = 5  # in memory: one and a half that wait, and what a round makes of them as it sorts
-SLAB_MIN_BYTES = 64 * 1024  # smaller ones cost more calls than they save
-READ_SHARE = 2  # the part of a read's memory that is for slabs; allocators keep as much
+SLABS_PER_RUN = 5  # in memory: one and a half that wait, and the copies that a step makes to sort them
+SLAB_MIN_BYTES = 64 * 1024  # smaller slabs cost more in calls than they save in memory
+READ_SHARE = 2  # one in so many bytes of a read's memory is for slabs; allocators keep as much
 
 
 def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
-    """The parts, all of each batch, by run: `batch.runs` names the first part of every run but the first."""
+    """The parts grouped by run; all parts of each batch must be given. `batch.runs` has the number of the
+    first part of every run except the first."""
     runs: list[list[Named]] = []
     for _, group in groupby(parts, key=lambda named: id(named[0])):
         named = list(group)
         starts = {0, *named[0][0].runs}
-        for number, one in enumerate(named):
+        for number, part in enumerate(named):
             if number in starts:
                 runs.append([])
-            runs[-1].append(one)
+            runs[-1].append(part)
     return runs
 
 
 def slab_bytes(memory: int, runs: int, row_group_bytes: int) -> int:
-    """Goodbytes that are decoded at once of each of so many runs, if slabs may have that memory."""
+    """Goodbytes of each run that are decoded at once, if `memory` bytes are for the slabs of all runs."""
     share = memory // (SLABS_PER_RUN * max(runs, 1))
     return max(min(row_group_bytes, share), min(row_group_bytes, SLAB_MIN_BYTES))
 
@@ -50,14 +51,14 @@ async def merged(
     memory: int | None = None,
     on_slab: "Callable[[pa.Table], None]" = lambda slab: None,
 ) -> "AsyncGenerator[pa.Table, None]":
-    """What `selection` asks for of the parts of these runs: sorted, consolidated, in tables that follow
-    each other. `final`: contents, as `Merge` gives them. `memory` is for slabs, and as of a read unless
-    given. `on_slab` is told what was read."""
+    """The updates of these runs that `selection` asks for, sorted and consolidated, in tables that follow
+    each other. `final`: contents, see `Merge`. `memory` is for slabs; by default that of a read. `on_slab` is
+    called with every slab that was read."""
     settings = fetch.stack.settings
     if memory is None:
         memory = settings.read_memory_bytes // READ_SHARE
     slab = slab_bytes(memory, len(runs), settings.row_group_bytes)
-    sources = [_RunSource(chunks) for chunks in _sources(fetch, runs, selection, reader, slab)]
+    sources = [_RunSource(ranges) for ranges in _by_run(fetch, runs, selection, reader, slab)]
     merge = Merge(len(sources), fetch.schema, final=final)
     at_once = settings.fetch_max_outstanding_parts
     step = partial(_step, merge, sources, on_slab)
@@ -68,25 +69,25 @@ async def merged(
                 yield table
                 del table
             elif dry:
-                await run_bounded(at_once, [source.load for source in dry])
+                await run_bounded(at_once, [source.fetch for source in dry])
             else:
                 return
     finally:
         for source in sources:
-            await source.chunks.aclose()
+            await source.ranges.aclose()
 
 
 class _RunSource:
-    """A run that is merged: chunks of it are fetched, and slabs of a chunk decoded."""
+    """A run that is being merged: ranges of it are fetched, and slabs of a range decoded."""
 
-    def __init__(self, chunks: AsyncGenerator[Slabs, None]) -> None:
-        self.chunks = chunks
+    def __init__(self, ranges: AsyncGenerator[Slabs, None]) -> None:
+        self.ranges = ranges
         self.slabs: Slabs = iter(())
         self.at_end = False
 
-    async def load(self) -> None:
-        """Fetch the next chunk."""
-        found = await anext(self.chunks, None)
+    async def fetch(self) -> None:
+        """Fetch the next range."""
+        found = await anext(self.ranges, None)
         self.at_end = found is None
         self.slabs = found if found is not None else iter(())
 
@@ -94,21 +95,11 @@ class _RunSource:
 def _step(
     merge: Merge, sources: Sequence[_RunSource], on_slab: "Callable[[pa.Table], None]"
 ) -> "tuple[list[_RunSource], pa.Table | None]":
-    """Decode and merge until something is settled: that; or the sources that must be loaded before; or
-    neither at the end. All on one thread: memory that one has freed serves the next, which allocators do
-    not manage between threads."""
+    """Decode and merge until a table is settled, and return the table; or the sources that must fetch before;
+    or neither at the end. One call does it all on one thread: memory that one step frees serves the next,
+    which allocators do not manage between threads."""
     while not merge.done:
-        dry = []
-        for number in merge.needs():
-            source = sources[number]
-            slab = next(source.slabs, None)
-            if slab is None and not source.at_end:
-                dry.append(source)
-                continue
-            merge.push(number, slab)
-            if slab is not None:
-                on_slab(slab)
-        if dry:
+        if dry := _push_slabs(merge, sources, on_slab):
             return dry, None
         if (table := merge.pop()).num_rows:
             pa.default_memory_pool().release_unused()
@@ -116,9 +107,27 @@ def _step(
     return [], None
 
 
-def _sources(
+def _push_slabs(
+    merge: Merge, sources: Sequence[_RunSource], on_slab: "Callable[[pa.Table], None]"
+) -> list[_RunSource]:
+    """Push the next slab of every run that the merge needs; the sources that have none and must fetch."""
+    dry = []
+    for number in merge.needs():
+        source = sources[number]
+        slab = next(source.slabs, None)
+        if slab is None and not source.at_end:
+            dry.append(source)
+            continue
+        merge.push(number, slab)
+        if slab is not None:
+            on_slab(slab)
+    return dry
+
+
+def _by_run(
     fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, reader: str, slab: int
 ) -> Iterator[AsyncGenerator[Slabs, None]]:
+    """The ranges of each run. Inline parts are one run; so are all blobs whose schema changes their order."""
     parts = [named for run in runs for named in run]
     if inline := [named for named in parts if named[1].inline is not None]:
         yield _at_once(fetch, inline, selection, reader)
@@ -131,7 +140,7 @@ def _sources(
 
 
 def keeps_order(fetch: Fetch, parts: Sequence[Named]) -> bool:
-    """Whether the parts are sorted as `fetch` reads them: fields that an older schema leaves out may
+    """Whether the parts stay sorted in the schema of `fetch`. An older schema leaves out fields, which may
     change the order of rows."""
     return all(part.schema_id <= fetch.schema_id for _, part in parts)
 
@@ -140,8 +149,8 @@ async def _run(
     fetch: Fetch, run: list[Named], selection: Selection, reader: str, slab: int
 ) -> AsyncGenerator[Slabs, None]:
     for named in run:
-        async with aclosing(fetch.slabs(named, selection, reader, slab)) as chunks:
-            async for slabs in chunks:
+        async with aclosing(fetch.slabs(named, selection, reader, slab)) as ranges:
+            async for slabs in ranges:
                 yield slabs
 
 

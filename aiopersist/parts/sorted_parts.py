@@ -1,7 +1,7 @@
-"""Writes updates that come sorted and consolidated as the parts of one run."""
+"""Writes updates that are already sorted and consolidated as the parts of one run."""
 
 import asyncio
-import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.part.part import EncodedPart, PartWriter, encode_part
@@ -11,24 +11,21 @@ from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.data.updates.times import rows_after
-from aiopersist.errors import Corruption, Error
+from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain, Description
-from aiopersist.parts.put import inline_part, put, stats_spec
+from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
-from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
-log = logging.getLogger("aiopersist")
-
 
 class SortedParts:
-    """`add` what comes, then `finish`. In memory are a row group, one part that is being written, and one
-    that is being uploaded, both encoded."""
+    """`add` tables in order, then `finish`. In memory are a row group and two encoded parts: one that is
+    being written, and one that is being uploaded."""
 
     def __init__(
         self,
@@ -43,17 +40,16 @@ class SortedParts:
         stack: Stack,
     ) -> None:
         """Parts are cut at `part_bytes`; less than `inline_max_bytes` goodbytes are one inline part."""
-        self.keys: list[str] = []
-        self.rows = 0
         self.loose: int | None = 0
-        """Updates at times beyond since, as far as that is counted: for int times."""
+        """Updates at times beyond since; `None` if they are not counted, as for product times."""
+        self._rows = 0
         self._diffs = 0
         self._last: Any = None
         self._shard = shard
         self._stack = stack
+        self._blobs = NewBlobs(shard, writer)
         self._schema = schema
         self._schema_id = shard.schema_id(schema)
-        self._writer = writer
         self._description = Description(lower, Antichain(), since)
         self._part_bytes = part_bytes
         self._inline_max_bytes = inline_max_bytes
@@ -64,41 +60,41 @@ class SortedParts:
 
     @property
     def wrote(self) -> Total:
-        """What came so far."""
-        return Total(self.rows, self._diffs % 2**64)
+        """What was added so far."""
+        return Total(self._rows, self._diffs % 2**64)
 
     async def add(self, table: "pa.Table") -> None:
-        """Updates above all that came before; `Corruption` if they are not, and nothing is applied."""
+        """Add updates that are above all updates before; `Corruption` if they are not, and no part is
+        applied."""
         if not table.num_rows:
             return
         if self._last is not None and row_key(table, 0) <= self._last:
             raise Corruption("runs of the shard are not in order", shard_id=self._shard.id)
         self._last = row_key(table, -1)
-        self.rows += table.num_rows
-        self._diffs += diff_sum(table)
-        self._count_loose(table)
+        self._count(table)
         self._buffer.add(table)
         while self._buffer.goodbytes >= self._stack.settings.row_group_bytes:
             await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
 
     async def add_all(self, table: "pa.Table") -> Total:
-        """All updates at once, in any order. They become one part. What was added, as it came."""
+        """Add all updates at once, in any order; they become one part. What was added, before it was
+        consolidated."""
         whole = await self._stack.compute_few(table.nbytes, sort_and_consolidate, table)
         size, encoded = goodbytes(whole), None
         if whole.num_rows and size >= self._inline_max_bytes:
             encoded = await self._stack.compute_few(size, self._encode, whole)
-        self.rows, self._diffs = whole.num_rows, diff_sum(whole)
-        self._count_loose(whole)
+        self._count(whole)
         if encoded is not None:
             self._begin_upload(encoded)
-        elif self.rows:
+        elif whole.num_rows:
             self._parts.append(inline_part(whole, self._schema_id))
         return Total(table.num_rows, diff_sum(table) % 2**64)
 
-    def _count_loose(self, table: "pa.Table") -> None:
-        since = self._description.since
+    def _count(self, table: "pa.Table") -> None:
+        self._rows += table.num_rows
+        self._diffs += diff_sum(table)
         if self.loose is not None:
-            later = rows_after(table, since)
+            later = rows_after(table, self._description.since)
             self.loose = None if later is None else self.loose + later
 
     def _encode(self, whole: "pa.Table") -> EncodedPart:
@@ -106,9 +102,9 @@ class SortedParts:
         return encode_part(whole, self._schema, self._description, row_group_bytes=size, stats=stats)
 
     async def finish(self) -> tuple[HollowPart, ...]:
-        """The parts, all uploaded; none if nothing came."""
-        small = self._part is None and not self.keys and self._buffer.goodbytes < self._inline_max_bytes
-        if self._buffer.rows and small:
+        """The parts, all uploaded; none if nothing was added."""
+        has_blobs = self._part is not None or self._blobs.keys
+        if self._buffer.rows and not has_blobs and self._buffer.goodbytes < self._inline_max_bytes:
             return (inline_part(self._buffer.take(), self._schema_id),)
         if self._buffer.rows:
             await self._write(self._buffer.take())
@@ -118,15 +114,9 @@ class SortedParts:
         return tuple(self._parts)
 
     async def discard(self) -> None:
-        """Delete what was uploaded: for what surely is not referenced."""
-        if self._uploading is not None:
-            await asyncio.wait([self._uploading])
-        if not self.keys:
-            return
-        try:
-            await self._stack.blob.delete(self.keys)
-        except Error as error:
-            log.warning("%d parts that nobody needs are left to the sweep: %s", len(self.keys), error)
+        """Delete the blobs, which surely no state names."""
+        if (deletion := self._blobs.discard()) is not None:
+            await deletion
 
     async def _write(self, table: "pa.Table") -> None:
         settings = self._stack.settings
@@ -137,7 +127,7 @@ class SortedParts:
             await self._cut()
 
     async def _cut(self) -> None:
-        """The part ends here; its upload goes on while the next is written."""
+        """End the part; its upload goes on while the next part is written."""
         assert self._part is not None
         encoded = await self._stack.compute(self._part.finish)
         self._part = None
@@ -145,11 +135,8 @@ class SortedParts:
         self._begin_upload(encoded)
 
     def _begin_upload(self, encoded: EncodedPart) -> None:
-        key = BlobKey.new(self._shard.id, self._writer, self._stack.runtime.uuid())
-        self.keys.append(key)
-        self._uploading = self._stack.supervisor.spawn(
-            put(self._stack.blob, key, encoded, self._schema_id), "upload a compacted part"
-        )
+        write = partial(put, self._stack.blob, part=encoded, schema_id=self._schema_id)
+        self._uploading = self._blobs.begin(write, "upload a compacted part")
 
     async def _collect(self) -> None:
         if self._uploading is not None:

@@ -3,7 +3,7 @@
 1. Register a leased reader, which keeps the blobs of the version that comes of it and of all later ones. No
    handle moves this lease: it is renewed (`KeepReader`), by the process that planned and by those that read.
 2. Plan, on the state as it is then: which parts hold what is asked for.
-3. Share out (`parts/divide.py`): pieces of about equal size, which travel as bytes.
+3. Divide (`parts/divide.py`): pieces of about equal size, which travel as bytes.
 4. Each piece is read by `client.read_piece`, here or elsewhere: consolidated within, and no row is in two.
 5. Release the lease, or leave it to its end.
 """
@@ -23,9 +23,9 @@ from aiopersist.parts.divide import (
     Piece,
     check_schemas,
     checked_shard,
-    rows_of,
-    shared_out,
-    shared_out_beside,
+    divide,
+    divide_with,
+    piece_condition,
 )
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
@@ -116,7 +116,7 @@ class SharedRead(Resource):
             if type(tasks) is not int or tasks < 1:
                 raise ValueError(f"tasks={tasks!r} is no positive int")
             runs = plan_runs(self._parts)
-            found = await shared_out(self._fetch, runs, self._range.selection, self._reader, tasks)
+            found = await divide(self._fetch, runs, self._range.selection, self._reader, tasks)
             return await self._fetch.stack.compute(lambda: [self._encoded(piece) for piece in found])
 
     async def pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:
@@ -125,9 +125,7 @@ class SharedRead(Resource):
         with self._scope.call():
             runs = plan_runs(self._parts)
             beside = plan_runs([(batch, part) for batch in staged for part in batch.parts])
-            found = await shared_out_beside(
-                self._fetch, runs, self._range.selection, self._reader, tasks, beside
-            )
+            found = await divide_with(self._fetch, runs, self._range.selection, self._reader, tasks, beside)
             return [(self._encoded(mine), self._encoded(other, ALL)) for mine, other in found]
 
     def _encoded(self, piece: Piece, wanted: Range | None = None) -> bytes:
@@ -209,7 +207,7 @@ async def _piece(
     check_schemas(told.piece, shard)
     fetch = Fetch(shard, shard.schema(told.piece.schema_id))
     query = Query.of(fetch.schema, where, None)
-    conditions = [c for c in (rows_of(told.piece, fetch.schema), query.where) if c is not None]
+    conditions = [c for c in (piece_condition(told.piece, fetch.schema), query.where) if c is not None]
     condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
     wanted = told.range.selection
     selection = Selection(lower=wanted.lower, upper=wanted.upper, as_of=wanted.as_of, where=condition)

@@ -248,7 +248,7 @@ class Batch:
         origin = self._origin
         schema = origin.shard.schema(part.schema_id)
         upload = Upload(
-            origin.shard, schema, part.schema_id, self._registration.writer, self.lower, gathered=True
+            origin.shard, schema, part.schema_id, self._registration.writer, self.lower, one_blob=True
         )
         try:
             await upload.add(inline_table(part, origin.shard))

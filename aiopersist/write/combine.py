@@ -17,12 +17,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.updates.assemble import at_time, concat, joined
-from aiopersist.data.updates.convert import ROW, pieces_of, to_table
+from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, successor
 from aiopersist.parts.columns import columns_of
-from aiopersist.parts.upload import is_small, pieces_as_they_come
+from aiopersist.parts.upload import chunks_as_they_come, is_small
 from aiopersist.resource import for_each
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.writing import Appended, PartsExpired, Write, new_apps, repeated
@@ -116,9 +116,9 @@ class Combiner:
         if isinstance(rows, Sequence):
             return await columns_of(stack, rows, partial(self._columns, diff), self._schema)
         if isinstance(rows, AsyncIterable):
-            pieces: Any = [piece async for piece in pieces_as_they_come(rows)]
+            pieces: Any = [piece async for piece in chunks_as_they_come(rows)]
         else:
-            pieces = pieces_of(rows)
+            pieces = chunks_of(rows)
         return await stack.compute(self._table, pieces, diff)
 
     def _table(self, pieces: Iterable[Any], diff: int) -> "pa.Table":

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import sizes
 from aiopersist.data.updates.buffer import Buffer
-from aiopersist.data.updates.convert import ROW, pieces_of, to_table
+from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.errors import InvalidUpdate
 
@@ -271,7 +271,7 @@ def test_a_table_without_batches_is_no_updates(t: pa.DataType, plain: Any) -> No
     """Goal: also of types of which Arrow makes no array without values."""
     schema = pa.schema({"key": t, "val": pa.int64(), "time": pa.int64(), "diff": pa.int64()})
     nothing = pa.table([pa.chunked_array([], field.type) for field in schema], schema)
-    (piece,) = pieces_of(nothing)
+    (piece,) = chunks_of(nothing)
     assert to_table(piece, Schema(key=plain, val=int)).num_rows == 0
     if not pa.types.is_struct(t):
         with pytest.raises(InvalidUpdate):
@@ -281,8 +281,8 @@ def test_a_table_without_batches_is_no_updates(t: pa.DataType, plain: Any) -> No
 def test_pieces_of_an_iterator_are_bounded_in_bytes_too() -> None:
     """Goal: memory is bounded however large the rows are."""
     large = ((i, b"x" * 1_000_000, 0, 1) for i in range(40))
-    sizes = [len(piece) for piece in pieces_of(large)]
+    sizes = [len(piece) for piece in chunks_of(large)]
     assert sum(sizes) == 40
     assert max(sizes) <= 9
     small = ((i, b"x", 0, 1) for i in range(20_000))
-    assert [len(piece) for piece in pieces_of(small)] == [8192, 8192, 20_000 - 2 * 8192]
+    assert [len(piece) for piece in chunks_of(small)] == [8192, 8192, 20_000 - 2 * 8192]

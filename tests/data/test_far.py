@@ -12,7 +12,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.data.jsonable import scalar_from_json
 from aiopersist.data.part import part
-from aiopersist.data.part.key_range import bounds_of, condition, divide, leaves
+from aiopersist.data.part.key_range import bounds_of, condition, leaves, plan_key_ranges
 from aiopersist.data.part.layout import layout
 from aiopersist.data.part.select import apply_where, resolve_columns
 from aiopersist.data.part.stats import collect, decode_key_lower, decode_stats, key_lower, leaf_types, merge
@@ -82,7 +82,7 @@ def test_bounds_are_integers_all_the_way(t: pa.DataType, values: list[int]) -> N
     assert decode_key_lower(key_lower(rows.slice(1)), schema) == column(t, [0])[0].as_py()
     order = leaves(schema)
     blocks = [part_block(rows.slice(i, 1), order) for i in range(3)]
-    ranges = divide(blocks, 3)
+    ranges = plan_key_ranges(blocks, 3)
     assert len(ranges) == 3
     found = [apply_where(rows, condition(keys, order), schema).num_rows for keys in ranges]
     assert found == [1, 1, 1]

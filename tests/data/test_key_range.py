@@ -17,10 +17,10 @@ from aiopersist.data.part.key_range import (
     KeyRange,
     bounds_of,
     condition,
-    divide,
     from_stored,
     leaves,
     overlaps,
+    plan_key_ranges,
     to_stored,
 )
 from aiopersist.data.part.select import apply_where, prune
@@ -54,7 +54,7 @@ rows = st.tuples(*[st.integers(-1, 17)] * 3)
 
 @given(blocks, st.integers(1, 12), st.lists(rows, max_size=20))
 def test_every_row_is_in_one_range(found: list[Block], tasks: int, some: list[tuple[int, ...]]) -> None:
-    ranges = divide(found, tasks)
+    ranges = plan_key_ranges(found, tasks)
     for row in some:
         assert sum(holds(keys, row) for keys in ranges) == 1
     order = [next(i for i, keys in enumerate(ranges) if holds(keys, row)) for row in sorted(some)]
@@ -64,7 +64,7 @@ def test_every_row_is_in_one_range(found: list[Block], tasks: int, some: list[tu
 @given(blocks, st.integers(1, 12), rows)
 def test_no_block_is_passed_over_that_holds_a_row(found: list[Block], tasks: int, row: Any) -> None:
     within = [b for b in found if all(v.low <= x <= v.high for x, v in zip(row, b.bounds, strict=False))]
-    for keys in divide(found, tasks):
+    for keys in plan_key_ranges(found, tasks):
         if holds(keys, row):
             assert all(overlaps(keys, b.bounds) for b in within)
 
@@ -78,7 +78,7 @@ def begun(ranges: list[KeyRange], found: list[Block]) -> list[int]:
 def test_ranges_are_about_equal(runs: int) -> None:
     """Goal: also where every run covers all keys."""
     found = [block((k * 10, k * 10 + 9), updates=1000) for _ in range(runs) for k in range(40)]
-    sizes = begun(divide(found, 8), found)
+    sizes = begun(plan_key_ranges(found, 8), found)
     assert len(sizes) == 8
     assert max(sizes) <= 1.3 * min(sizes)
 
@@ -86,7 +86,7 @@ def test_ranges_are_about_equal(runs: int) -> None:
 def test_a_hot_key_is_divided_by_what_comes_next() -> None:
     hot = [block(("hot", "hot"), (n, n + 1), updates=1000) for n in range(20)]
     found = [block(("a", "f"), (0, 9), updates=100), *hot, block(("hot", "z"), (0, 9), updates=100)]
-    ranges = divide(found, 5)
+    ranges = plan_key_ranges(found, 5)
     shares = [r for r in ranges if r.prefix == ("hot",)]
     assert len(shares) >= 4
     assert max(begun(ranges, found)) <= 1.5 * 20_200 / 5
@@ -96,14 +96,15 @@ def test_a_hot_key_is_divided_by_what_comes_next() -> None:
 
 def test_a_hot_row_is_not_divided() -> None:
     """Goal: there is nothing to divide it by, and no end is looked for."""
-    assert divide([block((1, 1), (2, 2))] * 50, 4) == divide([block((1, 1), (2, 2))] * 50, 4)
-    assert divide([block((1, 1))] * 50, 4) == [KeyRange()]
+    blocks = [block((1, 1), (2, 2))] * 50
+    assert plan_key_ranges(blocks, 4) == plan_key_ranges(blocks, 4)
+    assert plan_key_ranges([block((1, 1))] * 50, 4) == [KeyRange()]
 
 
 def test_what_is_not_known_is_one_range() -> None:
-    assert divide([], 8) == [KeyRange()]
-    assert divide([Block((), 5), Block((), 5)], 8) == [KeyRange()]
-    assert divide([block((1, 2)), block((5, 6))], 1) == [KeyRange()]
+    assert plan_key_ranges([], 8) == [KeyRange()]
+    assert plan_key_ranges([Block((), 5), Block((), 5)], 8) == [KeyRange()]
+    assert plan_key_ranges([block((1, 2)), block((5, 6))], 1) == [KeyRange()]
 
 
 KEYS: dict[str, tuple[Any, list[Any]]] = {
@@ -143,7 +144,7 @@ def test_conditions_tell_what_statistics_may_pass_over(kind: str) -> None:
     )
     order = leaves(schema)
     records = [collect(table.slice(row, 1)) for row in range(table.num_rows)] * 3
-    ranges = divide([Block(bounds_of(record, order), 10) for record in records], len(values) * 2)
+    ranges = plan_key_ranges([Block(bounds_of(record, order), 10) for record in records], len(values) * 2)
     assert len(ranges) > 1
     seen = []
     for keys in ranges:
@@ -166,7 +167,7 @@ def test_hot_keys_of_a_table() -> None:
     table = to_table([("hot", n, 0, 1) for n in range(100)] + [("a", 1, 0, 1), ("z", 1, 0, 1)], schema)
     order = leaves(schema)
     records = [collect(table.slice(row, 1)) for row in range(table.num_rows)]
-    ranges = divide([Block(bounds_of(record, order), 1) for record in records], 5)
+    ranges = plan_key_ranges([Block(bounds_of(record, order), 1) for record in records], 5)
     sizes = [apply_where(table, condition(keys, order), schema).num_rows for keys in ranges]
     assert sum(sizes) == table.num_rows
     assert max(sizes) <= 30

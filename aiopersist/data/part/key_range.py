@@ -80,7 +80,7 @@ class Leaf(NamedTuple):
 # --- the plan --------------------------------------------------------------------------------------
 
 
-def divide(blocks: Iterable[Block], tasks: int) -> list[KeyRange]:
+def plan_key_ranges(blocks: Iterable[Block], tasks: int) -> list[KeyRange]:
     """About as many ranges as `tasks`, in order, disjoint, which cover all rows. Blocks without bounds are in
     all of them as far as is known, so they do not count."""
     known = [block for block in blocks if block.bounds]

@@ -85,7 +85,7 @@ class RowBuffer:
         return rows
 
 
-def pieces_of(updates: Any) -> Iterator[Any]:
+def chunks_of(updates: Any) -> Iterator[Any]:
     """The input in pieces that `to_table` takes: batches of Arrow data, lists of rows."""
     if is_arrow(updates):
         yield from _reader(updates)
