@@ -1,4 +1,4 @@
-"""Floats as they are stored."""
+"""Floats in the form that is stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aiopersist.data.lazy import pa, pc
 
 
 def canonical(array: pa.Array) -> pa.Array:
-    """Floats at any depth in the one form that they are stored in: -0.0 becomes 0.0, every NaN the same."""
+    """The column with the floats at any depth in their stored form: -0.0 becomes 0.0, every NaN the same."""
     t = array.type
     if pa.types.is_floating(t):
         return _canonical_floats(array)
@@ -20,7 +20,7 @@ def canonical(array: pa.Array) -> pa.Array:
         values = array.values.slice(array.offset * t.list_size, len(array) * t.list_size)
         return pa.FixedSizeListArray.from_arrays(canonical(values), type=t, mask=mask)
     cls = type(array)
-    plain_offsets = pa.concat_arrays([array.offsets])  # a slice has an offset, which a mask refuses
+    plain_offsets = pa.concat_arrays([array.offsets])  # Arrow takes no mask with the offset of a slice
     return cls.from_arrays(plain_offsets, canonical(array.values), type=t, mask=mask)
 
 
@@ -39,7 +39,7 @@ def _canonical_floats(array: pa.Array) -> pa.Array:
 
 
 def narrowed(array: pa.Array, t: pa.DataType) -> pa.Array:
-    """The floats in the type `t`, rounded; none becomes infinite by that."""
+    """The floats rounded to the type `t`; `ValueError` if a finite float would become infinite."""
     if array.type == t:
         return array
     narrow = array.cast(t)
@@ -49,6 +49,7 @@ def narrowed(array: pa.Array, t: pa.DataType) -> pa.Array:
 
 
 def exact_float(value: float) -> float:
+    """`value` as a float; `ValueError` for an int that no float equals."""
     result = float(value)
     if result != value and result == result:
         raise ValueError("the nearest float is another number")

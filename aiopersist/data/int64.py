@@ -1,5 +1,5 @@
-"""Integers as Arrow values, without `pa.array` and `pa.scalar`: their first use imports pandas, if that is
-installed, which takes a second, and who only reads has no need of them."""
+"""Integers as Arrow values, without `pa.array` and `pa.scalar`: their first use imports pandas if it is
+installed, which takes a second. A process that only reads never pays that."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def int64_array(values: Iterable[int]) -> pa.Int64Array:
 
 
 def integer_of(t: pa.DataType) -> pa.DataType:
-    """The integers that Arrow stores for points in time and durations of the type `t`."""
+    """The integer type in which Arrow stores values of the temporal type `t`."""
     return pa.int32() if t.bit_width == 32 else pa.int64()
 
 
 def compared(t: pa.DataType) -> pa.DataType:
-    """The type as whose values those of a leaf are compared and kept as bounds: integers for points in time
-    and durations. Python's own reach less far, and its clocks show some times twice."""
+    """The type in which values of a leaf are compared and kept as bounds: integers for temporal types.
+    Python's datetimes cover fewer years, and in a time zone they show some times twice."""
     return integer_of(t) if pa.types.is_temporal(t) else t
 
 
 @lru_cache(maxsize=1024)
 def int64_scalar(value: int) -> pa.Int64Scalar:
-    """The value as kernels take it."""
+    """The value as an argument of kernels."""
     return int64_array([value])[0]

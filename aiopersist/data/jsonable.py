@@ -1,8 +1,8 @@
-"""Values of Arrow types as JSON and back, exactly: single ones for bounds and keys that are kept in a
-shard's state, whole columns for what a `Stash` keeps in a database.
+"""Values of Arrow types as JSON and back, exactly: single values for the bounds and keys in a shard's state,
+whole columns for the rows that a `Stash` keeps in a database.
 
-Bytes are base64, points in time and durations the integers that Arrow stores, decimals and the
-floats that JSON lacks are text.
+Bytes are base64; temporal values are the integers that Arrow stores; decimals, and the floats that JSON
+lacks, are text.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def to_json(scalar: pa.Scalar) -> Any:
 
 
 def from_json(value: Any, t: pa.DataType) -> Any:
-    """The Python value again, as `pa.scalar(..., t)` takes it. `ValueError`, `TypeError` or `KeyError`
-    for what `to_json` does not give; `OverflowError` or `ValueError` for a point in time or a duration that
-    Python cannot say."""
+    """The Python value again, as `pa.scalar(..., t)` takes it. `ValueError`, `TypeError` or `KeyError` for
+    JSON that `to_json` does not give; `OverflowError` or `ValueError` for a temporal value that Python cannot
+    represent."""
     if value is None:
         return None
     if pa.types.is_struct(t):
@@ -62,7 +62,7 @@ def from_json(value: Any, t: pa.DataType) -> Any:
 
 
 def scalar_from_json(value: Any, t: pa.DataType) -> pa.Scalar:
-    """The value of a leaf again, whether Python can say it or not."""
+    """The value of a leaf again, even if Python cannot represent it."""
     kept = compared(t)
     scalar = pa.scalar(from_json(value, kept), kept)
     return scalar if kept == t else scalar.cast(t)
@@ -75,14 +75,14 @@ def _is_bytes(t: pa.DataType) -> bool:
 
 # --- columns ---------------------------------------------------------------------------------------
 
-# Between the elements of a list that are to be told apart again: JSON escapes it wherever else it stands.
+# Separates the elements of a list, so that the text can be split again: JSON escapes it everywhere else.
 _SEPARATOR = "\n"
 _LEAVES = json.JSONEncoder(ensure_ascii=False, separators=(_SEPARATOR, ":"), allow_nan=False).encode
 
 
 def column_texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
-    """Each value as JSON, in the forms of `to_json`: equal values have equal texts, others do not, whatever
-    the machine and the version. A leaf is written in one go, not value by value."""
+    """Each value as JSON, in the forms of `to_json`. Two texts are equal if and only if the values are, on
+    every machine and in every version. A leaf column is encoded in one call, not value by value."""
     t = column.type
     if pa.types.is_struct(t):
         return _struct_texts(column)
@@ -93,7 +93,7 @@ def column_texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
 
 
 def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array:
-    """The column again. `ValueError`, `TypeError` or `KeyError` for what `column_texts` does not give."""
+    """The column again. `ValueError`, `TypeError` or `KeyError` for any other texts."""
     return _column(pydantic_core.from_json(f"[{','.join(texts)}]"), t)
 
 
@@ -109,7 +109,7 @@ def _struct_texts(column: Any) -> list[str]:
 def _list_texts(column: Any) -> list[str]:
     if isinstance(column, pa.ChunkedArray):
         return [text for chunk in column.chunks for text in _list_texts(chunk)]
-    elements = column_texts(column.flatten())  # without those of absent lists
+    elements = column_texts(column.flatten())  # leaves out the elements of absent lists
     ends = list(accumulate(pc.fill_null(pc.list_value_length(column), 0).to_pylist()))
     texts = [f"[{','.join(elements[begin:end])}]" for begin, end in zip([0, *ends], ends, strict=False)]
     return _with_nulls(texts, column)
@@ -124,7 +124,7 @@ def _with_nulls(texts: list[str], column: Any) -> list[str]:
 
 
 def _plain_values(column: Any) -> list[Any]:
-    """The values of a column without parts, as JSON has them."""
+    """The values of a leaf column in their JSON form."""
     t = column.type
     if pa.types.is_temporal(t):
         column = column.cast(integer_of(t))
@@ -144,13 +144,14 @@ def _column(values: list[Any], t: pa.DataType) -> pa.Array:
         children = [_column([value.get(field.name) for value in present], field.type) for field in t]
         return pa.StructArray.from_arrays(children, fields=list(t), mask=_absent(values))
     if pa.types.is_list(t):
-        elements = _column(
-            [element for value in values if value is not None for element in value], t.value_type
-        )
-        ends = accumulate(0 if value is None else len(value) for value in values)
-        return pa.ListArray.from_arrays(
-            pa.array([0, *ends], pa.int32()), elements, type=t, mask=_absent(values)
-        )
+        lists = [[] if value is None else value for value in values]
+        elements = _column([element for some in lists for element in some], t.value_type)
+        offsets = pa.array(accumulate(map(len, lists), initial=0), pa.int32())
+        return pa.ListArray.from_arrays(offsets, elements, type=t, mask=_absent(values))
+    return _leaf_column(values, t)
+
+
+def _leaf_column(values: list[Any], t: pa.DataType) -> pa.Array:
     if pa.types.is_temporal(t):
         return pa.array(values, integer_of(t)).cast(t)
     if pa.types.is_decimal(t):

@@ -1,7 +1,7 @@
-"""pyarrow and polars, imported when first used: they cost 0.3 s and 0.5 s, `import aiopersist` may not.
+"""pyarrow and polars, imported when first used: `import aiopersist` must not take their 0.3 s and 0.5 s.
 
-Each name stands for its module. After the first use it holds all that the module holds, so that a
-look-up costs what it costs on the module itself. Modules that annotate with these names need
+Each name stands for its module. After the first use it holds all names of the module, so that a
+look-up costs as little as on the module itself. Modules that annotate with these names need
 `from __future__ import annotations`, or the annotation would import them.
 """
 
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 
 class _Module:
+    """A module that is imported at the first look-up."""
+
     def __init__(self, name: str) -> None:
         self.__dict__["_name"] = name
 
@@ -31,7 +33,7 @@ def arrow_is_imported() -> bool:
 
 
 def import_arrow() -> None:
-    """Import what every handle needs: done on a thread before the event loop meets it."""
+    """Import the modules that every handle needs; run on a thread, before the event loop needs them."""
     for name in ARROW:
         import_module(name)
 
@@ -40,19 +42,19 @@ _warm = Event()
 
 
 def is_warm() -> bool:
-    """Whether a value was converted on purpose; see `warm_up`."""
+    """Whether `warm_up` has run."""
     return _warm.is_set()
 
 
 def warm_up() -> None:
-    """Convert a value: at the first one pyarrow imports pandas, if that is installed, which takes a second.
-    It takes it on a thread then; whoever converts values meanwhile does not wait for it."""
+    """Convert a value. At the first one pyarrow imports pandas if it is installed, which takes a second: here
+    on a thread, while other conversions go on."""
     pa.scalar(0)
     _warm.set()
 
 
 def import_polars() -> None:
-    """Import what sorts many updates, before somebody waits for it."""
+    """Import polars, which sorts many updates, before a caller waits for it."""
     import_module("polars")
 
 

@@ -1,10 +1,10 @@
-"""How a value is refused: up to the caller that knows which input row it is."""
+"""The refusal of a value. It travels up to the caller that knows the number of the input row."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """A value that cannot be stored: its row among the values given, and why."""
+    """A value cannot be stored: its row among the given values (-1: all of them), and the reason."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)

@@ -1,13 +1,15 @@
-"""Whether Arrow data of others is what its types say. Arrow trusts whoever made an array: bytes that are
-no UTF-8, decimals beyond their precision, a time of 24:00:00 and offsets that go back are carried along
-unseen, until something reads them for the first time. So nothing is taken that was not looked at here.
+"""Checks that Arrow data from outside is sound: that its bytes are values of its types.
 
-Arrow's own `validate(full=True)` does the looking, on leaf columns alone. Of a nested array it would look
-at all elements of its children, also where the array is a slice: a table cut into many batches would be
-looked at as a whole for each. So of a nested array its own level is checked, with children of nulls in
-the place of its own, and then that part of the children which its rows have.
+Arrow trusts the program that made an array: it carries bytes that are no UTF-8, decimals beyond their
+precision, a time of 24:00:00 and offsets that go back, until some code reads them. So all data is checked
+here before it is taken.
 
-A row without a value must be sound, too: what lies beneath it is stored as it is.
+Arrow's `validate(full=True)` checks leaf columns. For a nested array it would check all elements of the
+children, even if the array is a slice: a table cut into many batches would be checked whole for each batch.
+So the own level of a nested array is checked with children of nulls in place of its own, and then the part
+of the children that its rows use.
+
+A null row must be sound, too: the bytes beneath it are stored as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Array = Any
 def check_table(table: pa.Table) -> None:
     """`Refusal` of the first row that is not sound, with its column."""
     try:
-        table.validate()  # lengths, and sizes of buffers: what all the rest relies on
+        table.validate()  # lengths, and sizes of buffers: all other checks rely on them
     except pa.ArrowException as e:
         raise Refusal(-1, f"invalid Arrow data: {e}") from e
     found = []
@@ -80,16 +82,16 @@ def _check(array: Array) -> None:
 
 
 def _check_level(array: Array) -> None:
-    """Its nulls and offsets, without its children."""
+    """Check the nulls and offsets of a nested array, without its children."""
     try:
         hollow = _hollow(array)
-    except pa.ArrowException as e:  # it is looked at as it is made
+    except pa.ArrowException as e:  # Arrow checks the array as it makes it
         raise Refusal(-1, f"invalid Arrow data: {e}") from e
     _check_whole(hollow)
 
 
 def _hollow(array: Array) -> Array:
-    """The array with nulls in the place of its children."""
+    """The array with nulls in place of its children."""
     is_, t = pa.types, array.type
     buffers = array.buffers()
     if is_.is_struct(t):
@@ -127,7 +129,7 @@ def _raise_first(found: list[Refusal]) -> None:
 
 
 def _check_elements(array: Array) -> None:
-    """Those from the first offset to the last: they are known to rise."""
+    """Check the elements from the first offset to the last; the offsets are known to rise."""
     offsets = array.offsets
     start, end = (offsets[at].as_py() for at in (0, len(array)))
 
@@ -146,7 +148,7 @@ def _check_fixed(array: Array) -> None:
 
 
 def _check_dictionary(array: Array) -> None:
-    """Of the entries only those that rows have."""
+    """Check the indices, and the entries that rows use."""
     entries, indices = array.dictionary, array.indices
     _check_whole(pa.DictionaryArray.from_arrays(indices, pa.nulls(len(entries)), safe=False))
     try:
@@ -193,7 +195,7 @@ def _check_whole(array: Array) -> None:
 
 
 def _fault(array: Array) -> Any:
-    """What Arrow has to say against it; `None` for nothing."""
+    """The error of an array that is not sound, else `None`."""
     try:
         array.validate(full=True)
         if pa.types.is_timestamp(array.type) and array.type.unit == "s":
@@ -206,8 +208,7 @@ def _fault(array: Array) -> Any:
 
 
 def _first_faulty(array: Array) -> int:
-    """The first row that is not sound, found by halving; the array as a whole is not. -1 if each half
-    is, by itself."""
+    """The first unsound row of an unsound array, found by halving; -1 if each half is sound by itself."""
     start, size = 0, len(array)
     while size > 1:
         half = size // 2
@@ -219,7 +220,7 @@ def _first_faulty(array: Array) -> int:
 
 
 def _last_at_most(offsets: Array, at: int) -> int:
-    """The row of a list that holds the element `at`: the last one that begins at or before it."""
+    """The row of the list that holds the element `at`: the last row that begins at or before it."""
     low, high = 0, len(offsets) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -231,7 +232,7 @@ def _last_at_most(offsets: Array, at: int) -> int:
 
 
 def list_of(array: Array, element: int) -> int:
-    """The row of the list, of any kind, that holds an element of the flattened array."""
+    """The row of the list that holds an element of the flattened array; for any kind of list."""
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
     row: int = pc.index(pc.greater(ends, element), pa.scalar(True)).as_py()
     return row
@@ -241,7 +242,7 @@ def list_of(array: Array, element: int) -> int:
 
 
 def null_where_none_may_be(array: Array, field: pa.Field) -> int | None:
-    """The first row with a null where the field, or one within it, has none."""
+    """The first row with a null where the field, or a field within it, is not nullable."""
     if array.null_count and not field.nullable:
         row: int = pc.index(array.is_null(), pa.scalar(True)).as_py()
         return row
@@ -254,7 +255,7 @@ def null_where_none_may_be(array: Array, field: pa.Field) -> int | None:
 
 
 def _null_in_struct(array: Array, field: pa.Field) -> int | None:
-    """Only where the struct itself is there: the fields of an absent one are null."""
+    """As `null_where_none_may_be`, among the present structs: the fields of an absent struct are null."""
     present = array.is_valid() if array.null_count else None
     rows = None if present is None else pc.indices_nonzero(present)
     inner = array if present is None else array.filter(present)

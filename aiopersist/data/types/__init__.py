@@ -1,5 +1,5 @@
-"""What the keys and vals of a shard are: a `schema` of fields, each a `codec` between Python and Arrow.
+"""The types of a shard's keys and vals: a `schema` of fields, each a `codec` between Python and Arrow.
 
-`annotations` reads Python types, `nested` has lists and structs, `cast` takes Arrow columns of others,
-`evolve` says which schema may follow which. Imports no other package of `data`.
+`annotations` reads Python types, `nested` has lists and structs, `cast` takes Arrow columns from outside,
+`evolve` decides which schema may follow another. Imports no other package of `data`.
 """

@@ -1,4 +1,4 @@
-"""What a type stands for in a schema: Python types, models, Arrow types and codecs become fields."""
+"""From annotations to the fields of a schema: of Python types, models, Arrow types and codecs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ KNOWN = (
 
 
 def field_of(annotation: Any, *, frozen: bool, within: tuple[type, ...] = ()) -> Field:
-    """The field that `annotation` stands for; `frozen`: its models must be (those of a key).
-    `TypeError` for what cannot be stored. `within` are the models around it."""
+    """The field that `annotation` stands for. `frozen`: its models must be frozen, as in a key. `within` are
+    the models around it. `TypeError` for a type that cannot be stored."""
     if isinstance(annotation, Codec):
         return Field(_own(annotation), nullable=False)
     if annotation is None or annotation is NONE:
@@ -62,12 +62,12 @@ def field_of(annotation: Any, *, frozen: bool, within: tuple[type, ...] = ()) ->
 
 
 def of_arrow(arrow_type: pa.DataType, *, nullable: bool) -> Field:
-    """The field of an Arrow type: structs read as dicts."""
+    """The field of an Arrow type; its structs are read as dicts."""
     is_ = pa.types
     if is_.is_struct(arrow_type):
         names = [field.name for field in arrow_type]
         if len(set(names)) < len(names):
-            raise TypeError(f"cannot store {arrow_type}: it has two fields of one name")
+            raise TypeError(f"cannot store {arrow_type}: two of its fields have the same name")
         fields = {f.name: of_arrow(f.type, nullable=f.nullable) for f in arrow_type}
         return Field(Structs(fields), nullable)
     if is_.is_list(arrow_type):
@@ -85,7 +85,7 @@ def _of_generic(annotation: Any, *, frozen: bool, within: tuple[type, ...]) -> F
         some = [a for a in arguments if a is not NONE]
         if len(some) == 1 and len(some) < len(arguments):
             return field_of(some[0], frozen=frozen, within=within)._replace(nullable=True)
-        raise TypeError(f"cannot store {annotation!r}: of unions only `T | None` has a column")
+        raise TypeError(f"cannot store {annotation!r}: the only union with a column is `T | None`")
     if origin is list:
         return Field(Lists(field_of(arguments[0], frozen=frozen, within=within)), nullable=False)
     if origin is Literal and len(set(map(type, arguments))) == 1:
@@ -112,20 +112,13 @@ def _is_named_tuple(cls: type) -> bool:
 
 
 def _record(cls: type, *, frozen: bool, within: tuple[type, ...]) -> Structs:
-    """A class whose annotations are fields, as a struct of them."""
-    if cls in within:
-        raise TypeError(f"cannot store {cls.__qualname__}: it contains itself")
+    """The struct of a class, whose annotations are the fields."""
     if frozen and not _is_named_tuple(cls) and not _is_frozen(cls):
-        raise TypeError(
-            f"{cls.__qualname__} is part of a key, so it must be a frozen dataclass or a NamedTuple"
-        )
-    found = {}
-    for name, annotation in _annotations(cls).items():
-        try:
-            found[name] = field_of(annotation, frozen=frozen, within=(*within, cls))
-        except TypeError as e:
-            raise TypeError(f"field {name!r} of {cls.__qualname__}: {e}") from e
-        if name in getattr(cls, "__optional_keys__", ()) and not found[name].nullable:
+        text = f"{cls.__qualname__} is part of a key, so it must be a frozen dataclass or a NamedTuple"
+        raise TypeError(text)
+    found = _fields_of(cls, _annotations(cls), frozen=frozen, within=within)
+    for name, field in found.items():
+        if name in getattr(cls, "__optional_keys__", ()) and not field.nullable:
             raise TypeError(f"field {name!r} of {cls.__qualname__} may be absent, so it must be optional")
     if is_typeddict(cls):
         return Structs(found)
@@ -133,8 +126,22 @@ def _record(cls: type, *, frozen: bool, within: tuple[type, ...]) -> Structs:
     return Instances(cls, found)
 
 
+def _fields_of(
+    cls: type, annotations: dict[str, Any], *, frozen: bool, within: tuple[type, ...]
+) -> dict[str, Field]:
+    if cls in within:
+        raise TypeError(f"cannot store {cls.__qualname__}: it contains itself")
+    found = {}
+    for name, annotation in annotations.items():
+        try:
+            found[name] = field_of(annotation, frozen=frozen, within=(*within, cls))
+        except TypeError as e:
+            raise TypeError(f"field {name!r} of {cls.__qualname__}: {e}") from e
+    return found
+
+
 def _check_made_of(cls: type, names: Iterable[str]) -> None:
-    """That an instance can be made again of its fields."""
+    """`TypeError` unless an instance can be made from its fields alone."""
     try:
         signature(cls).bind(**dict.fromkeys(names))
     except TypeError as e:
@@ -155,7 +162,7 @@ def _annotations(cls: Any) -> dict[str, Any]:
             raise TypeError(f"cannot store {name}: its fields {missing} have no types")
         return {key: hints[key] for key in cls._fields}
     if hidden := [field.name for field in fields(cls) if not field.init]:
-        raise TypeError(f"cannot store {name}: its fields {hidden} are no arguments")
+        raise TypeError(f"cannot store {name}: its constructor does not take the fields {hidden}")
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
@@ -169,23 +176,17 @@ def _is_frozen(cls: Any) -> bool:
 
 
 def _model(cls: type[BaseModel], *, frozen: bool, within: tuple[type, ...]) -> Models:
-    if cls in within:
-        raise TypeError(f"cannot store {cls.__qualname__}: it contains itself")
     if frozen and not cls.model_config.get("frozen"):
         raise TypeError(f"{cls.__qualname__} is part of a key, so it must be frozen")
     if cls.model_config.get("extra") == "allow":
         raise TypeError(f"cannot store {cls.__qualname__}: its extra fields have no columns")
     if not cls.model_fields:
         raise TypeError(f"cannot store {cls.__qualname__}: it has no fields")
-    found = {}
+    annotations = {}
     for name, info in cls.model_fields.items():
-        try:
-            own = [m for m in info.metadata if isinstance(m, Codec)]
-            annotation = own[-1] if own else info.annotation
-            found[name] = field_of(annotation, frozen=frozen, within=(*within, cls))
-        except TypeError as e:
-            raise TypeError(f"field {name!r} of {cls.__qualname__}: {e}") from e
-    return Models(cls, found)
+        own = [m for m in info.metadata if isinstance(m, Codec)]
+        annotations[name] = own[-1] if own else info.annotation
+    return Models(cls, _fields_of(cls, annotations, frozen=frozen, within=within))
 
 
 def _own(codec: Codec) -> Codec:
@@ -193,7 +194,7 @@ def _own(codec: Codec) -> Codec:
         raise TypeError(f"{type(codec).__qualname__} needs a class attribute `name`")
     if not isinstance(getattr(codec, "arrow_type", None), pa.DataType):
         raise TypeError(f"codec {codec.name} needs a class attribute `arrow_type`, an Arrow DataType")
-    of_arrow(codec.arrow_type, nullable=False)  # refuses what cannot be stored
+    of_arrow(codec.arrow_type, nullable=False)  # refuses a type that cannot be stored
     return codec
 
 

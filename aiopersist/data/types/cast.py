@@ -1,8 +1,8 @@
-"""Arrow data of others as columns of a schema: what means the same is cast, what would lose is refused.
+"""Arrow data from outside as columns of a schema: a value is cast if it stays the same, else refused.
 
-Widths, views, large types, dictionaries and units may differ; kinds may not: text is not bytes, a
-float is no int though it be whole, a naive timestamp has no zone to be read in. Nulls are refused
-where the schema has none, at any depth.
+Widths, views, large types, dictionaries and units may differ. Kinds may not: text is not bytes, a
+float is no int even if it is whole, a naive timestamp has no time zone. A null is refused where the
+schema has none, at any depth.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Array = Any
 
 
 def cast_column(column: Any, field: pa.Field) -> Any:
-    """The column in the type of `field`, without nulls where it has none. Raises `Refusal`; a row
-    of -1 means the column as a whole."""
+    """The column in the type of `field`. Raises `Refusal`, also for a null where `field` is not nullable; a
+    row of -1 means the column as a whole."""
     if not isinstance(column, pa.ChunkedArray):
         column = pa.chunked_array([column])
     chunks, start = [], 0
@@ -34,7 +34,7 @@ def cast_column(column: Any, field: pa.Field) -> Any:
 
 
 def retyped(column: Any, wanted: pa.DataType) -> Any:
-    """The column in a type that means the same (views, large types, other nullability), unchecked."""
+    """The column in a type with the same values (views, large types, other nullability), unchecked."""
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([_cast(chunk, wanted) for chunk in column.chunks], wanted)
     return _cast(column, wanted)
@@ -82,18 +82,18 @@ def _cast_leaf(array: Array, wanted: pa.DataType) -> Array:
 def _text(value: pa.Scalar) -> str:
     try:
         return short(value.as_py())
-    except (OverflowError, ValueError):  # none that Python has
+    except (OverflowError, ValueError):  # Python cannot represent it
         return f"{value.type} {value.value}"
 
 
 def _cast_safely(array: Array, wanted: pa.DataType) -> Array:
-    if pa.types.is_fixed_size_binary(wanted):  # Arrow knows no way but this one
+    if pa.types.is_fixed_size_binary(wanted):  # Arrow has no other cast to it
         array = array.cast(pa.binary())
     return array.cast(wanted)
 
 
 def _first_lossy(array: Array, wanted: pa.DataType) -> int:
-    """The first row that cannot be cast, found by halving; the array as a whole cannot."""
+    """The first row that cannot be cast, found by halving. At least one row cannot."""
     if len(array) == 1:
         return 0
     half = len(array) // 2
@@ -116,14 +116,14 @@ def _cast_struct(array: Array, wanted: pa.DataType) -> Array:
 
 
 def _cast_list(array: Array, wanted: pa.DataType) -> Array:
-    """Rebuilt from the lengths of the lists, so that slices and all kinds of lists are one case."""
+    """Rebuild the lists from their lengths, so that slices and all kinds of lists are one case."""
     try:
         elements = _cast(array.flatten(), wanted.value_type)
     except Refusal as e:
         raise Refusal(_list_of(array, e.row), f"in a list: {e.reason}") from e
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
-    # Without its validity, though it has no nulls: older pyarrow takes no mask beside one.
+    # Drop its validity buffer, though there are no nulls: older pyarrow takes no mask together with one.
     offsets = pa.Array.from_buffers(pa.int32(), len(offsets), [None, offsets.buffers()[1]], 0, offsets.offset)
     mask = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(offsets, elements, type=wanted, mask=mask)
@@ -143,7 +143,7 @@ def _cast_fixed(array: Array, wanted: pa.DataType) -> Array:
 
 
 def _list_of(array: Array, element: int) -> int:
-    """The row of the list that holds the element with this number among all elements."""
+    """As `list_of`; -1, the column as a whole, stays -1."""
     return element if element < 0 else list_of(array, element)
 
 

@@ -1,13 +1,13 @@
 """How the values of one Python type become one Arrow column, and back.
 
-A `Codec` turns a list of values into an array. The plain ones are decided by the Arrow type alone;
-`UUID` and `Enum` are a plain one with a step before and after. A `Field` adds nullability, as Arrow
-fields do: codecs of this package take `None` in its place, and their field says whether it may be
-there. A codec of the user never sees `None` unless its type says so.
+A `Codec` turns a list of values into an array. The Arrow type alone decides a plain codec; `UUID` and
+`Enum` add a step before and after. A `Field` adds nullability, as Arrow fields do: a codec of this
+package takes `None` among its values, and its field decides whether `None` may be there. A user's codec
+never gets `None`.
 
-Checking is done in bulk: the set of the types of all values is compared with what is accepted, at
-the speed of C, and only a column that fails is searched for the row to blame. A refusal travels as
-`Refusal` (row and reason) up to the caller that knows which input row that is.
+Values are checked in bulk, at the speed of C: the set of their types is compared with the accepted
+types, and only a column that fails is searched for the row at fault. A `Refusal` (row and reason) travels
+up to the caller that knows the number of the input row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: Sequence[Any]) -> pa.Array:
-        """The values as an array of `arrow_type`, one element each; may raise anything to refuse."""
+        """The values as an array of `arrow_type`, one element each. It may raise anything to refuse."""
 
     @abstractmethod
     def decode(self, array: pa.Array) -> list[Any]:
@@ -46,11 +46,11 @@ class Codec(ABC):
 
 
 class BuiltIn(Codec):
-    """A codec of this package: takes `None` among its values, and is given the set of their types."""
+    """A codec of this package: takes `None` among its values, and gets the set of their types."""
 
     @abstractmethod
     def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
-        """As `encode`; `types` are those of the values. Raises `Refusal`."""
+        """As `encode`; `types` are the types of the values. Raises `Refusal`."""
 
     def encode(self, values: Sequence[Any]) -> pa.Array:
         return self.build(values, set(map(type, values)))
@@ -91,7 +91,7 @@ def scatter(array: pa.Array, present: Sequence[bool]) -> pa.Array:
 
 
 def first_failure(values: Sequence[Any], attempt: Callable[[Sequence[Any]], object]) -> tuple[int, str]:
-    """The first row that makes `attempt` fail, and the reason; it is known to fail on all of them."""
+    """The first row that makes `attempt` fail, and the reason. `attempt` fails on all the values together."""
     good, bad = 0, len(values)  # a prefix of length `good` passes, one of length `bad` fails
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -114,7 +114,7 @@ def short(value: object) -> str:
 
 
 class Plain(BuiltIn):
-    """A codec that the Arrow type decides: what Python type, what may be lost on the way (nothing)."""
+    """A codec that the Arrow type decides. It accepts values of the Python types `accepted`, without loss."""
 
     def __init__(self, arrow_type: pa.DataType, accepted: tuple[type, ...]) -> None:
         self.name = str(arrow_type)
@@ -140,7 +140,7 @@ class Plain(BuiltIn):
     def decode(self, array: pa.Array) -> list[Any]:
         try:
             values: list[Any] = array.to_pylist()
-        except (OverflowError, ValueError) as e:  # Arrow's points in time reach further than Python's
+        except (OverflowError, ValueError) as e:  # Arrow's points in time cover more years than Python's
             raise Unsupported(
                 f"{self.name} holds values that Python's {self.accepted[0].__name__} cannot ({e}): "
                 "read them as Arrow data"
@@ -155,7 +155,7 @@ class Plain(BuiltIn):
         return canonical(narrowed(pa.array(values, pa.float64()), self.arrow_type))
 
     def _check_types(self, values: Sequence[Any]) -> None:
-        """Subclasses pass, except those that mean something else: a bool is no int, a datetime no date."""
+        """Accept subclasses, except those of another meaning: a bool is no int, a datetime is no date."""
         for row, value in enumerate(values):
             wrong = (bool in type(value).__mro__ and bool not in self.accepted) or (
                 isinstance(value, dt.datetime) and dt.datetime not in self.accepted
@@ -165,11 +165,11 @@ class Plain(BuiltIn):
                 raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {self.name}")
 
     def _check_values(self, values: Sequence[Any]) -> None:
-        """What Arrow would accept but should not."""
+        """Refuse values that Arrow would accept and change."""
 
 
 class Moments(Plain):
-    """Points in time, times of day and durations: nothing that the unit does not hold is cut off."""
+    """Points in time, times of day and durations: a value finer than the unit is refused, not cut off."""
 
     def _array(self, values: Sequence[Any], types: set[type]) -> pa.Array:
         return pa.array(values, _in_microseconds(self.arrow_type)).cast(self.arrow_type)
@@ -192,7 +192,7 @@ class Timestamps(Moments):
         array = super().build(values, types)
         if self.arrow_type.tz is not None:
             for moment in pc.min_max(array).values():
-                self._check_is_told(moment, values, array)
+                self._check_readable(moment, values, array)
         return array
 
     def _check_values(self, values: Sequence[Any]) -> None:
@@ -200,15 +200,15 @@ class Timestamps(Moments):
         naive = {zone for zone, v in zones.items() if v.utcoffset() is None}
         wrong = naive if self.arrow_type.tz else zones.keys() - naive
         fault = "is naive: it has no time zone" if self.arrow_type.tz else "has a time zone"
-        if not wrong:  # Arrow cuts such an offset
+        if not wrong:  # Arrow would cut off the fraction of such an offset
             wrong = {zone for zone, v in zones.items() if zone not in naive and v.utcoffset().microseconds}
             fault = "is no whole number of seconds from UTC"
         if wrong:
             row = next(i for i, v in enumerate(values) if v is not None and v.tzinfo in wrong)
             raise Refusal(row, f"{short(values[row])} {fault}")
 
-    def _check_is_told(self, moment: pa.Scalar, values: Sequence[Any], array: pa.Array) -> None:
-        """That Python can say it in the zone that is stored: at both ends of its years it cannot."""
+    def _check_readable(self, moment: pa.Scalar, values: Sequence[Any], array: pa.Array) -> None:
+        """Refuse a time that Python cannot represent in the stored zone, as at the ends of its years."""
         try:
             moment.as_py()
         except (OverflowError, ValueError) as e:
@@ -253,7 +253,7 @@ class Enums(BuiltIn):
 
 
 class Units(BuiltIn):
-    """Nothing but `None`."""
+    """The one value `None`."""
 
     name = "null"
 
@@ -271,7 +271,7 @@ class Units(BuiltIn):
 
 
 def plain(arrow_type: pa.DataType) -> BuiltIn:
-    """The codec of an Arrow type without parts; `TypeError` for one that cannot be stored."""
+    """The codec of an Arrow type that is not nested; `TypeError` for a type that cannot be stored."""
     is_ = pa.types
     t = arrow_type
     if is_.is_null(t):
@@ -292,7 +292,7 @@ def _class_of(t: pa.DataType) -> type[Plain]:
 
 
 def check_storable(t: pa.DataType) -> None:
-    """`TypeError` for a type that Arrow has and Parquet has not: it could be kept inline, and never leave."""
+    """`TypeError` for a type that Arrow has and Parquet has not: it could be inline, but never in a blob."""
     if pa.types.is_nested(t):
         for number in range(t.num_fields):
             check_storable(t.field(number).type)
@@ -335,7 +335,7 @@ def _encode_own(codec: Codec, values: Sequence[Any], *, has_nulls: bool) -> pa.A
     present = [v for v in values if v is not None] if has_nulls else values
     try:
         array = _checked(codec, present)
-    except Exception as e:  # whatever it raises is its way to refuse
+    except Exception as e:  # a codec refuses by raising any exception
         at, reason = first_failure(present, lambda some: _checked(codec, some))
         rows = [i for i, v in enumerate(values) if v is not None] if has_nulls else range(len(values))
         raise Refusal(rows[at] if present else 0, f"codec {codec.name}: {reason}") from e

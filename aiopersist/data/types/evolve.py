@@ -1,9 +1,9 @@
-"""Schemas that evolve by adding optional fields, at any depth, and nothing else.
+"""Schemas evolve by adding optional fields, at any depth, and in no other way.
 
-Columns are brought from one schema to another by the names of fields: what the wanted one adds is
-null, what it lacks is left out. The fields that both have stay in the same order, so *adding* keeps a
-sorted table sorted (a new field is null in all its rows). *Leaving out* does not: rows become
-equal, or change places, so the result is to be consolidated again.
+Columns are adapted from one schema to another by the names of fields: a field that the wanted schema adds
+is null, a field that it lacks is left out. The fields of both schemas stay in the same order, so *adding*
+keeps a sorted table sorted (a new field is null in all rows). *Leaving out* does not: rows become equal
+or change their order, so the result must be consolidated again.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ def compatible_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any])
 
 
 def mismatch(stored: Schema[Any, Any, Any], asked: Schema[Any, Any, Any], *, shard_id: str) -> CodecMismatch:
-    """The error of who asks for a schema that is not the stored one: what differs, and what to do."""
+    """The error for a caller whose schema is not the stored one: the differences, and what to do."""
     if compatible_evolution(stored, asked):
         advice = "add these fields with client.compare_and_evolve_schema"
     else:
         advice = "client.compare_and_evolve_schema adds optional fields, and nothing else"
-    told = f"it is stored as {stored}: {differences(stored, asked)} ({advice})"
-    return CodecMismatch(asked, stored, differences=told, shard_id=shard_id)
+    text = f"it is stored as {stored}: {differences(stored, asked)} ({advice})"
+    return CodecMismatch(asked, stored, differences=text, shard_id=shard_id)
 
 
 def differences(stored: Schema[Any, Any, Any], asked: Schema[Any, Any, Any]) -> str:
     """Where two schemas differ, field by field."""
-    found = list(_differences("key", *(s.arrow_schema.field("key") for s in (stored, asked))))
-    found += _differences("val", *(s.arrow_schema.field("val") for s in (stored, asked)))
+    found: list[str] = []
+    for name in ("key", "val"):
+        found += _differences(name, stored.arrow_schema.field(name), asked.arrow_schema.field(name))
     for path in sorted(stored.own.keys() | asked.own.keys()):
         if (codecs := [schema.own.get(path) for schema in (stored, asked)])[0] != codecs[1]:
             found.append(f"{path} is stored by codec {codecs[0]}, asked for by {codecs[1]}")
@@ -84,7 +85,7 @@ def _struct_differences(path: str, stored: pa.DataType, asked: pa.DataType) -> I
 
 
 def adapt(table: pa.Table, to: Schema[Any, Any, Any]) -> pa.Table:
-    """The table in the types of `to`, of which its own are an earlier or a later version."""
+    """The table in the types of `to`, which is an earlier or a later version of its own schema."""
     fields = [to.arrow_schema.field(name) for name in table.column_names]
     if table.schema.equals(pa.schema(fields)):
         return table
@@ -132,7 +133,7 @@ def _adapted(array: pa.Array, wanted: pa.Field) -> pa.Array:
 
 
 def _paths(path: str, t: pa.DataType) -> Iterator[str]:
-    """The dotted paths of a field and of all within it (`val.items.element`). Names may have dots."""
+    """The dotted paths of a field and of all fields within it (`val.items.element`). Names may have dots."""
     yield path
     if pa.types.is_list(t):
         yield from _paths(f"{path}.element", t.value_type)

@@ -1,8 +1,8 @@
-"""Lists and structs of other columns: a model is a struct whose fields are columns of their own, so
-that statistics, projections and other Parquet readers see them.
+"""Lists and structs: a model is a struct, and each of its fields a column, which statistics, projections
+and other Parquet readers see.
 
-Absent values have no parts: the parts of those present are encoded as one column each, then spread
-out. So a null where a field must not be null is found there, and an absent struct is none.
+Absent values have no fields: the fields of the present values are encoded as one column each, then spread
+out. So a null in a field that is not nullable is refused, and an absent struct is no such null.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ELEMENT = "element"  # as Parquet names the elements of a list
 
 
 class Lists(BuiltIn):
-    """Lists, ordered element by element."""
+    """Lists of one element type."""
 
     def __init__(self, element: Field) -> None:
         self.element = element
@@ -78,7 +78,7 @@ class Structs(BuiltIn):
         return list(self._absent_as_none(array, values))
 
     def check(self, values: Sequence[Any], types: set[type]) -> None:
-        """That all values are dicts with the fields and no others; `Refusal`."""
+        """`Refusal` unless all values are dicts with the fields and no others."""
         required = {name for name, field in self.fields.items() if not field.nullable}
         for row, value in enumerate(values):
             if value is None:
@@ -91,7 +91,7 @@ class Structs(BuiltIn):
                 raise Refusal(row, f"{short(value)} {fault} of {self.name}")
 
     def getter(self, name: str) -> Callable[[Any], Any]:
-        """What takes the field `name` out of a value."""
+        """The function that takes the field `name` out of a value."""
         return lambda value: value.get(name)
 
     def _child(self, name: str, field: Field, present: Sequence[Any], rows: list[int] | None) -> pa.Array:
@@ -110,8 +110,8 @@ class Structs(BuiltIn):
 class Instances(Structs):
     """Instances of a class that takes its fields as arguments: a dataclass, a named tuple."""
 
-    def __init__(self, cls: type[Any], parts: dict[str, Field]) -> None:
-        super().__init__(parts)
+    def __init__(self, cls: type[Any], fields: dict[str, Field]) -> None:
+        super().__init__(fields)
         self.cls = cls
         self.name = cls.__name__
 
@@ -130,12 +130,12 @@ class Instances(Structs):
         return attrgetter(name)
 
     def make(self, fields: dict[str, Any]) -> Any:
-        """The instance with these fields, also where its class makes others of what it is given: what is
-        read is what is stored, so it can be retracted."""
+        """The instance with exactly these fields, even if its class changes them in `__post_init__`: a reader
+        gets the stored values, so it can retract them."""
         made = self.cls(**fields)
         if hasattr(self.cls, "__post_init__"):
             for name, value in fields.items():
-                object.__setattr__(made, name, value)  # a frozen dataclass refuses its own
+                object.__setattr__(made, name, value)  # a frozen dataclass refuses `setattr`
         return made
 
     def decode(self, array: pa.Array) -> list[Any]:
@@ -144,17 +144,17 @@ class Instances(Structs):
 
 
 class Models(Instances):
-    """Instances of a pydantic model class. They were validated when they were made, and their fields
-    are checked when stored, so reading makes them without validating again."""
+    """Instances of a pydantic model class. They are validated when they are made, and their fields are
+    checked when they are stored, so a read makes them without validation."""
 
     def make(self, fields: dict[str, Any]) -> Any:
         return _instance(self.cls, fields)
 
 
 def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
-    """As `model_construct`, which would look for aliases and defaults that are not needed here."""
+    """As `model_construct`, without its search for aliases and defaults."""
     model = cls.__new__(cls)
-    put = object.__setattr__  # a frozen model refuses its own
+    put = object.__setattr__  # a frozen model refuses `setattr`
     put(model, "__dict__", fields)
     put(model, "__pydantic_fields_set__", set(fields))
     put(model, "__pydantic_extra__", None)

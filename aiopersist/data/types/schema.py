@@ -1,9 +1,9 @@
-"""The schema of a shard: what its keys, vals and times are, as Python values and as Arrow columns.
+"""The schema of a shard: its keys, vals and times, as Python values and as Arrow columns.
 
-A schema is a value: the fields of key and val (`types.Field`, a codec and its nullability) and the
-length of its times. What is kept in a shard is not the Python types but their *identity*: the Arrow
-types with their nullability, and the names of own codecs by the path where they stand. So models of
-two programs are the same schema if their columns are, and a program without the models reads dicts.
+A schema is a value: the fields of key and val (`Field`: a codec and its nullability) and the length of
+its times. A shard keeps not the Python types but their *identity*: the Arrow types with their
+nullability, and the names of own codecs by path. So the models of two programs are the same schema if
+their columns are, and a program without the models reads dicts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Schema(Generic[K, V, T]):
     val: Field
     time: int
     own: dict[str, str]
-    """Names of own codecs by the dotted path where they stand."""
+    """Names of own codecs by dotted path."""
 
     @overload
     def __init__(self: Schema[K, V, int], key: type[K], val: type[V], time: Literal[1] = 1) -> None: ...
@@ -82,11 +82,11 @@ class Schema(Generic[K, V, T]):
         return pa.schema([self.arrow_schema.field(name) for name in ("key", "val", "diff")])
 
     def same_as(self, other: Schema[Any, Any, Any]) -> bool:
-        """Whether both store the same: equal Arrow types and nullability, equal own codecs."""
+        """Whether both have the same identity: equal Arrow types and nullability, equal own codecs."""
         return self.own == other.own and bool(self.arrow_schema.equals(other.arrow_schema))
 
     def to_record(self) -> dict[str, Any]:
-        """Its identity as JSON: readable, and exact (`arrow`, an IPC schema message in base64)."""
+        """The identity as JSON: readable, and exact (`arrow`, an IPC schema message in base64)."""
         return {
             "key": _text(self.arrow_schema.field("key"), self.own.get("key")),
             "val": _text(self.arrow_schema.field("val"), self.own.get("val")),
@@ -97,8 +97,8 @@ class Schema(Generic[K, V, T]):
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Schema[Any, Any, Any]:
-        """The schema that a record tells, by Arrow types: models are dicts, UUIDs bytes, Enums str.
-        `Corruption` for anything that is no record."""
+        """The schema of a record, by Arrow types: models are dicts, UUIDs bytes, Enums str. `Corruption` for
+        anything that is no record."""
         from aiopersist.data.types.annotations import of_arrow
 
         try:
