@@ -1,8 +1,8 @@
-"""What the URL of a Postgres says: where it is, and which schema is meant.
+"""The URL of a Postgres: its servers and the schema.
 
-Of several servers, or behind a name that moves, the primary alone is meant: a standby answers, too, and may
-not have what was acknowledged. Who took its answers for the newest would see appends vanish, and would delete
-the blobs of those for leaks.
+If the URL names several servers, or a name that moves, only the primary is used. A standby answers, too, but
+may lack commits that were acknowledged. A client that took its answers for the newest would see appends
+vanish, and a sweep would delete their blobs as leaks.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from urllib.parse import quote, urlencode
 from aiopersist.errors import InvalidLocation
 from aiopersist.storage.address import Address, is_port
 
-SCHEMA_BYTES_MAX = 63  # what Postgres keeps of a name
+SCHEMA_BYTES_MAX = 63  # Postgres cuts longer names
 _OWN_OPTIONS = {"schema"}
-_DRIVER_OPTIONS = {  # handed on as they are
+_DRIVER_OPTIONS = {  # passed to the driver as they are
     "host", "port", "user", "password", "passfile", "dbname", "database", "sslmode", "sslrootcert", "sslcert",
     "sslkey", "sslpassword", "sslcrl", "sslnegotiation", "target_session_attrs", "krbsrvname", "gsslib",
     "service", "servicefile",
@@ -25,35 +25,35 @@ _WRITABLE = ("primary", "read-write")
 
 @dataclass(frozen=True, repr=False)
 class PostgresAddress:
-    """`arguments` are those of the driver, `shown` is the URL for people."""
+    """`arguments` are those of the driver; `shown` is the URL without secrets."""
 
     arguments: dict[str, str]
     schema: str
     shown: str
     may_lag: bool = False
-    """Whether it asks for a standby, or takes one."""
+    """Whether the URL allows a standby."""
 
     @classmethod
     def parse(cls, url: str, *, schema: str) -> Self:
-        """Take `url` apart; `schema` is meant where it names none. Options are ours or those of libpq."""
+        """Parse `url`; `schema` is the default. Options are `schema` and those of libpq."""
         address = Address.parse(url, _OWN_OPTIONS | _DRIVER_OPTIONS)
         address.check_servers()
         if not all(map(is_port, filter(None, address.options.get("port", "").split(",")))):
-            raise InvalidLocation("postgres: option 'port' is no number of a port")
+            raise InvalidLocation("postgres: option 'port' is not a port number")
         name = address.options.get("schema", schema)
         if not 0 < len(name.encode()) <= SCHEMA_BYTES_MAX or "\0" in name:
-            raise InvalidLocation("postgres: option 'schema' is not the name of a schema")
+            raise InvalidLocation(f"postgres: option 'schema' is not a name of 1 to {SCHEMA_BYTES_MAX} bytes")
         may_lag = address.options.get(_SERVERS, _WRITABLE[0]) not in _WRITABLE
         return cls(_driver_arguments(url, address), name, repr(address), may_lag)
 
     def check_newest(self) -> None:
-        """`InvalidLocation` if the URL asks for a server that may lag behind."""
+        """Raise `InvalidLocation` if the URL allows a standby, which may lag behind."""
         if self.may_lag:
-            raise InvalidLocation(f"postgres: option {_SERVERS!r} is {' or '.join(_WRITABLE)}")
+            raise InvalidLocation(f"postgres: option {_SERVERS!r} must be {' or '.join(_WRITABLE)}")
 
 
 def _driver_arguments(url: str, address: Address) -> dict[str, str]:
-    """The URL without what is ours. The password goes beside it, so that no text of the driver shows it."""
+    """The URL without our own options; the password beside it, so that no text of the driver shows it."""
     options = {_SERVERS: _WRITABLE[0]}
     options |= {name: value for name, value in address.options.items() if name in _DRIVER_OPTIONS}
     host = url.partition("://")[2].partition("?")[0].partition("/")[0].rpartition("@")[2]

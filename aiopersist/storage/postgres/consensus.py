@@ -3,40 +3,40 @@
 Per key there is one row in `heads`, with the seqno of the newest version, and one row in `log` per live
 version. READ COMMITTED is enough, and SERIALIZABLE is not used: its predicate locks collapse under load.
 
-*Linearizable.* A compare-and-set is one statement that updates the head row where `seqno = expected`, and
-inserts the version it moved to. The predicate is evaluated on the statement's snapshot; if another
-transaction holds the row, the lock waits for its end, and then the predicate is evaluated again on the
-newest row. So of several with the same `expected` one finds it and moves the head, and the others find
-another seqno, which they will find for ever, because seqnos only grow: each takes effect at the moment
-its transaction commits, and a mismatch at the moment it read the head. The version is inserted in the
-same transaction, so whoever sees a head sees its version, and the primary key of `log` would refuse a
-second one. A read is one statement, thus one snapshot, taken after the call began: it contains all
-commits that were reported before it, since a commit is visible before it is reported. `head` joins the
-head row with its version in that snapshot.
+*Linearizable.* A compare-and-set is one statement: it updates the head row where `seqno = expected`, and
+inserts the version that the row moved to. The predicate is evaluated on the statement's snapshot. If another
+transaction holds the row, the lock waits for its end, and then the predicate is evaluated again on the newest
+row. So of several statements with the same `expected` one finds it and moves the head. The others find
+another seqno, and will for ever, since seqnos only grow. A success takes effect when its transaction commits,
+and a mismatch when it reads the head. The version is inserted in the same transaction, so whichever snapshot
+has a head has its version, and the primary key of `log` would refuse a second version of the same seqno. A
+read is one statement, and thus one snapshot, taken after the call began. It contains all commits that were
+reported before it, since a commit is visible before it is reported. `head` joins the head row with its
+version in that snapshot.
 
 *A concurrent truncate* deletes only versions below a seqno that is at most the head of its snapshot. Heads
-only grow, so the head it leaves alone may be old, never too new: no head row is ever without its
-version. It takes effect at its snapshot; two of them count each deleted row once, because the second
-skips rows whose deletion it waited for.
+only grow, so the head that it spares may be old, but never too new: no head row is ever without its version.
+The truncate takes effect at its snapshot. Two of them count each deleted row once, because the second skips
+rows whose deletion it waited for.
 
-*A removal* deletes the head row where `seqno = expected`, under the same rule as a compare-and-set: of a race
-with one, either the head has moved, and nothing is deleted, or the compare-and-set finds no row, and is a
-mismatch. Its snapshot says whether the version of that seqno is the expected one. It deletes the versions of
-its snapshot, which are all of them: had another come since, the predicate would have met its seqno. A row of
-the same key that was made since the snapshot, perhaps up to the same seqno, is not seen, and stays with its
-versions. Rows of the log are locked in order, as by a truncate. Where nothing was deleted,
-another read tells whether the key is away.
+*A removal* deletes the head row where `seqno = expected`, under the same rule as a compare-and-set. In a race
+with one, either the head has moved and nothing is deleted, or the compare-and-set finds no row and is a
+mismatch. The removal's snapshot says whether the version of that seqno is the expected one. It deletes the
+versions of its snapshot, which are all: had another version come since, the predicate would have met its
+seqno. A row of the same key that was made since the snapshot, perhaps up to the same seqno, is not seen, and
+stays with its versions. Rows of the log are locked in order, as by a truncate. If nothing was deleted, a
+second read tells whether the key still exists.
 
-*First versions*: INSERT ... ON CONFLICT DO NOTHING waits for the end of another's insert of the same key
-and then does nothing: exactly one wins.
+*First versions*: INSERT ... ON CONFLICT DO NOTHING waits for the end of another insert of the same key and
+then does nothing, so exactly one insert wins.
 
-*Several at once*: see `group`. `compare_and_set_many` locks all its head rows in key order, waiting
-(so two of them cannot block each other), and moves them only if it got all; where some keys are new, it does
-so in a transaction that inserts those first, also in key order.
+*Several entries at once*: see `group`. `compare_and_set_many` locks all its head rows in key order, waiting
+(so two of them cannot block each other), and moves the heads only if it got all locks. If some keys are new,
+it runs in a transaction that inserts those first, also in key order.
 
-*Durable*: `synchronous_commit = on` on every connection. *Errors*, cancellation: see `pool`.
+*Durable*: `synchronous_commit = on` on every connection. *Errors* and cancellation: see `pool`.
 
-The store's clock comes with its answers, and between them advances by a local one.
+The answers of the store carry its clock; between answers a local clock advances it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ from aiopersist.storage.postgres.sql import CLOCK, statements, tables
 from aiopersist.storage.waiters import Waiters
 from aiopersist.storage.watch import Watch
 
-# Two flights of group commits, six that may wait for locks or first versions; the rest for reads and hints.
+# Two for group commits, six that may wait for locks or first versions; the rest for reads and hints.
 _POOL_SIZE = 12
 _SEQNO_MAX = 2**63 - 1
 _KEYS_AT_ONCE = 256  # heads of some KiB each: bounds what one answer holds
@@ -61,12 +61,12 @@ DEFAULT_SCHEMA = "aiopersist"
 
 
 class PostgresConsensus(Consensus):
-    """Versions in the Postgres database at `url`, in the tables of `?schema=` (default `aiopersist`), which
-    are created on first use, unless `readonly`: then `SELECT` on them, and `USAGE` of the schema, is all that
-    its role needs. Other options are those of libpq. Servers that are no primary are passed over; only with
-    `readonly` may the URL ask for others.
+    """Versions in the Postgres database at `url`, in the tables of `?schema=` (default `aiopersist`). The
+    tables are created on first use, unless `readonly`: then the role needs only `USAGE` of the schema and
+    `SELECT` on the tables. Other options are those of libpq. Only the primary is used, unless the URL of a
+    `readonly` store asks for a standby.
 
-    A compare-and-set is one round trip, shared by those of other keys that wait at the same moment."""
+    A compare-and-set is one round trip, shared with those of other keys that wait at the same moment."""
 
     def __init__(self, url: str, *, runtime: Runtime = SYSTEM, readonly: bool = False) -> None:
         address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
@@ -81,7 +81,7 @@ class PostgresConsensus(Consensus):
         self._pool = Pool(address.arguments, _POOL_SIZE, prepare)
         self._hints = NotifyHints(self._pool, schema, self._waiters, runtime)
         self._group = GroupCommit(self._pool, self._sql, self._hints.moved, self._set_clock)
-        self._clock: tuple[float, float] | None = None  # the store's, and the local one at its arrival
+        self._clock: tuple[float, float] | None = None  # the store's time, and the local time at its arrival
 
     def __repr__(self) -> str:
         return f"<PostgresConsensus {self._shown}>"

@@ -1,17 +1,17 @@
 """Group commit: compare-and-sets of different keys that wait at the same moment go as one statement.
 
-A few statements are under way at a time; what comes meanwhile gathers and goes with the next. The rules,
-each from a failure:
+A few statements are under way at a time; entries that come meanwhile go with the next one. The rules, each
+from a failure:
 
-- At most one entry per key in a statement; another waits for the next one.
-- The statement locks head rows in key order and skips those that others hold: it never waits for a lock
-  while it holds one, so it cannot be part of a deadlock.
-- An entry is a mismatch (`False`) if the head in the statement's snapshot differs from what it expects. One
-  that neither won nor differs was skipped, or overtaken: it is sent again alone, and waits for the lock.
+- A statement has at most one entry per key; another entry waits for the next statement.
+- The statement locks head rows in key order and skips those that other transactions hold. It never waits for
+  a lock while it holds one, so it cannot be part of a deadlock.
+- An entry is a mismatch (`False`) if the head in the statement's snapshot differs from what it expects. An
+  entry that neither won nor differs was skipped or overtaken: it is sent again alone, and waits for the lock.
 - An error of severity ERROR may be about one of the entries: each is sent again alone.
-- After any other error each is `Indeterminate`.
+- After any other error each entry is `Indeterminate`.
 
-A caller that is cancelled stops waiting; its entry goes its way.
+A caller that is cancelled stops waiting; its entry is sent nevertheless.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from aiopersist.storage.consensus import Entry
 from aiopersist.storage.postgres.pool import Pool, ServerRefused
 from aiopersist.storage.postgres.sql import Statements
 
-FLIGHTS = 2  # one on its way while another commits; more would only make groups smaller
-LOCKING = 4  # statements that may wait for a lock; the rest of the pool is for others
-CREATING = 2  # first versions
+GROUPS_MAX = 2  # under way: one is sent while another commits; more would only make groups smaller
+LOCKING = 4  # statements that may wait for a lock; the rest of the pool is for other requests
+CREATING = 2  # statements that insert first versions
 ENTRIES_MAX = 256
-BYTES_MAX = 8 * 1024 * 1024  # of a statement of several entries: bounds what is copied at once
+BYTES_MAX = 8 * 1024 * 1024  # of a statement with several entries: bounds the bytes that are copied at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class _Waiting:
 
 
 class GroupCommit:
-    """`moved(keys, alone)` is called with the keys of each commit and whether nobody listened to it,
+    """Each commit calls `moved(keys, alone)`, where `alone` says that no process listened for hints, and
     `clock(seconds)` with its time."""
 
     def __init__(
@@ -62,7 +62,7 @@ class GroupCommit:
         self._moved = moved
         self._clock = clock
         self._waiting: deque[_Waiting] = deque()
-        self._flights = 0
+        self._under_way = 0
         self._scheduled = False
         self._creating = asyncio.Semaphore(CREATING)
         self._locking = asyncio.Semaphore(LOCKING)
@@ -78,21 +78,21 @@ class GroupCommit:
         return await waiting.outcome
 
     def _schedule(self) -> None:
-        """Dispatch after all tasks that are ready now had their turn: those come along."""
+        """Dispatch after all tasks that are ready now have run: their entries join the group."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         self._scheduled = False
-        while self._waiting and self._flights < FLIGHTS:
+        while self._waiting and self._under_way < GROUPS_MAX:
             group = self._next_group()
             try:
-                self._pool.spawn(self._fly(group))
+                self._pool.spawn(self._send_group(group))
             except Error as error:  # closed
                 _settle_all(group, error)
             else:
-                self._flights += 1
+                self._under_way += 1
 
     def _next_group(self) -> list[_Waiting]:
         """The first entry of each key, in order, within the limits; never empty."""
@@ -109,23 +109,23 @@ class GroupCommit:
         self._waiting.extendleft(reversed(later))
         return list(group.values())
 
-    async def _fly(self, group: list[_Waiting]) -> None:
+    async def _send_group(self, group: list[_Waiting]) -> None:
         try:
             again = await self._send_together(group)
         except BaseException as error:
             _settle_all(group, error)
             raise
         finally:
-            self._flights -= 1
+            self._under_way -= 1
             self._schedule()
         for waiting in again:
             self._begin_alone(waiting, self._locking)
 
     async def _send_together(self, group: list[_Waiting]) -> list[_Waiting]:
-        """Settle the entries that can be settled; the others are to be sent again alone."""
+        """Send a group and settle its entries; return those that must be sent again alone."""
         by_key = {waiting.entry.key: waiting for waiting in group}
         statement, arguments = self._sql.append_one, tuple[object, ...](group[0].entry)
-        if len(group) > 1:  # the simpler statement takes half the time to plan and run
+        if len(group) > 1:  # the statement for one entry takes half the time
             statement = self._sql.append_together
             arguments = tuple(zip(*(waiting.entry for waiting in group), strict=True))
         try:
@@ -175,8 +175,8 @@ class GroupCommit:
 
 def _settle_all(group: list[_Waiting], error: BaseException) -> None:
     if not isinstance(error, Error):
-        error = Indeterminate("postgres: closed before the answer came")
-    for waiting in group:  # an error of its own for each: a traceback belongs to one raise
+        error = Indeterminate("postgres: the store was closed before the answer came")
+    for waiting in group:  # each gets its own error, since a traceback belongs to one raise
         own = copy(error)
         own.__cause__ = error.__cause__
         waiting.settle(own)

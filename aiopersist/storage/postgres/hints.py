@@ -1,21 +1,21 @@
-"""Hints between processes by LISTEN/NOTIFY.
+"""Hints between processes by LISTEN and NOTIFY.
 
-Notifications are sent after commits, from a task of their own and another connection, since a NOTIFY
-inside a transaction makes commits wait for each other. What moves while one is sent goes with the
-next, so their number is bounded by round trips, not by commits. A hint that gets lost costs latency.
+A task of its own sends notifications after the commit, on another connection, since a NOTIFY inside a
+transaction makes commits wait for each other. Keys that move while one notification is sent go with the next,
+so round trips bound the number of notifications, not commits. A lost hint costs latency.
 
-*Who listens* holds an advisory lock, shared, on the connection it listens on, from before that. A commit
-tries to take it exclusively for its own duration: where it succeeds nobody listens, and nothing is sent.
-Who begins to listen meanwhile waits for the end of that commit, and then looks for himself. Two commits
-at once may hinder each other: then one of them sends for nobody.
+*Listeners* hold an advisory lock, shared, on the connection on which they listen, and take it before they
+listen. A commit tries to take the lock exclusively for its own duration. If it succeeds, no process listens,
+and nothing is sent. A process that begins to listen meanwhile waits for the end of that commit, and then
+reads the store. Two commits at once may hinder each other: then one of them notifies without need.
 
-One connection listens, from the first watch on. Whenever it is (again) there, everybody is woken: what
-moved before came without a hint. It is asked for a sign of life now and then, since a network that
-silently drops packets would keep it looking well.
+One connection listens, from the first watch on. Each time it connects, all waiters are woken: keys that moved
+before came without a hint. It sends a query now and then, since a network that silently drops packets would
+keep a lost connection looking alive.
 
-A server may refuse to listen (a standby, a pooler, a missing privilege) or cut the connection at once.
-Each attempt then waits longer than the one before, until one has lasted; those who wait look for
-themselves meanwhile, as after a lost hint, and the log says so once.
+A server may refuse to listen (a standby, a pooler, a missing privilege) or cut the connection at once. Each
+attempt then waits longer than the one before, until one connection has lasted; meanwhile waiters poll, as
+after a lost hint, and the log says so once.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from aiopersist.storage.waiters import Waiters
 log = logging.getLogger("aiopersist")
 
 PAYLOAD_BYTES_MAX = 7900  # the server's limit is 8000
-SIGN_OF_LIFE_S = 30.0
-SIGN_OF_LIFE_TIMEOUT_S = 10.0
-LASTING_S = 5.0  # a connection that lasted as long was well; without one for as long the log says so
+KEEPALIVE_S = 30.0  # between two queries on the connection that listens
+KEEPALIVE_TIMEOUT_S = 10.0
+LASTING_S = 5.0  # a connection that lasted so long was healthy; the log tells of so long a time without one
 NOTIFY = "SELECT pg_notify($1, message) FROM unnest($2::text[]) AS message"
-_ALL = "*"  # stands for keys that do not fit
+_ALL = "*"  # instead of keys that do not fit
 
 
 class NotifyHints:
-    """Wakes `waiters` for what this instance and others of the same schema commit."""
+    """Wakes `waiters` for the commits of this store and of all others on the same schema."""
 
     def __init__(self, pool: Pool, schema: str, waiters: Waiters, runtime: Runtime) -> None:
         self._pool = pool
@@ -52,18 +52,18 @@ class NotifyHints:
         self._runtime = runtime
         self._id = str(runtime.uuid())
         self._listening: asyncio.Task[None] | None = None
-        self._listens_since = math.inf
-        self._telling: asyncio.Task[None] | None = None
+        self._listening_since = math.inf
+        self._notifying: asyncio.Task[None] | None = None
         self._moved: set[str] = set()
 
     def moved(self, keys: Collection[str], alone: bool = False) -> None:
-        """Wake those who wait here at once, and tell the others, unless there are none."""
+        """Wake the waiters of this process at once, and notify the others, unless this one is `alone`."""
         self._waiters.wake(keys)
         if alone:
             return
         self._moved.update(keys)
-        if not self._pool.closed and (self._telling is None or self._telling.done()):
-            self._telling = self._pool.spawn(self._tell())
+        if not self._pool.closed and (self._notifying is None or self._notifying.done()):
+            self._notifying = self._pool.spawn(self._notify_all())
 
     def listen(self) -> None:
         """Begin to listen, once."""
@@ -71,43 +71,43 @@ class NotifyHints:
             self._listening = self._pool.spawn(self._listen())
 
     def stop_listening(self) -> None:
-        """Nobody waits any more."""
+        """Stop listening; idempotent."""
         if self._listening is not None:
             self._listening.cancel()
 
-    async def _tell(self) -> None:
+    async def _notify_all(self) -> None:
         while self._moved:
             keys, self._moved = self._moved, set()
             try:
                 await self._notify(payloads(self._id, keys))
-            except Error:  # lost: whoever waits looks for himself after a while
+            except Error:  # lost: the other processes poll after a while
                 pass
 
     async def _notify(self, messages: list[str]) -> None:
         await self._pool.use(lambda connection: connection.execute(NOTIFY, self._channel, messages))
 
     async def _listen(self) -> None:
-        delays, well_at, warned = self._runtime.delays(), self._runtime.monotonic(), False
+        delays, healthy_at, warned = self._runtime.delays(), self._runtime.monotonic(), False
         while True:
-            self._listens_since = math.inf
+            self._listening_since = math.inf
             failure = await self._listen_once()
             now = self._runtime.monotonic()
-            if now - self._listens_since > LASTING_S:
-                delays, well_at, warned = self._runtime.delays(), now, False
-            elif now - well_at > LASTING_S and not warned:
+            if now - self._listening_since > LASTING_S:
+                delays, healthy_at, warned = self._runtime.delays(), now, False
+            elif now - healthy_at > LASTING_S and not warned:
                 warned = True
                 log.warning("commits of other processes are noticed late, by polling: %s", failure)
             await self._runtime.sleep(next(delays))
 
     async def _listen_once(self) -> str:
-        """Listen on a connection until it is lost; says why it was."""
+        """Listen on a connection until it is lost; return the reason."""
         try:
             connection = await self._pool.connect()
         except Error as error:
             return str(error)
         try:
             return await self._listen_on(connection)
-        except Exception as error:  # whatever it is, another connection is needed
+        except Exception as error:  # after any error a new connection is needed
             return f"postgres cannot listen: {type(error).__name__}: {error}"
         finally:
             connection.terminate()
@@ -115,18 +115,18 @@ class NotifyHints:
     async def _listen_on(self, connection: Connection) -> str:
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
-        async with asyncio.timeout(SIGN_OF_LIFE_TIMEOUT_S):
+        async with asyncio.timeout(KEEPALIVE_TIMEOUT_S):
             await connection.execute(LISTENS.format(self._lock))
             await connection.add_listener(self._channel, self._heard)
-        self._listens_since = self._runtime.monotonic()
+        self._listening_since = self._runtime.monotonic()
         self._waiters.wake_all()
         while not lost.is_set():
             try:
-                async with asyncio.timeout(SIGN_OF_LIFE_S):
+                async with asyncio.timeout(KEEPALIVE_S):
                     await lost.wait()
             except TimeoutError:
-                await connection.execute("SELECT 1", timeout=SIGN_OF_LIFE_TIMEOUT_S)
-        return "postgres ends the connection that listens"
+                await connection.execute("SELECT 1", timeout=KEEPALIVE_TIMEOUT_S)
+        return "postgres closed the connection that listens"
 
     def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
         sender, *keys = json.loads(str(payload))
@@ -139,7 +139,7 @@ class NotifyHints:
 
 
 def payloads(sender: str, keys: Collection[str]) -> list[str]:
-    """Messages that name the sender and all `keys`, each below the server's limit."""
+    """Messages that carry the sender and all `keys`, each below the server's limit."""
     messages: list[str] = []
     group: list[str] = [sender]
     size = 0

@@ -1,18 +1,19 @@
 """Connections to Postgres, and what its errors mean.
 
-Every use of a connection runs in a task of the pool. So a caller that is cancelled stops waiting, while
-its statement goes on, and its connection is used again only after the answer. A connection whose
-answer did not come (a timeout, an error of the connection) is never used again.
+Every use of a connection runs in a task of the pool. So a caller that is cancelled stops waiting, while its
+statement goes on, and its connection is used again only after the answer. A connection whose answer did not
+come (a timeout, an error of the connection) is never used again.
 
-*Errors* are mapped here, once. An error that the server reports with severity ERROR ended the
-statement's transaction: surely nothing happened (`ServerRefused`). Anything that goes wrong before a
-connection was there was not sent: `StorageUnavailable`. All else (FATAL, PANIC, a lost connection, a
-timeout) tells nothing: `Indeterminate`. A read can be sent again, so it meets lost connections with
-fresh ones before it gives up: a server that closed idle connections is no failure of a read.
+*Errors* are mapped here, once. An error that the server reports with severity ERROR ended the statement's
+transaction: surely nothing happened (`ServerRefused`). A failure before there was a connection sent nothing:
+`StorageUnavailable`. Any other failure (FATAL, PANIC, a lost connection, a timeout) tells nothing:
+`Indeterminate`. A read can be sent again, so after a lost connection it is sent on fresh ones before it
+fails: a server that closed idle connections fails no read.
 
-*A failover* leaves connections that are of no more use: to a server that was read-only when they were
-made, that recovers or shuts down. One that says so is dropped with all that idle, and with those in use
-once they are returned: the next use connects anew, to whatever serves by then.
+*A failover* leaves connections that are of no more use: to a server that was read-only when they were made,
+or that recovers or shuts down. If one connection reports this, it is closed together with all idle
+connections, and those in use are closed when they are returned. The next use connects anew, to the server
+that is the primary then.
 """
 
 import asyncio
@@ -32,12 +33,12 @@ else:
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT_S = 10.0  # beyond it the retry layer takes over
-STATEMENT_TIMEOUT_S = 60.0  # statements take milliseconds: this one's connection is dead
+CONNECT_TIMEOUT_S = 10.0  # after it the retry layer takes over
+STATEMENT_TIMEOUT_S = 60.0  # statements take milliseconds: after it the connection is dead
 CLOSE_TIMEOUT_S = 5.0
 READ_ATTEMPTS = 3
 
-# Waiting does not help: wrong password or user, no such database, no privilege, read-only, disk full.
+# Waiting does not help: wrong password or user, missing database, missing privilege, read-only, disk full.
 _LASTING = ("28", "3D", "42501", "25006", "53100")
 # Waiting helps: conflicts, resources, objects in use, interventions of an operator.
 _PASSING = ("40", "53", "55", "57", "58", "08")
@@ -56,12 +57,12 @@ SESSION = {
 
 
 class ServerRefused(StorageUnavailable):
-    """The server refused this very statement."""
+    """The server refused this statement: nothing happened."""
 
 
 class Pool:
-    """At most `size` connections, opened when needed; the first one prepares the place. `session` are
-    settings of each, beside those that all of ours have."""
+    """At most `size` connections, opened when needed. `prepare` is awaited with the first one. `session` has
+    settings of each connection, beside `SESSION`."""
 
     def __init__(
         self,
@@ -80,11 +81,11 @@ class Pool:
         self.closed = False
 
     async def read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
-        """Use a connection for something that changes nothing."""
+        """Use a connection for a read, which may be sent again."""
         return await asyncio.shield(self.spawn(self._read(use)))
 
     async def write(self, use: Callable[[Connection], Awaitable[T]]) -> T:
-        """Use a connection once. `ServerRefused`, `StorageUnavailable`: it surely did not happen."""
+        """Use a connection once. After `ServerRefused` or `StorageUnavailable` surely nothing happened."""
         return await asyncio.shield(self.spawn(self.use(use)))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -98,9 +99,9 @@ class Pool:
         return task
 
     async def use(self, use: Callable[[Connection], Awaitable[T]]) -> T:
-        """`write`, for those who are in a task of the pool already."""
+        """`write`, for callers that run in a task of the pool already."""
         async with self._gate:
-            failovers = self._failovers  # a connection belongs to the time in which it was taken
+            failovers = self._failovers  # a failover meanwhile makes the connection useless
             connection = await self._checked_out()
             try:
                 async with asyncio.timeout(STATEMENT_TIMEOUT_S):
@@ -120,7 +121,7 @@ class Pool:
             return result
 
     async def connect(self) -> Connection:
-        """A new connection, which is the caller's to close."""
+        """A new connection, which the caller closes."""
         try:
             connection: Connection = await asyncpg.connect(
                 **self._arguments, timeout=CONNECT_TIMEOUT_S, server_settings=self._session
@@ -137,7 +138,7 @@ class Pool:
         return connection
 
     async def aclose(self) -> None:
-        """Give what is under way a moment, then close everything."""
+        """Give running tasks a moment to end, then close all connections."""
         self.closed = True
         try:
             if self._tasks:
@@ -154,7 +155,7 @@ class Pool:
         for _ in range(READ_ATTEMPTS - 1):
             try:
                 return await self.use(use)
-            except Indeterminate:  # the others that idle have likely been lost as well
+            except Indeterminate:  # the idle ones are likely lost as well
                 self._drop_idle()
         try:
             return await self.use(use)
@@ -175,7 +176,7 @@ class Pool:
             connection.terminate()
 
     def _fail_over(self) -> None:
-        """Use no connection again that is there now."""
+        """Use no connection again that exists now."""
         self._failovers += 1
         self._drop_idle()
 
@@ -193,10 +194,10 @@ class Pool:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen, also when its caller has stopped waiting
+            task.exception()  # retrieved, though its caller may have stopped waiting
 
     def _of_connecting(self, error: Exception) -> Exception:
-        """Nothing of the caller's was sent."""
+        """The error of this library for a failure to connect: nothing of the caller was sent."""
         if isinstance(error, Error):
             return error
         secret = self._arguments.get("password") or ""
@@ -214,7 +215,7 @@ def _has_moved(error: BaseException) -> bool:
 
 
 def _of_statement(error: BaseException) -> Exception | None:
-    """The error of this library for one of a statement; `None` for what is none."""
+    """The error of this library for the failure of a statement; `None` for a cancellation."""
     if isinstance(error, Error | ValueError) and not isinstance(error, asyncpg.InterfaceError):
         return error
     if isinstance(error, asyncpg.PostgresError) and error.severity_en == "ERROR":
@@ -223,10 +224,10 @@ def _of_statement(error: BaseException) -> Exception | None:
         if state in _CORRUPT:
             return Corruption(text)
         return ServerRefused(text, retry=state.startswith(_PASSING) and not state.startswith(_LASTING))
-    if isinstance(error, asyncpg.DataError):  # the driver could not even write it down
+    if isinstance(error, asyncpg.DataError):  # the driver could not encode an argument
         return ServerRefused(f"postgres: {type(error).__name__}", retry=False)
     if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | TimeoutError):
         return Indeterminate(f"postgres: lost the answer: {type(error).__name__}: {error}")
     if isinstance(error, Exception):
         return Indeterminate(f"postgres: lost the answer: {type(error).__name__}")
-    return None  # a cancellation: the store closes
+    return None  # the store closes

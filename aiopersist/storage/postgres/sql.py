@@ -1,14 +1,13 @@
-"""The statements of `postgres`.
+"""The statements of the consensus store in Postgres.
 
 | table | row                                                    |
 |-------|--------------------------------------------------------|
 | heads | one per key: the seqno of its newest version           |
 | log   | one per live version                                   |
 
-Both are changed by one statement, so they agree at every moment. Keys collate by bytes ("C"): the order
-of `list_keys`, and the order in which locks are taken, is the same everywhere. `heads` leaves room in
-its pages, so an update touches no index; `log` keeps values up to some KiB in the row and never spends
-time on compressing them.
+One statement changes both, so they agree at every moment. Keys collate by bytes ("C"), so the order of
+`list_keys` and of locks is the same in every database. `heads` leaves room in its pages, so an update touches
+no index; `log` keeps values of up to some KiB in the row and spends no time on compression.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ CLOCK = "extract(epoch FROM clock_timestamp())::float8"
 
 
 def listeners_lock(schema: str) -> int:
-    """The number of the advisory lock that everybody who listens holds, shared."""
+    """The number of the advisory lock that all listeners hold, shared."""
     return int.from_bytes(hashlib.sha256(schema.encode()).digest()[:8], "big", signed=True)
 
 
@@ -89,7 +88,7 @@ _TEXTS = {
         SELECT seqno, data FROM {log} WHERE key = $1 AND seqno >= $2 ORDER BY seqno LIMIT $3""",
     "list_keys": """
         SELECT key FROM {heads} WHERE key >= $1 AND starts_with(key, $1) ORDER BY key""",
-    # Rows are locked in order, so that two of these do not block each other for ever.
+    # Rows are locked in order, so that two truncates do not block each other for ever.
     "truncate": """
         WITH head AS (SELECT seqno FROM {heads} WHERE key = $1),
         doomed AS (
@@ -122,7 +121,7 @@ _TEXTS = {
         ),
         logged AS (INSERT INTO {log} (key, seqno, data) SELECT key, seqno, $3 FROM moved RETURNING key)
         SELECT EXISTS (SELECT FROM logged) AS won, {clock} AS clock, {alone} AS alone""",
-    # One entry of a group of one. `maybe`: as in `append_together`.
+    # A group of one entry. `maybe`: as in `append_together`.
     "append_one": """
         WITH locked AS (SELECT key FROM {heads} WHERE key = $1 AND seqno = $2 FOR UPDATE SKIP LOCKED),
         moved AS (

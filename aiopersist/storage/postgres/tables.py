@@ -1,4 +1,4 @@
-"""Creating the tables of a schema, whoever comes first."""
+"""Creates the tables of a schema; safe for first users at the same time."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -7,20 +7,20 @@ from aiopersist.errors import InvalidLocation
 if TYPE_CHECKING:
     from aiopersist.storage.postgres.pool import Connection
 
-# First users take turns: IF NOT EXISTS alone is not safe for them. The number is ours, no more.
+# First users take turns: IF NOT EXISTS alone is not safe. The number means nothing but this lock.
 _LOCK = "SELECT pg_advisory_xact_lock(7164775410254338405)"
-# Read from the tables of the catalog: to_regclass() may answer from a cache that a lock does not refresh.
+# The catalog is read: to_regclass() may answer from a cache that taking a lock does not refresh.
 _HAS_TABLE = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = $2)"
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)"
 
 
 def quoted(name: str) -> str:
-    """`name` as an identifier."""
+    """`name` as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 class Tables(NamedTuple):
-    """The tables of one schema: `ddl` creates them all, and they are there when `mark` is."""
+    """The tables of one schema: `ddl` creates all of them; they exist if the table `mark` does."""
 
     schema: str
     mark: str
@@ -31,20 +31,20 @@ class Tables(NamedTuple):
         return there
 
     async def require(self, connection: "Connection") -> None:
-        """`InvalidLocation` where they are not."""
+        """Raise `InvalidLocation` if they do not exist."""
         if not await self.exist(connection):
-            raise InvalidLocation(f"postgres: the schema {self.schema!r} holds no location")
+            raise InvalidLocation(f"postgres: the schema {self.schema!r} holds no location yet")
 
     async def ensure(self, connection: "Connection") -> None:
-        """Create what is not there. Safe for first users at the same time; where all is there it needs no
-        privilege."""
+        """Create the tables if they do not exist. Safe for first users at the same time; needs no privilege
+        if the tables exist."""
         if await self.exist(connection):
             return
         async with connection.transaction():
             await connection.execute(_LOCK)
             if await self.exist(connection):
                 return
-            # Not with IF NOT EXISTS, which asks for a privilege even where there is nothing to do.
+            # IF NOT EXISTS would need a privilege even if the schema exists.
             if not await connection.fetchval(_HAS_SCHEMA, self.schema):
                 await connection.execute(f"CREATE SCHEMA {quoted(self.schema)}")
             await connection.execute(self.ddl)
