@@ -1,1 +1,2 @@
-"""A blob store in a folder: `blob`, and folders that others may remove while files are moved into them."""
+"""A blob store in a folder: `blob` keeps the contract; `held_folders` has the open folders that files move
+into."""

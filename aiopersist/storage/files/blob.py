@@ -1,20 +1,19 @@
 """Blobs as files below a folder.
 
-`set` writes a file in `tmp/` (the same file system, never listed), fsyncs it, renames it to its name
-and fsyncs the folder that holds the name. So a name always has a whole value behind it, after a crash
-too, and when `set` returns a power failure cannot take it back. A failed fsync is never repaired by
-another one, which could report success for pages the kernel has dropped: the error says that
-nothing was set (before the rename) or that nothing is known (after it), and repeating the `set`
-writes a new file.
+`set` writes a file in `tmp/` (on the same file system, never listed), fsyncs it, renames it to its name and
+fsyncs the folder that holds the name. So a name always has a whole value behind it, after a crash too, and
+when `set` returns a power failure cannot take it back. A failed fsync is never repaired by a second one,
+which could report success for pages that the kernel has dropped: the error says that nothing was set (before
+the rename) or that nothing is known (after it), and repeating the `set` writes a new file.
 
-The first file that an instance writes into a folder makes that folder's own name durable, also where
-another process has made it (it may not have got to its fsync). A folder that a deletion leaves empty is
-removed; `held_folders` says why a file that is written at that moment is as durable as any.
+The first file that an instance writes into a folder makes the folder's own name durable, even if another
+process made the folder (it may not have reached its fsync). A folder that a deletion leaves empty is removed;
+`held_folders` says why a file that is written at that moment is as durable as any other.
 
-A file system cannot hold `a` and `a/b` both: the second one is `Unsupported`. A key whose first
-component is `tmp` (and `tmp~`, and so on) is stored with a `~` more.
+A file system cannot hold both `a` and `a/b`: the second one is `Unsupported`. A key whose first component is
+`tmp` (or `tmp~`, and so on) is stored with one more `~`.
 
-Each operation is one hop to a worker thread. A cancelled caller stops waiting, the thread goes on, and
+Each operation is one call in a worker thread. A cancelled caller stops waiting, the thread goes on, and
 `aclose` waits for it.
 """
 
@@ -40,15 +39,15 @@ from aiopersist.storage.keys import check_blob_key, closed
 T = TypeVar("T")
 
 _TMP = "tmp"
-_TMP_AGE_MAX_S = 24 * 3600.0  # no write takes a day: what is older was left by a crash
-_THREADS = 32  # a disk's queue; beyond it files only wait elsewhere
-_TRIES = 10  # to write into a folder that somebody removes each time
-_LIST_PAGE = 1000  # names per hop to a worker thread
+_TMP_AGE_MAX_S = 24 * 3600.0  # no write takes a day: a crash left an older file
+_THREADS = 32  # about a disk's queue: more would only wait in the kernel
+_TRIES = 10  # to move a file into a folder that another process removes each time
+_LIST_PAGE = 1000  # keys per call in a worker thread
 
 
 class FilesBlob(Blob):
-    """Blobs in the folder `root`, which is made on first write. With `fsync=False` a power failure,
-    unlike a crash of the process, may lose or empty what was set last."""
+    """Blobs in the folder `root`, which is made on first write. With `fsync=False` a power failure, unlike a
+    crash of the process, may lose or empty the values that were set last."""
 
     def __init__(
         self, root: str | os.PathLike[str], fsync: bool = True, *, runtime: Runtime = SYSTEM
@@ -139,7 +138,7 @@ class FilesBlob(Blob):
             self._write_tmp(tmp, data)
             self._move(tmp, path)
         except BaseException as error:
-            if isinstance(error, FileNotFoundError):  # somebody removed folders that we knew
+            if isinstance(error, FileNotFoundError):  # another process removed folders that exist for us
                 self._has_tmp = False
             _remove([tmp])
             raise
@@ -156,7 +155,7 @@ class FilesBlob(Blob):
             os.close(fd)
 
     def _move(self, tmp: str, path: str) -> None:
-        """Give the file its name, durably."""
+        """Rename the file to its path, durably."""
         folder, name = os.path.split(path)
         try:
             for more in range(_TRIES - 1, -1, -1):
@@ -165,12 +164,12 @@ class FilesBlob(Blob):
                         os.replace(tmp, name, dst_dir_fd=fd)
                         self._fsync_name(fd, path)
                     return
-                except FileNotFoundError:  # somebody removed the folder, which was empty
+                except FileNotFoundError:  # another process removed the folder, which was empty
                     self._folders.forget(folder)
                     if not more:
                         raise
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            raise Unsupported(f"files: one of two keys is a folder of the other: {path}") from error
+            raise Unsupported(f"file: a key cannot be a folder of another key: {path}") from error
 
     def _fsync_name(self, folder: int, path: str) -> None:
         if self._fsync:
@@ -190,7 +189,7 @@ class FilesBlob(Blob):
             remove_empty(folder, self._root, self._folders)
 
     def _sweep(self, tmp: str) -> None:
-        """Remove what crashes left in `tmp`, once per instance."""
+        """Remove the files that crashes left in `tmp`, once per instance."""
         if self._swept:
             return
         self._swept = True
@@ -200,7 +199,7 @@ class FilesBlob(Blob):
                 try:
                     if entry.stat(follow_symlinks=False).st_mtime < oldest:
                         os.unlink(entry.path)
-                except OSError:  # another sweeps too; the next instance tries again
+                except OSError:  # another process sweeps too; the next instance tries again
                     pass
 
     # Keys and paths
@@ -213,12 +212,12 @@ class FilesBlob(Blob):
         return os.path.join(self._root, first + slash + rest)
 
     def _names(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """The keys that start with `prefix`: a walk from the deepest folder it names."""
+        """The keys that start with `prefix`, by a walk from the deepest folder that it names."""
         folder = prefix.rpartition("/")[0]
         if folder:
             try:
                 yield from _walk(self._path(folder), folder + "/", prefix)
-            except InvalidUsage:  # no key is called so
+            except InvalidUsage:  # no legal key starts so
                 return
             return
         for name, entry in _scan(self._root):
@@ -271,7 +270,7 @@ def _read(path: str, offset: int, length: int | None) -> bytes | None:
 
 
 def _read_exactly(file: FileIO, length: int) -> bytes:
-    """One `read` gives at most 2 GiB; a large value is put together."""
+    """Read a value of any length: one `read` returns at most 2 GiB."""
     data = file.read(length) or b""
     if len(data) == length:
         return data
@@ -282,7 +281,8 @@ def _read_exactly(file: FileIO, length: int) -> bytes:
 
 
 def _remove(paths: Sequence[str]) -> None:
-    """Not fsynced: a blob that a power failure brings back is a leak, and leaks are swept."""
+    """Delete files without an fsync: a blob that a power failure brings back is a leak, and leaks are
+    swept."""
     for path in paths:
         with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             os.unlink(path)

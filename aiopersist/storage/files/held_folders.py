@@ -1,10 +1,10 @@
-"""Folders that files are moved into, while anybody may remove those that are empty.
+"""Open folders that files are moved into, while other processes may remove empty folders.
 
-A name is durable once its folder was fsynced, and the names of the folders above it were too. That is done
-once for a folder, which is held open from then on. What is moved into it by its descriptor lies in that very
-folder, which then has been there all the time, with all above it: a folder that holds something cannot be
-removed. Or the move fails, since the folder was removed (another may have its name by now, and perhaps not
-durably), and it is made anew.
+A name is durable once its folder is fsynced, and the names of the folders above it are. That is done once per
+folder, which is held open from then on. A file that is moved into the folder by its descriptor lies in that
+very folder. Then the folder and all above it have existed all the time, since a folder that holds something
+cannot be removed. Or the move fails, since the folder was removed, and the folder is made anew; another
+folder may have its name by now, and perhaps not durably.
 """
 
 import os
@@ -15,11 +15,11 @@ from contextlib import contextmanager
 
 from aiopersist.storage.folders import fsync_folder, make_folder
 
-HELD_MAX = 64  # descriptors; of more folders the one that was used least lately is let go
+HELD_MAX = 64  # descriptors; beyond that the least recently used folder is closed
 
 
 class HeldFolders:
-    """Those below `root`, and itself. For many threads."""
+    """Open folders at or below `root`; safe for many threads."""
 
     def __init__(self, root: str, fsync: bool) -> None:
         self._root = root
@@ -29,8 +29,9 @@ class HeldFolders:
 
     @contextmanager
     def opened(self, folder: str) -> Iterator[int]:
-        """A descriptor of the folder, which is made durably where it is not there. It may be removed at any
-        time: then a move into it is a `FileNotFoundError`, as may be the making: `forget` it, try again."""
+        """A descriptor of the folder, which is made durably if it does not exist. The folder may be removed
+        at any time: then making it, or a move into it, is a `FileNotFoundError`. `forget` it and try
+        again."""
         fd = self._known(folder)
         if fd is None:
             fd = self._made(folder)
@@ -40,13 +41,13 @@ class HeldFolders:
             os.close(fd)
 
     def forget(self, folder: str) -> None:
-        """Let go of it."""
+        """Close the folder's descriptor."""
         with self._lock:
             if (fd := self._held.pop(folder, None)) is not None:
                 os.close(fd)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all descriptors."""
         for folder in list(self._held):
             self.forget(folder)
 
@@ -66,7 +67,7 @@ class HeldFolders:
             os.makedirs(folder, exist_ok=True)
         fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
-            if self._fsync:  # who made it may not have got to that
+            if self._fsync:  # another process that made it may not have done so yet
                 self._make_durable(folder)
             self._hold(folder, os.dup(fd))
         except BaseException:
@@ -75,7 +76,7 @@ class HeldFolders:
         return fd
 
     def _make_durable(self, folder: str) -> None:
-        """The names of the folder and of those above it, up to the root's."""
+        """Fsync the names of the folder and of those above it, up to the root."""
         while True:
             above = os.path.dirname(folder)
             fsync_folder(above)
@@ -94,7 +95,7 @@ class HeldFolders:
 
 
 def remove_empty(folder: str, root: str, folders: HeldFolders) -> None:
-    """Remove the folder and those above it below the root, as far as they are empty."""
+    """Remove the folder, and those above it below the root, as far as they are empty."""
     while folder != root:
         try:
             os.rmdir(folder)

@@ -1,1 +1,2 @@
-"""A blob store in an S3 bucket, or in any store that speaks its protocol: `blob`, and what `errors` mean."""
+"""A blob store in an S3 bucket, or in any store of the same protocol: `blob` keeps the contract, `errors`
+maps errors."""

@@ -1,14 +1,14 @@
 """Blobs in an S3 bucket, or in any store that speaks its protocol.
 
-S3 itself promises what the contract asks for: a PUT is atomic and durable when it returns, and reads and
-lists see every completed write. So a value is one PUT, from 8 MiB on a multipart upload, which also
-appears as a whole when it is completed, and is aborted when it fails.
+S3 itself promises what the contract demands: a PUT is atomic and durable when it returns, and reads and lists
+see every completed write. So a value is one PUT, or above 8 MiB a multipart upload, which also appears as a
+whole when it is completed, and is aborted when it fails.
 
-Retries are not done here (but for the parts of an upload): the layer above repeats requests. A body
-whose checksum or length is wrong is read again at most twice, and is `Corruption` then.
+The layer above repeats requests; here only the parts of an upload are retried. A body whose checksum or
+length is wrong is read again at most twice, and then is `Corruption`.
 
-The client of the driver is made in the loop that first uses it; loading its data takes a good part of a
-second, and so is done in a worker thread.
+The client of the driver is made in the event loop that first uses it. Loading its data takes a good part of a
+second, and so happens in a worker thread.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ _OPTIONS = {"endpoint", "region", "access_key", "secret_key", "session_token"}
 
 
 class S3Blob(Blob):
-    """Blobs in `bucket`, below `prefix`. One request per read and per small value written; large
-    values take one per 8 MiB and two more; lists and deletes one per 1000 keys."""
+    """Blobs in `bucket`, below `prefix`. One request per read and per small write; a large write takes one
+    per 8 MiB and two more; lists and deletes take one per 1000 keys."""
 
     def __init__(
         self,
@@ -98,21 +98,21 @@ class S3Blob(Blob):
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         if length > 0:
             return await self._read(key, (offset, length))
-        place = self._place(key)
-        head = await self._ask("get_range", lambda s3: s3.head_object(**place), none_if=errors.is_missing)
+        target = self._object(key)
+        head = await self._ask("get_range", lambda s3: s3.head_object(**target), none_if=errors.is_missing)
         return None if head is None else b""
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
-        place = self._place(key)
+        target = self._object(key)
         view = memoryview(data).cast("B")
         if len(view) > PART_BYTES:
-            await self._set_in_parts(place, view)
+            await self._set_in_parts(target, view)
         else:
             body = bytes(view)
-            await self._ask("set", lambda s3: s3.put_object(**place, Body=body), writing=True)
+            await self._ask("set", lambda s3: s3.put_object(**target, Body=body), writing=True)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        names = [self._place(key)["Key"] for key in keys]
+        names = [self._object(key)["Key"] for key in keys]
         for begin in range(0, len(names), DELETE_MAX):
             objects = [{"Key": name} for name in names[begin : begin + DELETE_MAX]]
             answer = await self._ask(
@@ -132,7 +132,7 @@ class S3Blob(Blob):
             page = await self._ask("list", lambda s3: s3.list_objects_v2(**wanted))
             for found in page.get("Contents", ()):
                 key = found["Key"].removeprefix(self._prefix)
-                if key and not key.endswith("/"):  # a folder that some tool made is no blob
+                if key and not key.endswith("/"):  # a folder that a tool made is no blob
                     yield key, found["Size"]
             if not page.get("IsTruncated"):
                 return
@@ -150,7 +150,7 @@ class S3Blob(Blob):
     # Reading
 
     async def _read(self, key: str, wanted: tuple[int, int] | None) -> bytes | None:
-        request = self._place(key)
+        request = self._object(key)
         if wanted is not None:
             request["Range"] = f"bytes={wanted[0]}-{wanted[0] + wanted[1] - 1}"
         for _ in range(READ_ATTEMPTS):
@@ -164,10 +164,10 @@ class S3Blob(Blob):
 
     # Writing in parts
 
-    async def _set_in_parts(self, place: dict[str, Any], view: memoryview) -> None:
-        upload_of = {**place, "ChecksumAlgorithm": "CRC32"}  # what the driver computes for each part
+    async def _set_in_parts(self, target: dict[str, Any], view: memoryview) -> None:
+        upload_of = {**target, "ChecksumAlgorithm": "CRC32"}  # the driver computes it for each part
         created = await self._ask("set", lambda s3: s3.create_multipart_upload(**upload_of), writing=True)
-        upload = {**place, "UploadId": created["UploadId"]}
+        upload = {**target, "UploadId": created["UploadId"]}
         try:
             parts = await self._upload_parts(upload, view)
             await self._ask(
@@ -176,7 +176,7 @@ class S3Blob(Blob):
                 writing=True,
             )
         except BaseException:
-            task = asyncio.create_task(self._abort(upload))  # goes on when the caller is cancelled
+            task = asyncio.create_task(self._abort(upload))  # goes on if the caller is cancelled
             self._aborting.add(task)
             task.add_done_callback(self._aborting.discard)
             raise
@@ -215,7 +215,7 @@ class S3Blob(Blob):
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._s3.abort_multipart_upload(**upload)
-        except Exception:  # what stays is a leak that the bucket's rules expire
+        except Exception:  # the parts stay until a rule of the bucket expires them
             return
 
     # Requests
@@ -260,7 +260,7 @@ class S3Blob(Blob):
             "s3", endpoint_url=self._endpoint, region_name=self._region, config=config, **self._credentials
         )
 
-    def _place(self, key: str) -> dict[str, Any]:
+    def _object(self, key: str) -> dict[str, Any]:
         if self._closed:
             raise closed("blob store")
         check_blob_key(key)
@@ -268,7 +268,7 @@ class S3Blob(Blob):
 
 
 class _Damaged(Exception):
-    """What came is not what was announced."""
+    """The body is not what its headers announced."""
 
 
 async def _body(s3: Any, request: dict[str, Any], wanted: tuple[int, int] | None) -> bytes:
@@ -286,7 +286,7 @@ async def _body(s3: Any, request: dict[str, Any], wanted: tuple[int, int] | None
         raise _Damaged(f"{len(data)} bytes of {answer['ContentLength']}")
     if wanted is None:
         return data
-    if "ContentRange" not in answer:  # a server that knows no ranges sends the whole
+    if "ContentRange" not in answer:  # a server without ranges sends the whole value
         return data[wanted[0] : wanted[0] + wanted[1]]
     if len(data) > wanted[1]:
         raise _Damaged(f"{len(data)} bytes instead of {wanted[1]}")
@@ -299,7 +299,7 @@ def _load(session: AioSession) -> None:
 
 @cache
 def _loader() -> Any:
-    """What the driver knows of S3, read from its files once per process."""
+    """The driver's descriptions of S3, read from its files once per process."""
     loader = get_session().get_component("data_loader")
     for kind in ("service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"):
         loader.load_service_model("s3", kind)

@@ -1,7 +1,7 @@
 """What the errors of S3 and its driver mean.
 
-Where the request was surely not carried out, or only read, it is `StorageUnavailable`; a write whose
-answer is lost is `Indeterminate`. Texts hold the operation and the server's code, never its message.
+A request that surely was not carried out, or that only read, is `StorageUnavailable`; a write whose answer is
+lost is `Indeterminate`. A text holds the operation and the server's code, never its message.
 """
 
 import aiohttp
@@ -17,7 +17,7 @@ _LASTING = {
     "InsufficientStorage", "InvalidAccessKeyId", "InvalidToken", "NoSuchBucket", "PermanentRedirect",
     "QuotaExceeded", "SignatureDoesNotMatch", "XMinioStorageFull",
 }  # fmt: skip
-# Refused for the moment, and surely not done.
+# Refused for the moment, and surely not carried out.
 _PASSING = {
     "BadDigest", "IncompleteBody", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown",
     "Throttling", "ThrottlingException", "TooManyRequests", "XAmzContentChecksumMismatch",
@@ -32,7 +32,7 @@ _NO_CREDENTIALS = (
 
 
 def code(error: BaseException) -> str:
-    """The server's code, or nothing."""
+    """The server's code, or an empty text."""
     if isinstance(error, driver.ClientError):
         return str(error.response.get("Error", {}).get("Code", ""))
     return ""
@@ -47,14 +47,14 @@ def is_beyond_the_end(error: BaseException) -> bool:
 
 
 def is_damaged(error: BaseException) -> bool:
-    """Whether what came is not what the server announced: a checksum or a length is wrong."""
+    """Whether the checksum or the length of a body is not what the server announced."""
     if isinstance(error, driver.FlexibleChecksumError | driver.ChecksumError | driver.IncompleteReadError):
         return True
     return any(isinstance(e, aiohttp.ClientPayloadError) for e in _causes(error))
 
 
 def mapped(error: Exception, op: str, *, writing: bool) -> Exception:
-    """The error of this library for one of the driver."""
+    """The error of this library for an error of the driver."""
     if isinstance(error, Error):
         return error
     if isinstance(error, driver.ClientError):
@@ -68,7 +68,7 @@ def mapped(error: Exception, op: str, *, writing: bool) -> Exception:
 
 
 def of_code(name: str, op: str) -> Exception:
-    """The error for one key of several, of which the server gave only a code."""
+    """The error of this library for the code that the server gave for one of several keys."""
     return StorageUnavailable(f"s3: {op}: {name}", retry=name not in _LASTING)
 
 
@@ -92,7 +92,7 @@ def _was_not_sent(error: Exception) -> bool:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error, and what it was made from: the driver keeps that in an attribute, too."""
+    """The error and its causes; the driver keeps some causes in an attribute."""
     found: list[BaseException] = []
     rest: list[object] = [error]
     while rest:
