@@ -1,6 +1,6 @@
 """For tests of applications and of stores: real servers, honest faults, and conformance suites.
 
-`servers` starts Postgres and S3, `faults` wraps stores that fail, `proxy` is a network that fails,
-`storage` and `stash` are suites for backends, `model` is an oracle, `strategies` are for Hypothesis.
-Needs pytest; nothing in the library imports it.
+`servers` starts Postgres and S3; `faults` wraps stores so that they fail; `proxy` is a network that fails;
+`storage` and `stash` are conformance suites for stores; `model` is an oracle for shards; `strategies` are for
+Hypothesis. Needs pytest. The library imports none of this.
 """

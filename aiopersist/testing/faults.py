@@ -1,7 +1,7 @@
 """Stores that fail honestly: wrappers around any `Blob` and `Consensus`.
 
-A call to a store has two independent sides: it happened or not, and the caller was told or not.
-That makes four outcomes, and a fifth that networks add:
+A call to a store has two independent sides: it happened or not, and the caller got the answer or not. That
+makes four outcomes, and networks add a fifth:
 
 | outcome    | it happened | the caller gets                      |
 |------------|-------------|--------------------------------------|
@@ -11,8 +11,8 @@ That makes four outcomes, and a fifth that networks add:
 | `DROPPED`  | no          | `Indeterminate`                      |
 | `LATE`     | not yet     | `Indeterminate`; at `land()` it does |
 
-No wrapper ever lies: a `StorageUnavailable` surely did nothing. Outcomes come from a seed
-(`rates`), or one at a time from `fail_next`.
+No wrapper lies: a call that raised `StorageUnavailable` surely did nothing. Outcomes are drawn from a seed at
+given `rates`, or set one at a time by `fail_next`.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Outcome(StrEnum):
-    """What becomes of one call."""
+    """The outcome of one call; see the header."""
 
     DONE = "DONE"
     REFUSED = "REFUSED"
@@ -46,10 +46,10 @@ HAPPENS = (Outcome.DONE, Outcome.LOST)
 
 
 class Faults:
-    """Decides the outcome of each call; one may be shared by several wrappers.
+    """Decides the outcome of each call; several wrappers may share it.
 
-    `rates` gives the share of calls of each outcome (the rest is `DONE`), drawn from `seed`.
-    `latency_s` is waited before each call, drawn evenly from the range.
+    `rates` gives the share of calls for each outcome (the rest is `DONE`), drawn from `seed`. Each call first
+    waits for a time that is drawn evenly from the range `latency_s`.
     """
 
     def __init__(
@@ -71,17 +71,18 @@ class Faults:
         self._late: list[Callable[[], Awaitable[object]]] = []
 
     def fail_next(self, op: str, outcome: Outcome, times: int = 1) -> None:
-        """The next `times` calls of the method `op` end so; `fail_next` again for what follows."""
+        """Give the next `times` calls of the method `op` this outcome, after those of earlier `fail_next`
+        calls."""
         self._next.setdefault(op, deque()).extend([outcome] * times)
 
     def heal(self) -> None:
-        """From now on every call is `DONE`. What is late stays late."""
+        """From now on every call is `DONE`. Late calls stay late."""
         self.rates = {}
         self._next = {}
 
     @property
     def late(self) -> int:
-        """How many calls have not landed yet."""
+        """The number of calls that have not landed yet."""
         return len(self._late)
 
     async def land(self) -> None:
@@ -91,7 +92,7 @@ class Faults:
             await act()
 
     def outcome(self, op: str) -> Outcome:
-        """Decide the next call of `op`."""
+        """Decide and count the outcome of the next call of `op`."""
         self.calls[op] += 1
         if self._next.get(op):
             chosen = self._next[op].popleft()
@@ -112,12 +113,12 @@ class Faults:
         return Outcome.DONE
 
     async def wait(self) -> None:
-        """The latency of one call."""
+        """Wait for the latency of one call."""
         if self.latency_s[1]:
             await self._runtime.sleep(self._random.uniform(*self.latency_s))
 
     async def call(self, op: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Make one call, or not."""
+        """Let `act`, a call of `op`, happen or not, and be answered or not."""
         outcome = self.outcome(op)
         await self.wait()
         if outcome is Outcome.REFUSED:
@@ -142,7 +143,7 @@ class FaultyBlob(WrappedBlob):
         return self.faults.call(op, request)
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
-        await super().set(key, bytes(data))  # a late call must not see what becomes of the caller's buffer
+        await super().set(key, bytes(data))  # the caller may change its buffer before a late call
 
     async def delete(self, keys: Sequence[str]) -> None:
         await super().delete(list(keys))

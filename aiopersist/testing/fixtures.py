@@ -1,4 +1,4 @@
-"""Fixtures that are coroutines, in test classes to inherit from, whichever mode pytest-asyncio is in."""
+"""Async fixtures in test classes to inherit from, in either mode of pytest-asyncio."""
 
 from inspect import isasyncgenfunction, unwrap
 from typing import Any
@@ -7,12 +7,12 @@ import pytest_asyncio
 
 
 class TakesHandles:
-    """A subclass gives the fixture `handles` as an async generator, by `@pytest.fixture` or
-    `@pytest_asyncio.fixture`: strict mode runs the latter alone, so the former is marked as one."""
+    """A subclass defines the fixture `handles` as an async generator, by `@pytest.fixture` or
+    `@pytest_asyncio.fixture`. Strict mode runs only the latter, so the former is marked as one."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         given: Any = vars(cls).get("handles")
         function = None if given is None else unwrap(given)
-        if isasyncgenfunction(function) and not hasattr(function, "_loop_scope"):  # which the latter sets
+        if isasyncgenfunction(function) and not hasattr(function, "_loop_scope"):  # the mark of the latter
             pytest_asyncio.fixture(function)

@@ -1,7 +1,7 @@
-"""An oracle for shards: a list of updates, and definitions as one would write them on a blackboard.
+"""An oracle for shards: a list of updates, and definitions as on a blackboard.
 
-It shares no helper with the library, on purpose, and knows nothing of batches, parts, runs or states.
-Times are ints or tuples; a frontier is any iterable of times, so an `Antichain`'s `elements` will do.
+It shares no helper with the library, on purpose, and has no batches, parts, runs or states. Times are ints or
+tuples; a frontier is any iterable of times, such as the `elements` of an `Antichain`.
 
     model = Model()
     model.append([("a", 1, 0, 1)], [0], [5])
@@ -34,8 +34,8 @@ def later_of(a: Any, b: Any) -> Any:
 
 
 def comparable(value: Any) -> Any:
-    """Something that compares as the library orders values of Python: nothing first, NaN last, structs
-    field by field, lists element by element."""
+    """A tuple that compares as the library orders values of Python: `None` first, NaN last, structs field by
+    field, lists element by element."""
     if value is None:
         return ()
     if isinstance(value, float):
@@ -50,7 +50,7 @@ def comparable(value: Any) -> Any:
 
 
 def summed(rows: Iterable[Row]) -> list[Row]:
-    """Rows of equal key and val as one, none with a diff of 0, in key order."""
+    """Sum the rows of equal key and val into one row, in key order, without those of diff 0."""
     sums: Counter[Any] = Counter()
     named: dict[Any, tuple[Any, Any]] = {}
     for key, val, diff in rows:
@@ -61,14 +61,14 @@ def summed(rows: Iterable[Row]) -> list[Row]:
 
 
 class Model:
-    """All updates that a shard was ever given, and its upper."""
+    """All updates that were ever appended to a shard, and its upper."""
 
     def __init__(self, upper: Iterable[Any] = (0,)) -> None:
         self.updates: list[Update] = []
         self.upper: tuple[Any, ...] = tuple(upper)
 
     def append(self, updates: Iterable[Update], lower: Iterable[Any], upper: Iterable[Any]) -> None:
-        """What a successful append leaves: its updates, each in `[lower, upper)`."""
+        """Record a successful append, whose updates all lie in `[lower, upper)`."""
         bounds = tuple(lower), tuple(upper)
         assert bounds[0] == self.upper, (bounds, self.upper)
         for update in updates:
@@ -77,7 +77,7 @@ class Model:
         self.upper = bounds[1]
 
     def complete(self, time: Any) -> bool:
-        """Whether contents at `time` are known for good."""
+        """Whether the contents at `time` are final."""
         return passed(self.upper, time)
 
     def contents(self, as_of: Any) -> list[Row]:
@@ -91,8 +91,8 @@ class Model:
         lower: Iterable[Any] | None = None,
         upper: Iterable[Any] | None = None,
     ) -> Counter[tuple[Any, Any, Any]]:
-        """What a listen from `as_of` (`None`: from the minimum) delivers in `[lower, upper)`: the sum of
-        diffs by (key, val, time), none that is 0. Product times are advanced to `as_of`."""
+        """The updates that a listen from `as_of` (`None`: from the minimum) delivers in `[lower, upper)`:
+        sums of diffs by (key, val, time), without zeros. Product times are advanced to `as_of`."""
         sums: Counter[tuple[Any, Any, Any]] = Counter()
         begin = None if lower is None else tuple(lower)
         end = None if upper is None else tuple(upper)
@@ -106,14 +106,14 @@ class Model:
 
 
 def without_zeros(sums: Counter[Any]) -> Counter[Any]:
-    """The same sums without those that are 0."""
+    """The sums that are not 0."""
     return Counter({what: diff for what, diff in sums.items() if diff})
 
 
 def gathered(
     updates: Iterable[Iterable[Any]], where: Callable[[Any], bool] = lambda time: True
 ) -> Counter[Any]:
-    """The sum of diffs of `updates` by (key, val, time), none that is 0."""
+    """The sums of diffs of `updates` by (key, val, time), without zeros."""
     sums: Counter[Any] = Counter()
     for key, val, time, diff in updates:
         if where(time):

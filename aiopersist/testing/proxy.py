@@ -1,13 +1,13 @@
-"""A TCP proxy in front of a real server, to lose what networks lose.
+"""A TCP proxy in front of a real server, which loses what networks lose.
 
     async with TcpProxy("127.0.0.1", 5432) as proxy:
         ... connect to proxy.host, proxy.port ...
         lost = proxy.swallow_answers_then_cut(completes_command)
-        ... send a statement: the server does it, nobody is told ...
+        ... send a statement: the server carries it out, the client gets no answer ...
         await lost
 
-Everything is real but the network: bytes are forwarded, delayed, held back or dropped, connections
-are refused or cut. What a test needs to know is counted.
+Everything is real but the network: the proxy forwards, delays, holds back or drops bytes, and refuses or cuts
+connections. It counts connections, refusals, cuts and bytes.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ CHUNK_BYTES = 64 * 1024
 
 
 def completes_command(answer: bytes) -> bool:
-    """Whether Postgres reports a finished statement in `answer` (not `BEGIN`, not `SET`). It sends
-    this after the commit of a statement outside a transaction. `answer` begins with a message."""
+    """Whether Postgres reports a finished statement in `answer`, other than `BEGIN`, `SET` and `LISTEN`. It
+    sends the report after the commit of a statement outside a transaction. `answer` must begin with a
+    message."""
     at = 0
     while at + 5 <= len(answer):
         length = int.from_bytes(answer[at + 1 : at + 5], "big")
@@ -55,7 +56,7 @@ class TcpProxy:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """The number of open connections."""
         return len(self._links)
 
     async def __aenter__(self) -> Self:
@@ -74,7 +75,7 @@ class TcpProxy:
         await asyncio.gather(*(link.ended.wait() for link in links))
 
     def cut(self) -> int:
-        """Cut all connections, on both sides; returns how many. Bytes held back are lost."""
+        """Cut all connections on both sides, and return their number. Bytes that are held back are lost."""
         links = list(self._links)
         for link in links:
             link.cut()
@@ -82,7 +83,8 @@ class TcpProxy:
         return len(links)
 
     def cut_clients(self) -> int:
-        """Cut only the clients' side: requests held back still reach the server when released."""
+        """Cut only the clients' side, and return the number of connections: requests that are held back still
+        reach the server when they are released."""
         for link in self._links:
             link.cut_client()
         self.cuts += len(self._links)
@@ -101,7 +103,7 @@ class TcpProxy:
         self._requests.clear()
 
     def release_requests(self) -> None:
-        """Send what was held back, in order."""
+        """Send the requests that were held back, in order."""
         self._requests.set()
 
     def hold_answers(self) -> None:
@@ -109,13 +111,13 @@ class TcpProxy:
         self._answers.clear()
 
     def release_answers(self) -> None:
-        """Deliver what was held back, in order."""
+        """Deliver the answers that were held back, in order."""
         self._answers.set()
 
     def swallow_answers_then_cut(self, when: Callable[[bytes], bool] = bool) -> "asyncio.Future[bytes]":
-        """The first answer for which `when(bytes)` holds is dropped and its connection cut: the
-        server did the work and nobody is told. The future has the bytes that were lost; cancel it
-        to go back to forwarding."""
+        """Drop the first answer for which `when(bytes)` holds, and cut its connection: the server did the
+        work and the client does not learn of it. The future gets the lost bytes; cancel it to forward
+        again."""
         lost: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._swallow = (when, lost)
         return lost
@@ -159,7 +161,7 @@ _Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Link:
-    """One client's connection and the one to the server that belongs to it."""
+    """A client's connection, and the connection to the server that belongs to it."""
 
     def __init__(self, proxy: TcpProxy, client: _Side, server: _Side) -> None:
         self.proxy = proxy
@@ -203,7 +205,7 @@ class _Link:
                 self.cut()
                 return
             self.proxy.bytes_to_client += len(data)
-            await _write(self.client_writer, data)  # a client that was cut no longer hears it
+            await _write(self.client_writer, data)  # after a cut nothing arrives
         _close(self.client_writer)
 
     async def _pause(self, gate: asyncio.Event) -> None:

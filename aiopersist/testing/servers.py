@@ -1,15 +1,15 @@
-"""Real servers for tests: Postgres from PyPI, S3 from whatever is on the machine.
+"""Real servers for tests: Postgres from PyPI, and the S3 servers of the machine.
 
-A server is a context manager: it lives in a temporary directory of its own on ports of its own, so
-any number of test runs go on at once. Each is started through a small shell that holds the read end
-of a pipe: when the pipe closes, also because the test process was killed, the server is stopped.
+A server is a context manager. It has a temporary directory and ports of its own, so any number of test runs
+can go on at once. A small shell that holds the read end of a pipe starts each server: when the pipe closes,
+also because the test process was killed, the shell stops the server.
 
-S3 servers, all that are there:
+S3 servers, as far as the machine has them:
 
 - `endpoint`: the one that `AIOPERSIST_TEST_S3_ENDPOINT` names (credentials by the usual AWS chain);
 - `versitygw`: `AIOPERSIST_TEST_VERSITYGW`, or the program of that name on the `PATH`, in Go's
   `bin`, or in `.cache/bin` below the working directory;
-- `moto`: a simulation in Python. It is no real server: nothing it says about concurrency counts.
+- `moto`: a simulation in Python, not a real server: it proves nothing about concurrency.
 """
 
 import os
@@ -62,7 +62,7 @@ class PostgresServer:
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running S3 endpoint with a bucket that is there. `real`: not a simulation."""
+    """A running S3 endpoint with an existing bucket. `real`: not a simulation."""
 
     label: str
     endpoint: str
@@ -78,7 +78,7 @@ class S3Server:
 
 @contextmanager
 def postgres_server(options: Mapping[str, object] | None = None) -> Iterator[PostgresServer]:
-    """A fresh Postgres of its own, fsync on; `options` go to its configuration."""
+    """A fresh Postgres with fsync on; `options` go to its configuration."""
     with _directory("pg") as directory:
         bin_path, user = _init_postgres(directory / "data")
         with _postgres(directory, bin_path, user, options or {}) as server:
@@ -87,7 +87,7 @@ def postgres_server(options: Mapping[str, object] | None = None) -> Iterator[Pos
 
 @contextmanager
 def postgres_standby(primary: PostgresServer) -> Iterator[PostgresServer]:
-    """A standby that has what `primary` has now, and never hears of more."""
+    """A standby with the present data of `primary`, which receives no more."""
     with _directory("pg") as directory:
         data = directory / "data"
         bin_path, user = _init_postgres(data)
@@ -137,14 +137,14 @@ def s3_labels() -> list[str]:
 
 
 def is_real(label: str) -> bool:
-    """Whether it is a server that people store data in."""
+    """Whether the server is a real one, not a simulation."""
     return label != "moto"
 
 
 @contextmanager
 def s3_server(label: str) -> Iterator[S3Server]:
-    """The server of that label, started where it is one of ours, with a fresh bucket."""
-    if not os.environ.get("AIOPERSIST_TEST_S3_ENDPOINT"):  # a foreign server brings its credentials
+    """The server of that label with a fresh bucket; an `endpoint` runs already, the others are started."""
+    if not os.environ.get("AIOPERSIST_TEST_S3_ENDPOINT"):  # an endpoint has credentials of its own
         os.environ.setdefault("AWS_ACCESS_KEY_ID", "aiopersist")
         os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "aiopersist-secret")
     starters = {"endpoint": _external, "versitygw": _versitygw, "moto": _moto}
@@ -159,7 +159,7 @@ def s3_server(label: str) -> Iterator[S3Server]:
 
 @contextmanager
 def s3_servers() -> Iterator[list[S3Server]]:
-    """All of them at once."""
+    """All S3 servers of this machine at once."""
     with ExitStack() as stack:
         yield [stack.enter_context(s3_server(label)) for label in s3_labels()]
 
@@ -177,11 +177,11 @@ def s3_client(endpoint: str, region: str = "us-east-1") -> Any:
 
 
 def versitygw_path() -> str | None:
-    """The program, where it is there."""
+    """The path of the program versitygw, or `None`."""
     named = os.environ.get("AIOPERSIST_TEST_VERSITYGW")
     if named:
         if not shutil.which(named):
-            raise RuntimeError(f"AIOPERSIST_TEST_VERSITYGW is {named!r}, which is not a program")
+            raise RuntimeError(f"AIOPERSIST_TEST_VERSITYGW is {named!r}: no program is there")
         return named
     gopaths = os.environ.get("GOPATH", str(Path.home() / "go")).split(os.pathsep)
     folders = [Path(p) / "bin" for p in gopaths if p] + [Path(".cache/bin").absolute()]
@@ -189,7 +189,7 @@ def versitygw_path() -> str | None:
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listened on a moment ago."""
+    """A TCP port on 127.0.0.1 on which no process listened a moment ago."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port: int = s.getsockname()[1]
@@ -205,7 +205,7 @@ def _external() -> Iterator[str]:
 def _versitygw() -> Iterator[str]:
     program = versitygw_path()
     if program is None:
-        raise RuntimeError("versitygw is not on this machine")
+        raise RuntimeError("versitygw is not on this machine: set AIOPERSIST_TEST_VERSITYGW")
     with _directory("s3") as directory:
         for name in ("objects", "metadata"):
             (directory / name).mkdir()
@@ -225,7 +225,7 @@ def _versitygw() -> Iterator[str]:
 
 @contextmanager
 def _moto() -> Iterator[str]:
-    # a process of its own: neither its warnings nor its share of the interpreter lock are ours
+    # a process of its own: it shares neither warnings nor the interpreter lock with the tests
     run = "import sys, moto.server; moto.server.main(sys.argv[1:])"
     with (
         _directory("moto") as directory,
@@ -269,7 +269,7 @@ def _process(
             cwd=log.parent,
             env=env,
             user=user,
-            start_new_session=True,  # Ctrl-C in a terminal is for the tests, which then stop it
+            start_new_session=True,  # Ctrl-C in a terminal goes to the tests, which then stop the server
         )
     assert guard.stdin is not None
     try:
@@ -305,14 +305,14 @@ def _init_postgres(data: Path) -> tuple[Path, str | None]:
     data.mkdir()
     lock = Path(tempfile.gettempdir()) / f"aiopersist-pgserver-{os.geteuid()}.lock"
     with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # two first users must not both create the system's user
+        fcntl.flock(held, fcntl.LOCK_EX)  # two first users at once would both create the system's user
         server = get_server(data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
     return server.bin_path, server.system_user
 
 
 def _wait_until(ready: Callable[[int], bool], port: int, guard: "subprocess.Popen[bytes]") -> bool:
-    """Whether it became ready; `False` as soon as the process has ended."""
+    """Whether the server became ready; `False` as soon as its process has ended."""
     deadline = SYSTEM.monotonic() + START_TIMEOUT_S
     while SYSTEM.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
@@ -332,7 +332,7 @@ def _connects(port: int) -> bool:
 
 
 def _postgres_accepts(port: int) -> bool:
-    """Whether a session can be opened: a start-up packet is answered by `R`, not by an error."""
+    """Whether the server opens sessions: it answers a start-up packet by `R`, not by an error."""
     body = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0"
     try:
         with socket.create_connection(("127.0.0.1", port), 1) as s:

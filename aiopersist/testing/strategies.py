@@ -1,6 +1,6 @@
-"""Hypothesis strategies for what a shard works with: times, frontiers, histories.
+"""Hypothesis strategies for times, frontiers, updates and histories of a shard.
 
-Grids are small on purpose: collisions of keys, times and frontiers are where the bugs are.
+The ranges are small on purpose: bugs lie where keys, times and frontiers collide.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ KEYS = ("", "a", "b", "ba", "é", "\x00")
 
 
 def times(length: int | None = None, *, top: int = 4) -> st.SearchStrategy[Any]:
-    """Ints in `[0, top]`; with a `length` product times of such ints."""
+    """Ints in `[0, top]`; with a `length`, product times of such ints."""
     component = st.integers(0, top)
     return component if length is None else st.tuples(*[component] * length)
 
@@ -21,21 +21,21 @@ def times(length: int | None = None, *, top: int = 4) -> st.SearchStrategy[Any]:
 def frontiers(
     length: int | None = None, *, top: int = 4, elements_max: int = 3, empty: bool = True
 ) -> st.SearchStrategy[Antichain]:
-    """Antichains of such times; perhaps the empty one."""
+    """Antichains of `times`; with `empty`, the empty one too."""
     found = st.lists(times(length, top=top), min_size=0 if empty else 1, max_size=elements_max)
     return found.map(lambda elements: Antichain(*elements))
 
 
 def updates(length: int | None = None, *, top: int = 4, keys: Any = KEYS) -> st.SearchStrategy[Any]:
-    """`(key, val, time, diff)` with few keys and vals, so that they often meet and cancel out."""
+    """Updates `(key, val, time, diff)` with few keys and vals, so that they often meet and cancel out."""
     diffs = st.integers(-2, 3).filter(bool)
     return st.tuples(st.sampled_from(keys), st.integers(0, 1), times(length, top=top), diffs)
 
 
 @st.composite
 def histories(draw: Any, length: int | None = None, *, top: int = 4, appends_max: int = 5) -> Any:
-    """A list of appends `(updates, lower, upper)` that continue each other from the minimum on, each
-    with the updates that lie within."""
+    """A list of appends `(updates, lower, upper)`, each with updates within its bounds; each begins where the
+    one before ends, and the first at the minimum."""
     lower = Antichain(0 if length is None else (0,) * length)
     appends = []
     for _ in range(draw(st.integers(1, appends_max))):

@@ -1,4 +1,4 @@
-"""What every stash must do, as a test class to inherit from; see `collections`."""
+"""What every stash must do, as a test class to inherit from: `StashConformance`, see `collections`."""
 
 from aiopersist.testing.stash.collections import StashConformance
 

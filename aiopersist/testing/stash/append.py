@@ -1,4 +1,4 @@
-"""What every stash must do, about `append`; see `stash`."""
+"""The part of `StashConformance` about `append`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ EMPTY = Antichain()
 
 @contextmanager
 def refused(*told: str, kind: type[StashError] = StashError, fenced: bool = False) -> Iterator[None]:
-    """A refusal whose message has all of `told`."""
+    """Expect a refusal whose message contains all of `told`."""
     with pytest.raises(kind) as caught:
         yield
     assert caught.value.is_unrecoverable is fenced
@@ -28,7 +28,7 @@ def refused(*told: str, kind: type[StashError] = StashError, fenced: bool = Fals
 
 
 async def looks(stash: Stash, *collections: StashCollection[Any, Any]) -> list[Any]:
-    """All that can be seen of them: entries (`None` where none can be read), since and upper."""
+    """All that readers see of the collections: entries (`None` if they cannot be read), since and upper."""
     seen = []
     for c in collections:
         since, upper = await stash.since(c), await stash.upper(c)
@@ -37,14 +37,14 @@ async def looks(stash: Stash, *collections: StashCollection[Any, Any]) -> list[A
 
 
 async def sealed(stash: Stash, c: StashCollection[K, V], changes: list[tuple[K, V, int]]) -> None:
-    """Add `(key, val, diff)` at the current upper, and seal that."""
+    """Add each `(key, val, diff)` at the current upper, and seal that time."""
     time = (await stash.upper(c)).time
     assert isinstance(time, int)
     await stash.update_many(c, [((key, val), time, diff) for key, val, diff in changes])
     await stash.seal(c, time + 1)
 
 
-# What makes a batch a bad one, for a collection with since {2} and upper {4}.
+# Changes that make a batch illegal, for a collection with since {2} and upper {4}.
 BAD_BATCHES: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "an older lower": ({"lower": 3}, StaleLower),
     "a later lower": ({"lower": 5}, StaleLower),
@@ -63,13 +63,13 @@ BAD_BATCHES: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 
 
 def batch(c: Collection, entries: Sequence[Any] = (), **changes: Any) -> AppendBatch:
-    """A good batch for a collection with upper {4}, but for the changes."""
+    """A legal batch for a collection with upper {4}, apart from `changes`."""
     good = AppendBatch(c.id, lower=4, upper=5, compact=4, timestamp=4, entries=list(entries))
     return replace(good, **changes)
 
 
 async def at_four(stash: Stash, other: Stash, *names: str) -> list[Collection]:
-    """Collections known to both handles, with an entry, since {2} and upper {4}."""
+    """Collections that both handles have opened, with one entry, since {2} and upper {4}."""
     made = []
     for name in names:
         c = await stash.collection(name, str, int)
@@ -82,10 +82,10 @@ async def at_four(stash: Stash, other: Stash, *names: str) -> list[Collection]:
 
 
 class StashAppend:
-    """Wants the fixtures `stash` and `other`, two handles on one place that do not fence each other."""
+    """Needs the fixtures `stash` and `other`: two handles on one stash that do not fence each other."""
 
     async def test_append(self, stash: Stash, other: Stash) -> None:
-        """Entries may lie beyond upper; since may go up to the new upper; all is consolidated."""
+        """Entries may lie beyond upper; since may go up to the new upper; reads are consolidated."""
         a, b, c = await at_four(stash, other, "a", "b", "c")
         entries = [(("a", 1), 4, -1), (("b", 2), 9, 1), (("b", 2), 9, 1)]
         await stash.append(
@@ -102,7 +102,8 @@ class StashAppend:
     async def test_a_bad_batch_anywhere_changes_nothing(
         self, stash: Stash, other: Stash, changes: dict[str, Any], kind: type[Exception]
     ) -> None:
-        """First, in the middle and last: every collection stays as it was, and the good ones can follow."""
+        """Wherever the bad batch stands, every collection stays as it was, and the good batches can
+        follow."""
         a, b, bad = collections = await at_four(stash, other, "a", "b", "bad")
         before = await looks(other, *collections)
         good = [batch(a, [(("a", 1), 4, -1)], upper=EMPTY), batch(b, [(("b", 2), 8, 1)], upper=6)]
@@ -130,7 +131,7 @@ class StashAppend:
         assert await looks(other, a, b) == before
 
     async def test_append_wants_the_collection_to_be_known(self, stash: Stash, other: Stash) -> None:
-        """Each opener has to have called `collection` for it; other calls do not need that."""
+        """Each opener must have called `collection` for it; other calls do not need that."""
         a = await stash.collection("a", str, int)
         b = await other.collection("b", str, int)
         made = [await c.make_batch(other) for c in (b, a)]

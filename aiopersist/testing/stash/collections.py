@@ -3,10 +3,10 @@
     class TestMine(StashConformance):
         @pytest.fixture
         def url(self):
-            return "sqlite:///..."     # an empty place, which `aiopersist.stash.open` opens
+            return "sqlite:///..."     # a URL without a stash yet, which `aiopersist.stash.open` opens
 
-Needs pytest and pytest-asyncio. What one handle does is looked at through the other. This file is about
-collections; `append`, `typed` and `owners` are about the rest.
+Needs pytest and pytest-asyncio. The tests write through one handle and read through the other. This file is
+about collections; `append`, `typed` and `owners` have the other parts.
 """
 
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ DIFF_MAX = 2**63 - 1
 
 
 class Color(Enum):
-    """Stored by name, so GREEN is before RED."""
+    """Stored by name, so GREEN comes before RED."""
 
     GREEN = 2
     RED = 1
@@ -91,7 +91,7 @@ BAD_ENTRIES: dict[str, Any] = {
 
 
 class StashConformance(StashAppend, StashTyped, StashOwners):
-    """Inherit, and give a fixture `url`: a URL of an empty place."""
+    """Inherit, and define a fixture `url`: a URL without a stash yet."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -103,7 +103,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
 
     @pytest_asyncio.fixture
     async def other(self, url: str, stash: Stash) -> AsyncIterator[Stash]:
-        """Another handle on the same place, which fences nobody."""
+        """Another handle on the same stash, which fences no opener."""
         async with stashes.open(url, exclusive=False) as other:
             yield other
 
@@ -136,7 +136,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
     async def test_values_come_back_in_order(
         self, stash: Stash, other: Stash, type_: Any, values: list[Any]
     ) -> None:
-        """As keys and as vals, whatever order they were written in."""
+        """As keys and as vals, whatever the order in which they were written."""
         both = await stash.collection("both", type_, type_)
         expected = [(pair, time, 1) for pair in product(values, values) for time in (0, 1)]
         await stash.update_many(both, expected[::-1])
@@ -245,7 +245,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         assert await other.peek_one(c) == {"a": 1, "b": 1}
 
     async def test_consolidation_is_never_seen(self, stash: Stash, other: Stash) -> None:
-        """Nor the one in the background: there are many more updates than entries in the end."""
+        """Nor is consolidation in the background: far more updates are written than entries remain."""
         c, idle = [await stash.collection(name, str, int) for name in ("c", "idle")]
         for time in range(8):
             made = await c.make_batch(stash)
@@ -267,7 +267,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         ]
 
     async def test_several_at_once_go_in_order(self, stash: Stash, other: Stash) -> None:
-        """One that fails is not applied, nor are later ones; whether earlier ones are is open."""
+        """After a failure neither that change nor later ones are applied; earlier ones may be or not."""
         a, b, c = [await stash.collection(name, str, int) for name in "abc"]
         await stash.seal_batch([(a, 3), (b, Antichain(4)), (a, 5)])
         await stash.compact_batch([(b, 4), (a, 1), (a, 2)])
@@ -291,7 +291,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
     # --- reading at a time -----------------------------------------------------------------------
 
     async def test_nothing_is_sealed(self, stash: Stash, other: Stash) -> None:
-        """Nothing can be told until upper is beyond since; the error names both."""
+        """No time can be read until upper is beyond since; the error names both."""
         c = await stash.collection("c", str, int)
         await stash.update(c, ("a", 1), 0, 1)
 
@@ -322,7 +322,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         assert seen[4:] == [[("a", 5, 2)], [("a", 5, 2), ("c", 1, 1)]]
 
     async def test_one_val_per_key(self, stash: Stash, other: Stash) -> None:
-        """Else an error, also for the key alone; other keys do not matter to it."""
+        """A key with more or less than one val is an error, also when read alone; other keys can be read."""
         c = await stash.collection("c", str, int)
         good = [("b", 1, 1), ("a", 2, 1)]
         await sealed(stash, c, good)
@@ -352,7 +352,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
                 await other.peek_key_one(c, "a")
 
     async def test_a_sum_out_of_range_is_told_when_read(self, stash: Stash, other: Stash) -> None:
-        """It is stored as it is, whatever consolidates, and may come back into range."""
+        """The sum is stored through all consolidation, and may come back into range."""
         c = await stash.collection("c", str, int)
         await stash.update(c, ("a", 1), 0, DIFF_MAX)
         await stash.update_many(c, [(("a", 1), 1, DIFF_MAX), (("b", 1), 0, 1)])
@@ -376,7 +376,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         assert await other.peek(c) == [("a", 1, DIFF_MAX), ("b", 1, 1)]
 
     async def test_closed(self, stash: Stash, other: Stash) -> None:
-        """Closing is idempotent and concerns nobody else; all that was written is there."""
+        """Closing is idempotent and concerns no other handle; all writes stay."""
         (c,) = await at_four(stash, other, "c")
         before = await looks(other, c)
         made = await c.make_batch(stash)

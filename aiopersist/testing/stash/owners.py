@@ -1,4 +1,4 @@
-"""What every stash must do, about modes, owners and migrations; see `stash`."""
+"""The part of `StashConformance` about modes, owners and migrations."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -48,7 +48,7 @@ CHANGES: dict[str, Call] = {
 
 
 class Broken(Exception):
-    """Of a step."""
+    """The error of a migration step."""
 
 
 async def never(tx: Stash) -> None:
@@ -56,10 +56,10 @@ async def never(tx: Stash) -> None:
 
 
 class StashOwners:
-    """Wants the fixtures `url`, `stash`, its owner, and `other`, which shares it."""
+    """Needs the fixtures `url`, `stash` (the owner) and `other` (a shared opener)."""
 
     async def test_a_take_over_fences_whoever_came_before(self, url: str, stash: Stash, other: Stash) -> None:
-        """Every transaction of theirs, and for ever; but `append([])` is none."""
+        """All transactions of earlier openers are refused for ever; `append([])` is no transaction."""
         await USERS.upsert_key(stash, "a", 1)
         c = await USERS.get(other)
         made = await c.make_batch(stash)
@@ -100,7 +100,7 @@ class StashOwners:
             assert await USERS.peek_one(owner) == {"a": 1}
 
     async def test_a_busy_owner_is_taken_over(self, url: str, stash: Stash) -> None:
-        """Nothing of its lands once the take-over has returned."""
+        """No write of the old owner lands once the take-over has returned."""
         c = await USERS.get(stash)
         written = 0
 
@@ -134,7 +134,7 @@ class StashOwners:
                 assert await again.migrate([never]) == 1
 
     async def test_read_only(self, url: str, stash: Stash) -> None:
-        """Sees what others write, changes nothing, makes nothing, and is never fenced."""
+        """A readonly opener sees the writes of others, changes and makes nothing, and is never fenced."""
         await USERS.upsert_key(stash, "a", 1)
         async with stashes.open(url, readonly=True) as reader:
             c = await USERS.get(reader)
@@ -157,7 +157,7 @@ class StashOwners:
                 await owner.confirm_leadership()
 
     async def test_a_savepoint(self, url: str, stash: Stash) -> None:
-        """Changes are seen within it only; it sees one snapshot, is never fenced and fences nobody."""
+        """Its changes are seen within it only; it sees one snapshot; it neither is fenced nor fences."""
         await USERS.upsert_key(stash, "a", 1)
         async with stashes.open(url, savepoint=True) as trial:
             c = await USERS.get(trial)
@@ -185,8 +185,8 @@ class StashOwners:
                 assert await owner.migrate([]) == 0
 
     async def test_a_handle_that_was_never_written(self, url: str, stash: Stash) -> None:
-        """A handle of a collection that a savepoint made does not pass for one that got its id, or its id and
-        its name."""
+        """A handle of a collection that a savepoint made is not taken for a later collection with the same
+        id, or with the same id and name."""
         async with stashes.open(url, savepoint=True) as trial:
             stray, other = await trial.collection("stray", str, int), await trial.collection("c", str, str)
         first = await stash.collection("first", str, int)
@@ -202,7 +202,7 @@ class StashOwners:
         assert await looks(stash, first) == await looks(stash, c)
 
     async def test_where_no_stash_is(self, url: str) -> None:
-        """Nothing is made by who only looks."""
+        """A readonly opener and a savepoint make no stash."""
         for _ in range(2):
             with refused():
                 await stashes.open(url, readonly=True)
@@ -227,7 +227,7 @@ class StashOwners:
             await renamed.upsert(tx, [(k, str(v)) for k, v in await USERS.delete(tx, lambda k, v: True)])
 
         async def third(tx: Stash) -> None:
-            """All calls of a stash are there."""
+            """A step can use all calls of a stash."""
             ran.append("third")
             c = await USERS.get(tx)
             made = await c.make_batch(tx)
@@ -275,7 +275,7 @@ class StashOwners:
         assert await stash.migrate([never, good]) == 2
 
     async def test_migrations_at_once_happen_once(self, stash: Stash, other: Stash) -> None:
-        """And nothing that others write meanwhile is lost."""
+        """No write that others make meanwhile is lost."""
         await USERS.upsert_key(stash, "n", 0)
 
         async def count(tx: Stash) -> None:
@@ -291,7 +291,7 @@ class StashOwners:
         assert await USERS.peek_one(stash) == {"n": 3, "x": 1}
 
     async def test_a_take_over_during_a_migration(self, url: str, stash: Stash) -> None:
-        """It happened whole before, or not at all."""
+        """The migration happened as a whole before the take-over, or not at all."""
         taking: list[asyncio.Task[Stash]] = []
 
         async def take(tx: Stash) -> None:

@@ -1,4 +1,4 @@
-"""What every stash must do, about `TypedCollection`; see `stash`."""
+"""The part of `StashConformance` about `TypedCollection`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +19,7 @@ Write = Callable[[Users, Stash], Awaitable[Any]]
 
 USERS = TypedCollection("users", str, int)
 
-# The first write of a collection: what it gives, the frontiers it leaves, and the contents.
+# The first write of a collection: its result, the frontiers after it, and the contents.
 FIRST_WRITES: dict[str, tuple[Write, Any, tuple[int, int], dict[str, int]]] = {
     "insert": (lambda t, s: t.insert_without_overwrite(s, "a", 1), 1, (1, 2), {"a": 1}),
     "insert many": (
@@ -34,7 +34,7 @@ FIRST_WRITES: dict[str, tuple[Write, Any, tuple[int, int], dict[str, int]]] = {
     "upsert none": (lambda t, s: t.upsert(s, []), None, (1, 2), {}),
     "delete": (lambda t, s: t.delete(s, lambda k, v: True), [], (0, 1), {}),
 }
-# On {"a": 1, "b": 2}: what it gives, how often it appends, and the contents.
+# A write on {"a": 1, "b": 2}: its result, the number of its appends, and the contents.
 WRITES: dict[str, tuple[Write, Any, int, dict[str, int]]] = {
     "insert, there": (lambda t, s: t.insert_without_overwrite(s, "a", 9), 1, 0, {"a": 1, "b": 2}),
     "insert, new": (lambda t, s: t.insert_without_overwrite(s, "c", 3), 3, 1, {"a": 1, "b": 2, "c": 3}),
@@ -79,7 +79,7 @@ class Owner(BaseModel):
 
 
 class Backwards(Codec):
-    """Text, stored from its end to its beginning."""
+    """Text that is stored reversed."""
 
     arrow_type = pa.string()
 
@@ -94,7 +94,7 @@ class Backwards(Codec):
 
 
 class StashTyped:
-    """Wants the fixtures `stash` and `other`, two handles on one place that do not fence each other."""
+    """Needs the fixtures `stash` and `other`: two handles on one stash that do not fence each other."""
 
     async def test_a_first_write_seals(self, stash: Stash, other: Stash) -> None:
         for name, (write, result, frontiers, contents) in FIRST_WRITES.items():
@@ -145,7 +145,7 @@ class StashTyped:
         assert await accounts.peek_one(other) == {two: bob}
 
     async def test_own_codecs(self, stash: Stash, other: Stash) -> None:
-        """The order is that of what is stored; the codec's name is part of what must not change."""
+        """Entries are in the order of the stored values; the name of a codec must not change."""
         words: TypedCollection[str, str] = TypedCollection("words", *[Annotated[str, Backwards("one")]] * 2)
         await words.upsert(stash, [("abc", "xy"), ("ca", "z")])
         assert list((await words.peek_one(other)).items()) == [("ca", "z"), ("abc", "xy")]
@@ -219,7 +219,7 @@ class StashTyped:
             TableTransaction({"a": None}, lambda a, b: False)
 
     async def test_a_batch_that_came_too_late(self, stash: Stash, other: Stash) -> None:
-        """Made after somebody else's append, of what was read before it: a table stays one."""
+        """A batch of values that were read before another append is refused: no key has two vals."""
         await USERS.upsert(stash, [("a", 1), ("b", 2)])
         c = await USERS.get(stash)
         upper = await stash.upper(c)
@@ -235,7 +235,7 @@ class StashTyped:
         assert await USERS.peek_one(other) == {"a": 5, "b": 2}
 
     async def test_transactions_at_once(self, stash: Stash, other: Stash) -> None:
-        """Each sees what those before it wrote, in all tables, or nothing of it."""
+        """Each transaction sees all writes of the ones before it, in all tables."""
         log = TypedCollection("log", int, int)
 
         def add(users: TableTransaction[str, int], entries: TableTransaction[int, int]) -> int:

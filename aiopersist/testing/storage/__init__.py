@@ -1,4 +1,7 @@
-"""Conformance of storage backends: `BlobConformance` and `ConsensusConformance`."""
+"""What every store must do, as test classes to inherit from: `BlobConformance` and `ConsensusConformance`.
+
+`docs/stores.md` shows how to use them.
+"""
 
 from aiopersist.testing.storage.blob import BlobConformance
 from aiopersist.testing.storage.consensus import ConsensusConformance

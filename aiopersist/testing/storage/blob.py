@@ -3,13 +3,13 @@
     class TestMine(BlobConformance):
         @pytest.fixture
         async def handles(self):
-            one, two = MyBlob(...), MyBlob(...)     # two handles on one empty place
+            one, two = MyBlob(...), MyBlob(...)     # two handles on the same empty store
             yield one, two
             await one.aclose()
             await two.aclose()
 
-Needs pytest and pytest-asyncio, in strict or in auto mode. What one handle does is looked at through the
-other: so nothing passes because a handle remembers what it was told.
+Needs pytest and pytest-asyncio, in strict or in auto mode. The tests write through one handle and read
+through the other, so that no store passes because a handle remembers what it wrote.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ KEYS = {
 
 
 async def listed(blob: Blob, prefix: str = "") -> dict[str, int]:
-    """What is there; a key told twice is a failure."""
+    """The keys and their sizes; a key that is listed twice is a failure."""
     items = [item async for item in blob.list(prefix)]
     found = dict(items)
     assert len(found) == len(items)
@@ -52,7 +52,8 @@ async def listed(blob: Blob, prefix: str = "") -> dict[str, int]:
 
 
 class BlobConformance(TakesHandles):
-    """Inherit, and give a fixture `handles`: two handles on one empty place."""
+    """Inherit, and define a fixture `handles`: two handles on the same empty store, with nothing shared in
+    memory that two processes could not share."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -176,7 +177,7 @@ class BlobConformance(TakesHandles):
         assert await listed(two, "a/") == {"a/2": 1, "a/3": 1}
 
     async def test_a_value_is_whole_or_not_there(self, handles: Handles) -> None:
-        """Readers beside a writer see nothing or all of it."""
+        """Readers beside a writer see nothing or the whole value."""
         one, two = handles
         data = b"0123456789abcdef" * (MIB // 16)
         writing = asyncio.create_task(one.set("k", data))
@@ -185,7 +186,7 @@ class BlobConformance(TakesHandles):
             assert found is None or found == data
             for size in (await listed(two)).values():
                 assert size == len(data)
-            await SYSTEM.sleep(0)  # a store that never waits lets nobody else run
+            await SYSTEM.sleep(0)  # a store that never waits lets no other task run
         await writing
         assert await two.get("k") == data
 

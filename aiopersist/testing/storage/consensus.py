@@ -3,13 +3,14 @@
     class TestMine(ConsensusConformance):
         @pytest.fixture
         async def handles(self):
-            one, two = MyConsensus(...), MyConsensus(...)     # two handles on one empty place
+            one, two = MyConsensus(...), MyConsensus(...)     # two handles on the same empty store
             yield one, two
             await one.aclose()
             await two.aclose()
 
-Needs pytest and pytest-asyncio, in strict or in auto mode. What one handle does is looked at through the
-other.
+Needs pytest and pytest-asyncio, in strict or in auto mode. The tests write through one handle and read
+through the other. `compare_and_set_many` is required; tests of `remove` are skipped for a store that raises
+`Unsupported`.
 """
 
 import asyncio
@@ -20,10 +21,9 @@ import pytest
 from aiopersist.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.testing.fixtures import TakesHandles
-from aiopersist.testing.storage.heads import Handles, HeadsConformance, grow, numbered
+from aiopersist.testing.storage.heads import HINT_TIMEOUT_S, Handles, HeadsConformance, grow, numbered
 from aiopersist.testing.storage.remove import RemoveConformance
 
-HINT_TIMEOUT_S = 10.0
 KEYS = {
     "plain": "a",
     "slashes": "shard//x/",
@@ -40,7 +40,8 @@ KEYS = {
 
 
 class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
-    """Inherit, and give a fixture `handles`: two handles on one empty place."""
+    """Inherit, and define a fixture `handles`: two handles on the same empty store, with nothing shared in
+    memory that two processes could not share."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -145,7 +146,7 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
             assert await one.head("k") == Versioned(0 if expected is None else expected + 1, b"%d" % winner)
 
     async def test_linearizable_under_contention(self, handles: Handles) -> None:
-        """Every success is the version it claims; the log has no gap; heads never go back."""
+        """Every success is the version that it claims; the log has no gap; heads never go back."""
         written: dict[int, bytes] = {}
 
         async def contend(handle: Consensus, name: int) -> None:
@@ -204,7 +205,7 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
         assert await one.compare_and_set_many([]) is True
 
     async def test_many_races_with_one(self, handles: Handles) -> None:
-        """Two keys that only move together, and one that also moves alone: they stay together."""
+        """Two keys that only move together have the same head; a third one also moves alone."""
         one, two = handles
         keys = ["a", "b", "c"]
         for key in keys:
@@ -254,7 +255,7 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
                 assert log[0].seqno >= head.seqno
                 if head.seqno == 59:
                     return
-                await SYSTEM.sleep(0)  # a store that never waits lets nobody else run
+                await SYSTEM.sleep(0)  # a store that never waits lets no other task run
 
         await asyncio.gather(write(), cut(), cut())
         assert await one.scan("k", 0, 100) == numbered([59])
@@ -268,7 +269,7 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
 
     @pytest.mark.parametrize("writer", [0, 1], ids=["the same handle", "the other handle"])
     async def test_watch(self, handles: Handles, writer: int) -> None:
-        """A watcher that looks after each hint sees a change without ever asking by the clock."""
+        """A task that reads after each hint sees every change, without polling."""
         watching, writing = handles[0], handles[writer]
         await grow(writing, "k", 1)
         await grow(writing, "other", 1)
@@ -318,7 +319,7 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
         assert abs(await two.now() - await one.now()) < 5
 
     async def test_a_cancelled_call_leaves_the_handle_usable(self, handles: Handles) -> None:
-        """Its outcome is unknown; the log tells, and has no gap."""
+        """The outcome of the cancelled call is unknown; the log tells, and has no gap."""
         one, two = handles
         await grow(one, "k", 1)
         for seqno in range(20):

@@ -1,4 +1,4 @@
-"""What every `Consensus` must do that is asked for many heads at once; a part of `storage_consensus`."""
+"""What `Consensus.heads` and `Consensus.watch_together` must do; a part of `ConsensusConformance`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,12 +11,13 @@ HINT_TIMEOUT_S = 10.0
 
 
 async def grow(consensus: Consensus, key: str, count: int) -> None:
-    """Give `key` the versions 0 to `count - 1`, whose data are their numbers."""
+    """Write the versions 0 to `count - 1` of `key`; the data of each is its seqno as text."""
     for seqno in range(count):
         assert await consensus.compare_and_set(key, seqno - 1 if seqno else None, b"%d" % seqno)
 
 
 def numbered(seqnos: Sequence[int]) -> list[Versioned]:
+    """Versions as `grow` writes them."""
     return [Versioned(seqno, b"%d" % seqno) for seqno in seqnos]
 
 
@@ -24,7 +25,7 @@ class HeadsConformance:
     """See the header."""
 
     async def test_heads(self, handles: Handles) -> None:
-        """What moved since it was last looked at, and nothing else."""
+        """Only the heads that moved are returned."""
         one, two = handles
         await grow(one, "a", 3)
         await grow(one, "b", 1)
@@ -49,7 +50,7 @@ class HeadsConformance:
         assert await two.heads(dict.fromkeys(keys, 0)) == {"k7": Versioned(1, b"1")}
 
     async def test_heads_are_of_now(self, handles: Handles) -> None:
-        """Each sees every write that returned before the call began."""
+        """Each head shows every write that returned before the call began."""
         one, two = handles
         keys = [f"k{i}" for i in range(10)]
         for key in keys:
@@ -60,7 +61,7 @@ class HeadsConformance:
             assert found == {key: Versioned(seqno + 1, b"x") for key in keys}
 
     async def test_watched_together(self, handles: Handles) -> None:
-        """Each key is told once, and again once it was added again: nothing slips in between."""
+        """Each `add` of a key gives one hint, and no version slips in between two of them."""
         one, two = handles
         for key in ("a", "b", "c"):
             await grow(one, key, 1)
