@@ -62,8 +62,8 @@ from aiopersist.storage.urls import (
 from aiopersist.write.append_many import Append
 from aiopersist.write.batch import Batch, Part
 from aiopersist.write.builder import Added, BatchBuilder
-from aiopersist.write.doubt import Committed, NotCommitted
 from aiopersist.write.handle import WriteHandle
+from aiopersist.write.outcome import Committed, NotCommitted
 
 __version__ = "0.1.0"
 

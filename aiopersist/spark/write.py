@@ -32,7 +32,7 @@ from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.rows import Layout, Special, schema_of
 from aiopersist.spark.tasks import StagedTask, TaskRefused, granted
 from aiopersist.state.lifecycle import FinalizeUnused
-from aiopersist.write.batch import Batch, discard_all
+from aiopersist.write.batch import Batch, discard_all, rebound
 from aiopersist.write.checks import Txn, check_txn
 from aiopersist.write.combine import last_complete
 from aiopersist.write.handle import WriteHandle
@@ -307,7 +307,7 @@ class WriteJob:
             raise InvalidUsage(UsageKind.UPDATE_NOT_BEYOND_LOWER, text, time=first, lower=lower)
         upper = lower.join(Antichain(max((one.last + 1 for one in staged if one.rows), default=0)))
         for batch in batches:
-            batch._rebound(lower, upper)
+            rebound(batch, lower, upper)
         await writer.compare_and_append_batch(batches, lower, upper, self._spec.txn)
         return last_complete(writer.upper)
 

@@ -1,11 +1,11 @@
 """The steps of an append, of one handle or of several at one moment.
 
-1. *Prepare*, outside of the handle's turn: take the rows, or claim the staged batches.
-2. *Stage*, in the turn: upload what is left; the command is ready then.
-3. *Commit* (`commit_staged`). What stands in the way is repaired, and the same append is tried again:
-   a lease that ran out, where the parts that were uploaded under it are copied to another writer
-   (`parts/copies.py`); a state without room for more inline parts.
-4. *Tidy up* by the outcome. A caller who is not told keeps a case, which `settle` answers.
+1. *Prepare*, before the handle's turn: take the rows, or claim the staged batches.
+2. *Stage*, in the turn: upload the rest, and make the command.
+3. *Commit* (`commit_staged`). An obstacle is repaired, and the same append is tried again. After a lease that
+   ran out, the parts that were uploaded under it are copied to another writer (`parts/copies.py`); a state
+   without room for more inline parts is flushed.
+4. *Tidy up* by the outcome. If the caller is not told it, the session keeps the call for `settle`.
 """
 
 import asyncio
@@ -32,12 +32,13 @@ from aiopersist.parts.flush import inline_to_blob
 from aiopersist.parts.upload import Upload
 from aiopersist.shard.commit import Intent, commit_all
 from aiopersist.shard.registration import LOST_MAX, Registration
-from aiopersist.state.model import State
+from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpired, Write, is_spent, repeated
 from aiopersist.write.assemble import AppendableBatch, assembled, check_append
-from aiopersist.write.batch import Batch
-from aiopersist.write.doubt import Case, Committed, Doubt, NotCommitted, finished
+from aiopersist.write.batch import Batch, inside
+from aiopersist.write.outcome import Committed, NotCommitted, PendingAppend, UnsettledCall, wait_briefly
 from aiopersist.write.session import Session
+from aiopersist.write.staged import StagedBatch
 
 
 @dataclass(eq=False)
@@ -49,29 +50,43 @@ class AppendIntent(ABC):
     upper: Antichain
     transactions: Mapping[str, int]
     replica: bool = False
-    doubt: Doubt = field(default_factory=Doubt)
+    pending: PendingAppend = field(default_factory=PendingAppend)
 
     def release(self) -> "list[asyncio.Task[None]]":
-        """See `Doubt.release`."""
-        return self.doubt.release()
+        """See `PendingAppend.release`."""
+        return self.pending.release()
 
     @property
     def can_begin_again(self) -> bool:
-        """Whether what is to be appended is still there."""
+        """Whether the input can be taken a second time."""
         return True
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Check what is to be appended, as far as that needs no turn."""
+        """Check the input, as far as that needs no turn."""
 
     @abstractmethod
     async def stage(self) -> AppendHollow | None:
-        """The command; `None` if there is nothing to write any more."""
+        """The command; `None` if nothing is left to write."""
+
+    def command(self, writer: str, batch: HollowBatch, batches: Sequence[StagedBatch] = ()) -> AppendHollow:
+        """Append `batch`, which is made of the staged `batches` if there are any."""
+        stack = self.session.shard.stack
+        return AppendHollow(
+            writer,
+            stack.runtime.token(),
+            batch,
+            self.transactions,
+            stack.settings.inline_writes_total_max_bytes,
+            self.replica,
+            tuple(staged.record for staged in batches),
+            stack.settings.txn_ids_max,
+        )
 
 
 @dataclass(eq=False)
 class RowsAppend(AppendIntent):
-    """Of updates."""
+    """An append of updates."""
 
     updates: Any = ()
     registration: Registration | None = None
@@ -79,7 +94,7 @@ class RowsAppend(AppendIntent):
 
     @property
     def can_begin_again(self) -> bool:
-        """Of an iterator nothing is left, though it tells a length, as a progress bar does."""
+        """Not of an iterator, even if it has a length, as a progress bar has."""
         updates = self.updates
         return isinstance(updates, Sequence | Set) or (is_arrow(updates) and isinstance(updates, Sized))
 
@@ -87,13 +102,13 @@ class RowsAppend(AppendIntent):
         registration, self.registration = self.registration, None
         if registration is not None:
             registration.release()
-        return self.doubt.release()
+        return super().release()
 
     async def prepare(self) -> None:
         self.registration = await self.session.ensure_registered()
         self.registration.hold()  # an upload may take longer than the handle keeps it
-        self.upload = upload = self.session.upload_under(self.lower, self.registration)
-        self.doubt.uploads.append(upload)
+        self.upload = upload = self.session.context.upload(self.lower, self.registration)
+        self.pending.uploads.append(upload)
         await upload.take_whole(self.updates)
         upload.check_upper(self.upper)
 
@@ -103,21 +118,11 @@ class RowsAppend(AppendIntent):
         await self.session.make_room()
         upload = self.upload
         assert upload is not None
-        batch = await upload.finish(self.upper)
-        stack = self.session.shard.stack
-        return AppendHollow(
-            upload.writer,
-            stack.runtime.token(),
-            batch,
-            self.transactions,
-            stack.settings.inline_writes_total_max_bytes,
-            self.replica,
-            transactions_max=stack.settings.txn_ids_max,
-        )
+        return self.command(upload.writer, await upload.finish(self.upper))
 
     async def _covered(self) -> bool:
-        """What can be said before anything is staged, by what never goes back: `True` if there is nothing
-        to write any more; `UpperMismatch`, with the upper that does not match, after a fresh look."""
+        """Whether nothing is left to write, by uppers and transaction numbers, which never go back.
+        `UpperMismatch` after a fresh look if the append cannot succeed."""
         shard = self.session.shard
         if (covered := self._is_covered(shard.state)) is None:
             state = await shard.open()
@@ -126,7 +131,7 @@ class RowsAppend(AppendIntent):
         return covered
 
     def _is_covered(self, state: State) -> bool | None:
-        """`None` if it does not fit there."""
+        """As `_covered`; `None` if the append does not fit `state`."""
         lower, upper = self.lower, self.upper
         if repeated(state, self.transactions) or (self.replica and upper <= state.upper):
             return True
@@ -136,7 +141,7 @@ class RowsAppend(AppendIntent):
 
 @dataclass(eq=False)
 class BatchesAppend(AppendIntent):
-    """Of staged batches."""
+    """An append of staged batches."""
 
     batches: Sequence[Batch] = ()
 
@@ -144,56 +149,48 @@ class BatchesAppend(AppendIntent):
         batches = _distinct(self.batches, self.session)
         check_append([_value(batch) for batch in batches], self.lower, self.upper)
         for batch in batches:
-            batch._begin()
-        self.doubt.batches = batches
+            batch.claim()
+        self.pending.batches = batches
 
     async def stage(self) -> AppendHollow | None:
-        stack, since = self.session.shard.stack, minimum(self.session.schema.time_length)
-        batches = self.doubt.batches
-        return AppendHollow(
-            self.session.registration.writer,
-            stack.runtime.token(),
-            assembled([_value(batch) for batch in batches], self.lower, self.upper, since),
-            self.transactions,
-            stack.settings.inline_writes_total_max_bytes,
-            self.replica,
-            tuple(batch._staged for batch in batches),
-            stack.settings.txn_ids_max,
-        )
+        batches, since = self.pending.batches, minimum(self.session.schema.time_length)
+        whole = assembled([_value(batch) for batch in batches], self.lower, self.upper, since)
+        return self.command(self.session.registration.writer, whole, batches)
 
 
-def _value(batch: Batch) -> AppendableBatch:
-    return AppendableBatch(batch._hollow, batch._rewritten)
+def _value(batch: StagedBatch) -> AppendableBatch:
+    return AppendableBatch(batch.hollow, batch.rewrite)
 
 
-def _distinct(batches: Sequence[Batch], session: Session) -> list[Batch]:
-    """The batches, all free, of this shard, and none twice."""
-    found: dict[str, Batch] = {}
+def _distinct(batches: Sequence[Batch], session: Session) -> list[StagedBatch]:
+    """The batches, which must be free, of this shard, and named once each."""
+    found: dict[str, StagedBatch] = {}
     for batch in batches:
         if not isinstance(batch, Batch):
             raise TypeError(f"{shown(batch)} is not an aiopersist.Batch")
-        batch._check_free()
+        staged = inside(batch)
+        staged.check_free()
         if batch.shard_id != session.shard.id:
             text = f"batch {batch.id} is of shard {batch.shard_id}, not of {session.shard.id}"
             raise InvalidUsage(UsageKind.BATCH_NOT_FROM_THIS_SHARD, text)
         if batch.id in found:
             raise InvalidUsage(UsageKind.CONSUMED, f"batch {batch.id} is there twice")
-        found[batch.id] = batch
+        found[batch.id] = staged
     return list(found.values())
 
 
 async def append_all(intents: Sequence[AppendIntent]) -> None:
-    """AppendHollow all of them at one moment, or none; they are of different shards."""
+    """Make all appends at one moment, or none; they are of different shards."""
     lost = 0
     while True:
         try:
             await _append_once(intents)
-        except PartsExpired:  # and swept before they could be copied
+        except PartsExpired:  # and the parts were swept before they could be copied
             lost += 1
             if lost == LOST_MAX or not all(intent.can_begin_again for intent in intents):
                 raise
             for intent in intents:
-                intent.doubt = Doubt()
+                intent.pending = PendingAppend()
         else:
             return
 
@@ -209,10 +206,10 @@ async def _append_once(intents: Sequence[AppendIntent]) -> None:
                 await _append_all(intents)
         finally:
             deletions = [task for intent in intents for task in intent.release()]
-            await finished(deletions)
-    except (asyncio.CancelledError, Indeterminate):  # also one that came while it tidied up
+            await wait_briefly(deletions)
+    except (asyncio.CancelledError, Indeterminate):  # also a cancellation while it tidied up
         for intent in intents:
-            intent.session.case = Case(intent.transactions, intent.doubt)
+            intent.session.unsettled = UnsettledCall(intent.transactions, intent.pending)
         raise
 
 
@@ -221,10 +218,10 @@ async def _append_all(intents: Sequence[AppendIntent]) -> None:
     for intent in intents:
         command = await intent.stage()
         if command is None:
-            intent.doubt.needless = True
-            intent.doubt.outcome = Committed(intent.session.shard.state.upper)
+            intent.pending.needless = True
+            intent.pending.outcome = Committed(intent.session.shard.state.upper)
         else:
-            staged.append(StagedAppend(intent.session, command, intent.doubt))
+            staged.append(StagedAppend(intent.session, command, intent.pending))
     if staged:
         await commit_staged(staged)
 
@@ -235,14 +232,14 @@ class StagedAppend:
 
     session: Session
     command: AppendHollow | Write
-    doubt: Doubt
+    pending: PendingAppend
     lost: int = 0
-    """Registrations under which it had uploaded parts."""
+    """How many registrations ended under which it had uploaded parts."""
     flushed: bool = False
 
     async def repair(self, error: "PartsExpired | LeaseExpired | NoRoom", held: ExitStack) -> None:
-        """Put away what stands in the way of the commit, which surely did not happen. Raises `error` if it
-        cannot. A registration that is needed until the commit is given to `held`."""
+        """Remove the reason of `error`, after which the commit surely did not happen. Raises `error` if it
+        cannot. A registration that is needed until the commit is released by `held`."""
         if isinstance(error, LeaseExpired):
             registration = await self.session.ensure_registered()
             self.command = replace(self.command, writer=registration.writer)
@@ -258,21 +255,21 @@ class StagedAppend:
                 raise error from gone
 
     async def _copy(self, held: ExitStack) -> None:
-        """The parts whose writers are gone, under one that is registered."""
+        """Copy the parts whose writers are gone to a writer that is registered."""
         shard, registration = self.session.shard, await self.session.ensure_registered()
         registration.hold()  # copying may take longer than the handle keeps it
         held.callback(registration.release)
         copies = Copies(shard, registration.writer)
-        self.doubt.uploads.append(copies)
+        self.pending.uploads.append(copies)
         batch = await copies.of(self.command.batch)
         self.command = replace(self.command, writer=registration.writer, batch=batch)
-        for upload in self.doubt.uploads:
+        for upload in self.pending.uploads:
             if upload.writer not in shard.state.writers:
                 upload.discard()
 
     async def _make_room(self) -> None:
-        """Flush what the state holds inline to one blob; or, if that was done before or is not the trouble,
-        what the append brings."""
+        """Flush the inline parts of the state to one blob. If that was done before, or cannot suffice, flush
+        those of the append."""
         session, command = self.session, self.command
         small = 2 * command.batch.inline_bytes <= command.inline_bytes_max
         if small and not self.flushed:
@@ -280,52 +277,54 @@ class StagedAppend:
             if await session.flush_inline():
                 return
         writer = (await session.ensure_registered()).writer
-        batch = await inline_to_blob(session.shard, writer, command.batch, self.doubt.uploads)
+        batch = await inline_to_blob(session.shard, writer, command.batch, self.pending.uploads)
         self.command = replace(command, batch=batch)
 
 
 async def commit_staged(appends: Sequence[StagedAppend]) -> list[Appended]:
-    """Commit them at one moment. Each `doubt` knows what came of it, or that it must be settled."""
+    """Commit all of them at one moment, or none. Each `pending` knows its outcome, or that it is to be
+    settled."""
     with ExitStack() as held:
         while True:
             for append in appends:
-                append.doubt.outcome = None
+                append.pending.outcome = None
             try:
                 jobs = [Intent(a.session.shard.register, a.command, a.session.slot) for a in appends]
                 results = await commit_all(jobs)
             except BaseException as error:
                 for append in appends:
-                    _not_told(append)
+                    _without_answer(append)
                 if isinstance(error, AlreadyAppended):
-                    _tell_apart(appends)
+                    _mark_spent(appends)
                 if not isinstance(error, PartsExpired | LeaseExpired | NoRoom):
                     raise
                 (at_fault,) = (a for a in appends if a.session.shard.id == error.shard_id)
                 await at_fault.repair(error, held)
                 continue
             for append, done in zip(appends, results, strict=True):
-                _told(append, done)
+                _answered(append, done)
             return results
 
 
-def _told(append: StagedAppend, done: Appended) -> None:
+def _answered(append: StagedAppend, done: Appended) -> None:
+    """The commit returned."""
     succeeded = done.wrote or isinstance(append.command, AppendHollow)  # a group goes on without repeats
-    append.doubt.outcome = Committed(done.upper) if succeeded else NotCommitted()
-    append.doubt.needless = not done.wrote
+    append.pending.outcome = Committed(done.upper) if succeeded else NotCommitted()
+    append.pending.needless = not done.wrote
 
 
-def _not_told(append: StagedAppend) -> None:
+def _without_answer(append: StagedAppend) -> None:
     """The commit did not return: either nothing happened, or its attempt is in the slot."""
     if append.session.slot.busy:
-        append.session.pending = append.doubt
+        append.session.pending = append.pending
     else:
-        append.doubt.outcome = NotCommitted()
+        append.pending.outcome = NotCommitted()
 
 
-def _tell_apart(appends: Sequence[StagedAppend]) -> None:
-    """Which of the batches were appended or deleted elsewhere."""
+def _mark_spent(appends: Sequence[StagedAppend]) -> None:
+    """Mark the batches that were appended or deleted elsewhere."""
     for append in appends:
         state = append.session.shard.state
-        for batch in append.doubt.batches:
-            if is_spent(state, batch._staged.writer, batch.id):
-                batch._is_elsewhere()
+        for batch in append.pending.batches:
+            if is_spent(state, batch.registration.writer, batch.id):
+                batch.spent_elsewhere()

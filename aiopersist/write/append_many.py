@@ -10,7 +10,7 @@ from aiopersist.shard.stack import Stack
 from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds
-from aiopersist.write.handle import WriteHandle
+from aiopersist.write.handle import WriteHandle, session_of
 
 
 class Append(NamedTuple):
@@ -19,7 +19,7 @@ class Append(NamedTuple):
 
     writer: WriteHandle[Any, Any]
     updates: Any
-    """One `Batch`, a sequence of them, or updates as `compare_and_append` takes them."""
+    """One `Batch`, a sequence of batches, or updates as `compare_and_append` takes them."""
     expected_upper: Antichain | Time
     new_upper: Antichain | Time
 
@@ -30,15 +30,15 @@ async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:
     _check(appends, stack)
     with ExitStack() as calls:
         for append in appends:
-            calls.enter_context(append.writer._scope.call())
+            calls.enter_context(session_of(append.writer).scope.call())
         for append in appends:
-            append.writer._session.case = None
+            session_of(append.writer).unsettled = None
         if intents := [_intent(append) for append in appends]:
             await append_all(intents)
 
 
 def _intent(append: Append) -> AppendIntent:
-    session, updates = append.writer._session, append.updates
+    session, updates = session_of(append.writer), append.updates
     lower, upper = check_bounds(append.expected_upper, append.new_upper, session.schema)
     if isinstance(updates, Batch):
         return BatchesAppend(session, lower, upper, {}, batches=[updates])
@@ -53,8 +53,8 @@ def _check(appends: Sequence[Append], stack: Stack) -> None:
         if not isinstance(append.writer, WriteHandle):
             raise InvalidUsage(UsageKind.INVALID_APPEND, f"{shown(append.writer)} is not a write handle")
         shard = append.writer.shard_id
-        if append.writer._shard.stack is not stack:
-            text = f"the writer of shard {shard} is of another client"
+        if session_of(append.writer).shard.stack is not stack:
+            text = f"the writer of shard {shard} belongs to another client"
             raise InvalidUsage(UsageKind.INVALID_APPEND, text, shard_id=shard)
         if shard in shards:
             raise InvalidUsage(UsageKind.INVALID_APPEND, f"shard {shard} is named twice", shard_id=shard)

@@ -1,5 +1,5 @@
-"""Several staged batches as the one hollow batch of an append: what may be appended where, and which
-parts are cut by the append's bounds. Pure."""
+"""Makes one hollow batch of the staged batches of an append: which may be appended where, and which parts
+the bounds of the append cut. Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from aiopersist.state.record import HollowPart
 
 
 class AppendableBatch(NamedTuple):
-    """A hollow batch, and the frontier that all its times are advanced to, if it was rewritten."""
+    """A hollow batch, and the frontier to which all its times are advanced, if it was rewritten."""
 
     batch: HollowBatch
     rewrite: Antichain | None
@@ -20,9 +20,9 @@ class AppendableBatch(NamedTuple):
 def check_append(batches: Sequence[AppendableBatch], lower: Antichain, upper: Antichain) -> None:
     """`InvalidUsage` unless these batches may be appended to `[lower, upper)`.
 
-    One rewritten batch puts all under the stricter rules: its times are at its rewrite frontier or
-    beyond, whatever the bounds of the append, so the append must end where they end and begin no later
-    than they do; truncation could not tell which of them belong."""
+    With one rewritten batch, stricter rules hold for all. Its times are at or beyond its rewrite frontier,
+    whatever the bounds of the append, so truncation cannot tell which of them belong. Therefore the append
+    must end where every batch ends, and begin no later than their times."""
     if any(b.rewrite is not None for b in batches):
         for b in batches:
             _check_rewritten(b.batch, lower, upper)
@@ -55,14 +55,14 @@ def _rewrite(reason: str) -> InvalidUsage:
 
 
 def _floor(batch: HollowBatch, part: HollowPart) -> Antichain:
-    """All times of the part are at or beyond it when they are read."""
+    """A frontier that all times of the part are at or beyond, as they are read."""
     return batch.lower if part.rewrite is None else part.rewrite
 
 
 def assembled(
     batches: Sequence[AppendableBatch], lower: Antichain, upper: Antichain, since: Antichain
 ) -> HollowBatch:
-    """One batch of `[lower, upper)` with the parts of all. Each batch begins a new run."""
+    """One batch of `[lower, upper)` with the parts of all batches. Each of them begins a new run."""
     parts: list[HollowPart] = []
     runs: list[int] = []
     for b in batches:
@@ -74,6 +74,6 @@ def assembled(
 
 
 def _truncated(batch: HollowBatch, part: HollowPart, lower: Antichain, upper: Antichain) -> HollowPart:
-    """Marked if it may hold times outside of the bounds."""
+    """The part, marked if it may hold times outside of the bounds."""
     within = lower <= _floor(batch, part) and batch.upper <= upper
     return part if within else part.replace(truncated=(lower, upper))

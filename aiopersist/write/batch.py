@@ -1,21 +1,10 @@
-"""Staged batches: parts that lie in the blob store, or in hand if small, and that no state names yet.
+"""Staged batches: parts that lie in the blob store, or in memory if small, and that no state names yet.
 
-A `Batch` is metadata. It is *free*, *busy* while a call that could consume it runs or has an unknown
-outcome, or *consumed*: appended, deleted, or handed over. So nothing is appended twice, and nothing is
-deleted that an append may have named.
-
-A batch that was handed over to another process may be there more than once. Then objects do not
-help, and the state decides: the record of the writer that built it keeps the ids that are *spent*.
-An append spends the id in its own commit; a deletion spends it first, and deletes only what it spent
-itself. Once the registration is gone nobody can append the batch any more, but nobody here can tell
-either whether it was appended before: its blobs are left to the sweep, which can.
+`staged.py` says what keeps a batch from being appended twice, or deleted after an append.
 """
 
 import asyncio
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any
@@ -23,39 +12,23 @@ from typing import Any
 from aiopersist.data.part.inline import decode_inline
 from aiopersist.data.part.stats import ColumnStats, decode_key_lower, decode_stats, key_lower, of_part
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import AlreadyAppended, Indeterminate, InvalidUsage, ShardFinalized, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 from aiopersist.parts.upload import Upload
-from aiopersist.resource import Scope
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.commit import commit
-from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
-from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
-from aiopersist.state.writing import Spend, Staged, is_spent
 from aiopersist.write.checks import check_frontier
+from aiopersist.write.staged import StagedBatch, StagingContext, claim_free, delete_all
 from aiopersist.write.transmit import Transmittable, encode
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What batches know of the place they were built or restored at. It outlives the handle."""
-
-    shard: Shard
-    schema: Schema[Any, Any, Any]
-    schema_id: int
-    scope: Scope
-    """The client's."""
 
 
 class Part:
     """One part of a batch."""
 
-    def __init__(self, hollow: HollowPart, origin: Origin) -> None:
+    def __init__(self, hollow: HollowPart, context: StagingContext) -> None:
         self._hollow = hollow
-        self._origin = origin
+        self._context = context
 
     @property
     def key(self) -> str | None:
@@ -73,8 +46,8 @@ class Part:
 
     @cached_property
     def key_lower(self) -> Any:
-        """A value of the key's type that is at or before the least key, cut where that is long; `None` where
-        Python has no such value."""
+        """A value of the key's type at or before the least key, which may be cut short; `None` where Python
+        has no such value."""
         stored = self._hollow.key_lower
         if self._hollow.inline is not None:
             stored = key_lower(self._table())
@@ -82,20 +55,20 @@ class Part:
 
     @cached_property
     def stats(self) -> dict[str, ColumnStats] | None:
-        """Bounds of the values of each leaf column, by its dotted name; `None` if it has none."""
+        """Bounds of the values of each leaf column, by its dotted name; `None` without statistics."""
         stored = self._hollow.stats
-        settings = self._origin.shard.stack.settings
+        settings = self._context.shard.stack.settings
         if self._hollow.inline is not None and settings.stats_collection_enabled:
             untrimmable = settings.stats_untrimmable_columns
             stored = of_part(self._table(), settings.stats_budget_bytes, untrimmable)
         return None if stored is None else decode_stats(stored, self._schema())
 
     def _schema(self) -> Schema[Any, Any, Any]:
-        origin, schema_id = self._origin, self._hollow.schema_id
-        return origin.schema if schema_id == origin.schema_id else origin.shard.schema(schema_id)
+        context, schema_id = self._context, self._hollow.schema_id
+        return context.schema if schema_id == context.schema_id else context.shard.schema(schema_id)
 
     def _table(self) -> Any:
-        return inline_table(self._hollow, self._origin.shard)
+        return inline_table(self._hollow, self._context.shard)
 
     def __repr__(self) -> str:
         return f"<Part {self.key or 'inline'}: {self.encoded_size_bytes} bytes>"
@@ -107,237 +80,121 @@ def inline_table(part: HollowPart, shard: Shard) -> Any:
     return decode_inline(part.inline, shard.schema(part.schema_id), part.checksum)
 
 
-class _Use(Enum):
-    FREE = "free"
-    BUSY = "busy"
-    HALF_DELETED = "half deleted"
-    CONSUMED = "consumed"
-
-
 class Batch:
-    """A batch that is staged: append it, delete it, or hand it over. `w.batch` and builders make them."""
+    """A staged batch: append it, delete it, or hand it over. `w.batch` and builders make batches."""
 
-    def __init__(
-        self,
-        origin: Origin,
-        registration: Registration,
-        hollow: HollowBatch,
-        batch_id: str,
-        *,
-        rewrite: Antichain | None = None,
-        handed_over: bool = False,
-    ) -> None:
-        self._origin = origin
-        self._registration = registration
-        self._hollow = hollow
-        self.id = batch_id
-        self._rewritten = rewrite
-        """The frontier of the last `rewrite_ts`."""
-        self._handed_over = handed_over
-        """Other processes may have it, too."""
-        self._use = _Use.FREE
-        self._is_let_go = False
-        self._dropped_quietly = not hollow.parts
-        registration.hold()
+    def __init__(self, staged: StagedBatch) -> None:
+        self._staged = staged
+        self.id = staged.id
 
     @property
     def lower(self) -> Antichain:
-        return self._hollow.lower
+        return self._staged.hollow.lower
 
     @property
     def upper(self) -> Antichain:
-        return self._hollow.upper
+        return self._staged.hollow.upper
 
     @property
     def shard_id(self) -> ShardId:
-        return self._origin.shard.id
+        return self._staged.context.shard.id
 
     @property
     def len(self) -> int:
-        """Updates in its parts: what consolidation left."""
-        return self._hollow.len
+        """Updates in its parts, after consolidation."""
+        return self._staged.hollow.len
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """Index of the first part of every run but the first. Parts of a run are in order."""
-        return self._hollow.runs
+        """Index of the first part of every run but the first. The parts of a run are in order."""
+        return self._staged.hollow.runs
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return tuple(Part(part, self._origin) for part in self._hollow.parts)
-
-    @property
-    def _staged(self) -> Staged:
-        """As commands know it."""
-        return Staged(self._registration.writer, self.id, self._handed_over)
+        return tuple(Part(part, self._staged.context) for part in self._staged.hollow.parts)
 
     def rewrite_ts(self, frontier: Antichain | Time, new_upper: Antichain | Time) -> None:
         """Advance every time to `frontier` when it is read, and end at `new_upper`: for data whose time is
-        decided last. Metadata only. `INVALID_REWRITE` if the frontier or the upper goes back, or
-        unless lower <= frontier < new_upper; `INVALID_TIME` on product times."""
-        self._check_free()
-        schema = self._origin.schema
+        decided last. Changes metadata only. `INVALID_REWRITE` if the frontier or the upper goes back, or
+        unless `lower <= frontier < new_upper`; `INVALID_TIME` for product times."""
+        staged, schema = self._staged, self._staged.context.schema
+        staged.check_free()
         if schema.time_length is not None:
-            raise self._usage(UsageKind.INVALID_TIME, "rewrite_ts is for int times; these are product times")
+            text = "rewrite_ts is for int times; these are product times"
+            raise staged.usage_error(UsageKind.INVALID_TIME, text)
         target, upper = check_frontier(frontier, schema), check_frontier(new_upper, schema)
-        floor = self.lower if self._rewritten is None else self._rewritten
+        floor = self.lower if staged.rewrite is None else staged.rewrite
         if not floor <= target:
-            raise self._rewrite(f"frontier {target} is not at or beyond {floor}")
+            raise self._refused(f"frontier {target} is not at or beyond {floor}")
         if not target < upper:
-            raise self._rewrite(f"frontier {target} is not before upper {upper}")
+            raise self._refused(f"frontier {target} is not before upper {upper}")
         if not self.upper <= upper:
-            raise self._rewrite(f"upper {upper} is not at or beyond {self.upper}")
-        self._rewritten = target
-        parts = tuple(part.replace(rewrite=target) for part in self._hollow.parts)
-        self._hollow = self._hollow.replace(parts=parts, upper=upper)
+            raise self._refused(f"upper {upper} is not at or beyond {self.upper}")
+        staged.rewrite = target
+        parts = tuple(part.replace(rewrite=target) for part in staged.hollow.parts)
+        staged.hollow = staged.hollow.replace(parts=parts, upper=upper)
 
-    def _rebound(self, lower: Antichain, upper: Antichain) -> None:
-        """Be of `[lower, upper)`, for one who knows that all its times are."""
-        self._check_free()
-        self._hollow = self._hollow.replace(lower=lower, upper=upper)
+    def _refused(self, reason: str) -> InvalidUsage:
+        return self._staged.usage_error(UsageKind.INVALID_REWRITE, reason, reason=reason)
 
     async def delete(self) -> None:
         """Delete its blobs, each once, and consume it. `AlreadyAppended` if it was handed over and appended
         (or deleted) elsewhere: then nothing is deleted. One request for up to a thousand blobs; one
         commit more for a batch that was handed over. Goes on if the caller is cancelled."""
-        with self._origin.scope.call():
-            again = self._use is _Use.HALF_DELETED
-            if not again:
-                self._begin()
-            self._use = _Use.BUSY
-            task = self._origin.shard.stack.supervisor.spawn(self._delete(again), "delete a batch")
-            await asyncio.shield(task)
-
-    async def _delete(self, again: bool) -> None:
-        try:
-            mine = again or await _blobs_of([self], strict=True)
-        except BaseException as error:
-            self._end(consumed=isinstance(error, Indeterminate))  # it may be spent: its blobs are the sweep's
-            if isinstance(error, AlreadyAppended):
-                self._is_elsewhere()
-            raise
-        try:
-            if mine:
-                await self._origin.shard.stack.blob.delete(self._keys())
-        except BaseException:
-            self._use = _Use.HALF_DELETED  # some of its blobs may be gone: it can only be deleted again
-            raise
-        self._end(consumed=True)
-
-    def _keys(self) -> list[str]:
-        """The keys of its blobs."""
-        return [part.key for part in self._hollow.parts if part.key is not None]
+        with self._staged.context.scope.call():
+            await self._staged.delete()
 
     async def flush_to_blob(self) -> None:
-        """Turn an inline part into a blob; its rewrite frontier stays. One request, none without one."""
-        with self._origin.scope.call():
-            self._begin()
-            task = self._origin.shard.stack.supervisor.spawn(self._flush(), "flush a batch to a blob")
-            await asyncio.shield(task)
-
-    async def _flush(self) -> None:
-        try:
-            if any(part.inline is not None for part in self._hollow.parts):
-                (part,) = self._hollow.parts  # an inline part is the only one
-                (flushed,) = await self._uploaded(part)  # and what is gathered is never cut
-                self._hollow = self._hollow.replace(parts=(flushed.replace(rewrite=part.rewrite),))
-        finally:
-            self._end(consumed=False)
-
-    async def _uploaded(self, part: HollowPart) -> Sequence[HollowPart]:
-        origin = self._origin
-        schema = origin.shard.schema(part.schema_id)
-        upload = Upload(
-            origin.shard, schema, part.schema_id, self._registration.writer, self.lower, one_blob=True
-        )
-        try:
-            await upload.add(inline_table(part, origin.shard))
-            return (await upload.finish(self.upper)).parts
-        except BaseException:
-            upload.discard()
-            raise
+        """Turn an inline part into a blob; its rewrite frontier stays. One request; none if no part is
+        inline."""
+        staged = self._staged
+        with staged.context.scope.call():
+            staged.claim()
+            supervisor = staged.context.shard.stack.supervisor
+            await asyncio.shield(supervisor.spawn(_flush(staged), "flush a batch to a blob"))
 
     def to_transmittable(self) -> bytes:
         """The batch as bytes, with inline data but without its blobs, for `w.batch_from_transmittable`
-        anywhere. Consumes it: whoever restores it owns it. Keep its writer open until then, or the
-        registration ends with its lease."""
-        self._check_free()
+        anywhere. Consumes the batch: the process that restores it owns it. Keep its writer open until then,
+        or the registration ends with its lease."""
+        staged = self._staged
+        staged.check_free()
         value = Transmittable(
             library=_library(),
             shard=self.shard_id,
-            writer=self._registration.writer,
+            writer=staged.registration.writer,
             id=self.id,
-            batch=self._hollow,
-            rewrite=self._rewritten,
+            batch=staged.hollow,
+            rewrite=staged.rewrite,
         )
         data = encode(value)
-        self._registration.handed_over.add(self.id)
-        self._end(consumed=True)
+        staged.registration.handed_over.add(self.id)
+        staged.consume()
         return data
-
-    # --- its use ---------------------------------------------------------------------------------
-
-    def _check_free(self) -> None:
-        """`InvalidUsage` of kind `CONSUMED` or `OUTCOME_PENDING` unless it may be used."""
-        if self._use in (_Use.CONSUMED, _Use.HALF_DELETED):
-            raise self._usage(UsageKind.CONSUMED, f"batch {self.id} was appended, deleted or handed over")
-        if self._use is _Use.BUSY:
-            text = f"batch {self.id} is being used, or the outcome of its append is not settled"
-            raise self._usage(UsageKind.OUTCOME_PENDING, text)
-
-    def _begin(self) -> None:
-        """It is busy from now on."""
-        self._check_free()
-        self._use = _Use.BUSY
-
-    def _end(self, *, consumed: bool) -> None:
-        """It is no longer busy. Idempotent."""
-        if self._use is _Use.CONSUMED:
-            return
-        self._use = _Use.CONSUMED if consumed else _Use.FREE
-        if consumed:
-            self._let_go()
-
-    @property
-    def _is_free(self) -> bool:
-        return self._use is _Use.FREE
-
-    def _is_elsewhere(self) -> None:
-        """It was appended or deleted by another process: nothing is lost with it here."""
-        self._dropped_quietly = True
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """The registration is not needed for it any more. Idempotent."""
-        if not self._is_let_go:
-            self._is_let_go = True
-            self._registration.release()
-
-    def _usage(self, kind: UsageKind, message: str, **values: Any) -> InvalidUsage:
-        return InvalidUsage(kind, message, shard_id=self.shard_id, **values)
-
-    def _rewrite(self, reason: str) -> InvalidUsage:
-        return self._usage(UsageKind.INVALID_REWRITE, reason, reason=reason)
 
     def __repr__(self) -> str:
         bounds = f"[{self.lower}, {self.upper})"
-        updates = f"{self.len} updates in {len(self._hollow.parts)} parts"
-        return f"<Batch {self.id} {bounds}: {updates}, {self._use.value}>"
+        updates = f"{self.len} updates in {len(self._staged.hollow.parts)} parts"
+        return f"<Batch {self.id} {bounds}: {updates}, {self._staged.use.value}>"
 
-    def __del__(self) -> None:
-        if getattr(self, "_use", None) not in (_Use.FREE, _Use.HALF_DELETED):
-            return
-        if not self._is_let_go:
-            self._registration.release_from_anywhere()
-        if not self._dropped_quietly:
-            keys = ", ".join(self._keys()) or "inline"
-            warnings.warn(
-                f"batch {self.id} of shard {self.shard_id} was dropped with {len(self._hollow.parts)} parts"
-                f" that nobody appended or deleted: {keys}",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
+
+def inside(batch: Batch) -> StagedBatch:
+    """What a batch is inside, for the library's own calls."""
+    return batch._staged
+
+
+def rebound(batch: Batch, lower: Antichain, upper: Antichain) -> None:
+    """Change the bounds of a free batch to `[lower, upper)`, which the caller knows to hold all its times."""
+    staged = batch._staged
+    staged.check_free()
+    staged.hollow = staged.hollow.replace(lower=lower, upper=upper)
+
+
+async def discard_all(batches: Sequence[Batch]) -> None:
+    """Delete those that are free: neither appended nor perhaps appended. One commit for all, if any was
+    handed over; what fails is left to the sweep. Goes on if the caller is cancelled."""
+    if free := claim_free([batch._staged for batch in batches]):
+        await asyncio.wait([delete_all(free)])
 
 
 @cache
@@ -345,43 +202,23 @@ def _library() -> str:
     return version("aiopersist")
 
 
-async def discard_all(batches: Sequence[Batch]) -> None:
-    """Delete those that are free: neither appended nor perhaps appended. One commit for all, if any was
-    handed over; what fails is left to the sweep. Goes on if the caller is cancelled."""
-    free = [batch for batch in batches if batch._is_free]
-    for batch in free:
-        batch._begin()
-    if free:
-        await asyncio.wait([delete_all(free)])
-
-
-def delete_all(batches: Sequence[Batch]) -> asyncio.Task[None]:
-    """Consume busy batches that nobody needs any more, and delete their blobs, in the background."""
-    for batch in batches:
-        batch._end(consumed=True)
-    supervisor = batches[0]._origin.shard.stack.supervisor
-    return supervisor.spawn(_delete_all(batches), "delete batches that were not needed")
-
-
-async def _delete_all(batches: Sequence[Batch]) -> None:
-    keys = [key for batch in await _blobs_of(batches, strict=False) for key in batch._keys()]
-    if keys:
-        await batches[0]._origin.shard.stack.blob.delete(keys)
-
-
-async def _blobs_of(batches: Sequence[Batch], *, strict: bool) -> list[Batch]:
-    """Those of `batches` whose blobs are surely nobody's but ours to delete. `strict`: raise
-    `AlreadyAppended` for the others that are surely somebody's."""
-    shared = tuple(batch._staged for batch in batches if batch._handed_over)
-    if not shared:
-        return list(batches)
-    register = batches[0]._origin.shard.register
+async def _flush(batch: StagedBatch) -> None:
     try:
-        mine: frozenset[str] = await commit(register, Spend(shared), Slot())
-    except ShardFinalized:  # whatever it named is deleted with it
-        return [batch for batch in batches if not batch._handed_over]
-    state = batches[0]._origin.shard.state
-    for batch in shared:
-        if strict and batch.id not in mine and is_spent(state, batch.writer, batch.id):
-            raise AlreadyAppended(f"batch {batch.id} was appended, or deleted, elsewhere")
-    return [batch for batch in batches if not batch._handed_over or batch.id in mine]
+        if any(part.inline is not None for part in batch.hollow.parts):
+            (part,) = batch.hollow.parts  # an inline part is the only one
+            (flushed,) = await _uploaded(batch, part)  # and an upload of one blob is never cut
+            batch.hollow = batch.hollow.replace(parts=(flushed.replace(rewrite=part.rewrite),))
+    finally:
+        batch.unclaim()
+
+
+async def _uploaded(batch: StagedBatch, part: HollowPart) -> Sequence[HollowPart]:
+    shard, hollow = batch.context.shard, batch.hollow
+    schema, writer = shard.schema(part.schema_id), batch.registration.writer
+    upload = Upload(shard, schema, part.schema_id, writer, hollow.lower, one_blob=True)
+    try:
+        await upload.add(inline_table(part, shard))
+        return (await upload.finish(hollow.upper)).parts
+    except BaseException:
+        upload.discard()
+        raise

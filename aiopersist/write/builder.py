@@ -1,4 +1,4 @@
-"""The batch builder: a batch of any size, piece by piece, in bounded memory."""
+"""The batch builder: it takes a batch of any size, update by update, in bounded memory."""
 
 import asyncio
 from enum import StrEnum
@@ -10,7 +10,7 @@ from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
 from aiopersist.shard.registration import Registration
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds
-from aiopersist.write.session import Staging
+from aiopersist.write.staged import StagedBatch, StagingContext
 
 
 class Added(StrEnum):
@@ -25,20 +25,21 @@ class Added(StrEnum):
 class BatchBuilder(Resource):
     """Takes updates, uploads parts in the background, and makes one `Batch` of them.
 
-    Serves many tasks; their calls take turns. Memory depends on
-    `settings.batch_builder_max_outstanding_parts` and `settings.blob_target_size`, not on the batch: some
-    two more than the first times the second, and what allocators keep. Closed without `finish`, or
-    failed, it deletes what it uploaded.
+    Serves many tasks; their calls take turns. Memory does not grow with the batch: it is about
+    `settings.batch_builder_max_outstanding_parts` plus two, times `settings.blob_target_size`, and what
+    allocators keep. A builder that fails, or is closed without `finish`, deletes what it uploaded.
     """
 
-    def __init__(self, session: Staging, registration: Registration, lower: Antichain) -> None:
-        self._session = session
-        self._registration = registration  # released as it closes
-        self._upload = session.upload_under(lower, registration)
+    def __init__(
+        self, context: StagingContext, scope: Scope, registration: Registration, lower: Antichain
+    ) -> None:
+        self._context = context
+        self._registration = registration  # released as the builder closes
+        self._upload = context.upload(lower, registration)
         self._turn = asyncio.Lock()
         self._finished = False
         self._deletion: asyncio.Task[None] | None = None
-        self._scope = Scope("the builder", session.scope, session.shard.id)
+        self._scope = Scope("the builder", scope, context.shard.id)
         self._scope.on_close = self._close
 
     @property
@@ -57,13 +58,13 @@ class BatchBuilder(Resource):
 
     @property
     def write_stalls(self) -> int:
-        """How often an update waited for the oldest part in flight."""
+        """How often an update has waited for the oldest part in flight."""
         return self._upload.write_stalls
 
     async def add(self, key: Any, val: Any, time: Time, diff: int) -> Added:
-        """Add one update. Waits while too many parts are in flight. `InvalidUpdate` or
-        `UPDATE_NOT_BEYOND_LOWER` changes nothing, and the builder goes on; the error of an upload closes
-        it. Cancelled in its waiting, it may or may not have added the update."""
+        """Add one update. Waits while too many parts are in flight. After `InvalidUpdate` or
+        `UPDATE_NOT_BEYOND_LOWER` nothing is changed, and the builder goes on; the error of an upload closes
+        it. A call that is cancelled while it waits may or may not have added the update."""
         self._check_not_finished()
         with self._scope.call():
             async with self._turn:
@@ -82,9 +83,9 @@ class BatchBuilder(Resource):
                 return Added.RECORD if self._parts == before else Added.RECORD_AND_PARTS
 
     async def extend(self, updates: Any) -> None:
-        """Add many: rows, Arrow data, or an iterator or async iterator of either. What is refused before
-        any of it was taken changes nothing; refused or cancelled after that it closes the builder, since
-        a part of the input must not pass for all of it."""
+        """Add many: rows, Arrow data, or an iterator or async iterator of either. Input that is refused
+        before any of it was taken changes nothing. A call that is refused or cancelled later closes the
+        builder: a part of the input must not pass for all of it."""
         self._check_not_finished()
         with self._scope.call():
             async with self._turn:
@@ -99,28 +100,28 @@ class BatchBuilder(Resource):
                     raise
 
     async def finish(self, upper: Antichain | Time) -> Batch:
-        """The batch, once all parts are uploaded. `INVALID_BOUNDS` if `upper` is not at or beyond the
-        lower, `UPDATE_BEYOND_UPPER` if any time that was added is; whatever it raises, the builder is
-        closed then and its parts are deleted."""
+        """The batch, once all parts are uploaded. `INVALID_BOUNDS` if `upper` is not at or beyond the lower,
+        `UPDATE_BEYOND_UPPER` if a time that was added is at or beyond `upper`. After any error the builder
+        is closed, and its parts are deleted."""
         self._check_not_finished()
         with self._scope.call():
             async with self._turn:
                 self._check_not_finished()
                 try:
-                    _, end = check_bounds(self.lower, upper, self._session.schema)
+                    _, end = check_bounds(self.lower, upper, self._context.schema)
                     self._upload.check_upper(end)
                     hollow = await self._upload.finish(end)
                 except BaseException:
                     await self.aclose()
                     raise
-                batch = self._session.batch(self._registration, hollow)
+                batch = Batch(StagedBatch(self._context, self._registration, hollow))
                 self._finished = True
                 self._scope.close()
                 return batch
 
     async def aclose(self) -> None:
-        """Close it, and delete what was uploaded but not finished; in the background, if the caller is
-        cancelled or uploads in flight take long to end. Idempotent."""
+        """Close the builder, and delete what it uploaded, unless it is finished; in the background, if the
+        caller is cancelled or uploads in flight take long. Idempotent."""
         self._scope.close()
         deletion, task = self._deletion, asyncio.current_task()
         if deletion is not None and not deletion.done() and not (task and task.cancelling()):
@@ -137,9 +138,9 @@ class BatchBuilder(Resource):
 
     def _check_not_finished(self) -> None:
         if self._finished:
-            shard_id = self._session.shard.id
+            shard_id = self._context.shard.id
             raise InvalidUsage(UsageKind.CONSUMED, "the builder is finished", shard_id=shard_id)
 
     def __repr__(self) -> str:
         counts = f"{self.parts_finished} parts finished, {self.parts_in_flight} in flight"
-        return f"<BatchBuilder from {self.lower} of {self._session.shard.id}: {counts}>"
+        return f"<BatchBuilder from {self.lower} of {self._context.shard.id}: {counts}>"

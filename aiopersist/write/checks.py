@@ -1,4 +1,4 @@
-"""What can be said of a call without any I/O: frontiers, bounds, transactions."""
+"""The checks of a call that need no I/O: frontiers, bounds, transactions."""
 
 from typing import Any
 

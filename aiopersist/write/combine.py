@@ -1,12 +1,12 @@
 """Group commit of `write`: calls on one handle that wait at the same moment share one commit.
 
-Rows are checked in their own call, so a bad call fails alone. Then the call queues, and a task of
-the client, one per handle, takes all that wait and commits them as one batch at one time. So a
-caller that is cancelled takes nothing from the others: if its rows were not taken yet they are
-withdrawn, else they share the fate of their group, which `settle` tells.
+Each call checks its own rows, so a bad call fails alone. Then it queues; a task of the client, one per
+handle, takes all calls that wait and commits them as one batch at one time. A cancelled call takes nothing
+from the others: if its rows were not taken yet they are withdrawn, else they share the outcome of their
+group, which `settle` returns.
 
-Thousands may wait at one moment: whatever is done for each of them is done for some at a time (`_slices`),
-and others have their turn of the loop in between.
+Thousands may wait at one moment, so they are worked on in slices (`_slices`), and other tasks have their turn
+of the loop in between.
 """
 
 import asyncio
@@ -27,43 +27,44 @@ from aiopersist.resource import for_each
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.writing import Appended, PartsExpired, Write, new_apps, repeated
 from aiopersist.write.append import StagedAppend, commit_staged
-from aiopersist.write.doubt import Case, Doubt
+from aiopersist.write.outcome import PendingAppend, UnsettledCall
 from aiopersist.write.session import Session
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 
-CALLS_AT_ONCE = 256  # that are worked on in one turn of the loop: under a millisecond
-NUMBERS_MAX = 512  # transactions in a commit, each a record of its version, which is made in one turn
+CALLS_AT_ONCE = 256  # in one turn of the loop: under a millisecond
+NUMBERS_MAX = 512  # transactions in a commit: each is a record of its version, which one turn makes
 
 
-class _WaitingWrite(Case):
-    """One `write` that waits. `doubt` is that of the group it was last taken into."""
+class _WaitingWrite(UnsettledCall):
+    """One `write` that waits. `append` is that of the group that took it last."""
 
     def __init__(self, transactions: Mapping[str, int]) -> None:
         super().__init__(transactions)
         self.time: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Awaited by its caller alone: cancelled if he is."""
+        """Awaited by its caller alone: cancelled if the caller is."""
         self.table: pa.Table | None = None
         self.queued = False
         self.is_decided = False
         self.abandoned = False
-        """Its caller is gone: it goes with no further group."""
+        """Whether its caller is gone: no further group takes it."""
 
     def abandon(self, *, withdrawn: bool) -> None:
-        """Its caller goes away. Unless it was `withdrawn` in time, others may yet decide it."""
+        """Its caller goes away. Unless it was `withdrawn` in time, its group may yet decide it."""
         self.abandoned = True
         if not withdrawn and not self.is_decided:
             self.decided = asyncio.get_running_loop().create_future()
 
     def decide(self) -> None:
-        """Nothing more becomes of it."""
+        """Its outcome is decided, as far as it can be without settling."""
         self.is_decided = True
         if self.decided is not None and not self.decided.done():
             self.decided.set_result(None)
 
-    def tell(self, outcome: "int | BaseException") -> None:
+    def answer(self, outcome: "int | BaseException") -> None:
+        """Decide it, and return or raise `outcome` in its call."""
         self.decide()
         if self.time.done():
             return
@@ -99,7 +100,7 @@ class Combiner:
             withdrawn = call in self._waiting or not call.queued
             self._waiting.pop(call, None)
             call.abandon(withdrawn=withdrawn)
-            self._session.case = call
+            self._session.unsettled = call
             raise
 
     async def _queued(self, call: _WaitingWrite) -> int:
@@ -141,13 +142,13 @@ class Combiner:
                     group = self._take()
                     await self._commit(group)
             except BaseException as error:
-                # Without a group not even the turn came: that is told to all who wait for it.
-                await self._tell(group or self._take_all(), error)
+                # Without a group the turn did not even begin: all calls that wait for it get the error.
+                await self._answer(group or self._take_all(), error)
                 if not isinstance(error, Exception):
                     raise
 
     def _take(self) -> list[_WaitingWrite]:
-        """All that wait, or as many as may be in one commit."""
+        """All calls that wait, or as many as one commit may have."""
         taken = numbers = 0
         for call in self._waiting:
             if call.transactions:
@@ -167,23 +168,23 @@ class Combiner:
         return taken
 
     async def _slices(self, calls: Sequence[_WaitingWrite]) -> AsyncIterator[Sequence[_WaitingWrite]]:
-        """Some of `calls` at a time. Others have a turn before the next."""
+        """`calls` in slices. Other tasks have a turn of the loop between two of them."""
         for start in range(0, len(calls), CALLS_AT_ONCE):
             if start:
                 await self._shard.stack.runtime.sleep(0)
             yield calls[start : start + CALLS_AT_ONCE]
 
-    async def _tell(self, calls: Sequence[_WaitingWrite], outcome: "int | BaseException") -> None:
-        """Tell all of them; those that were put back have their turn yet."""
+    async def _answer(self, calls: Sequence[_WaitingWrite], outcome: "int | BaseException") -> None:
+        """Answer all of them, except those that wait again."""
 
-        def tell(call: _WaitingWrite) -> None:
+        def answer(call: _WaitingWrite) -> None:
             if call not in self._waiting:
-                call.tell(outcome)
+                call.answer(outcome)
 
-        await for_each(calls, tell, CALLS_AT_ONCE, self._shard.stack.runtime)
+        await for_each(calls, answer, CALLS_AT_ONCE, self._shard.stack.runtime)
 
     async def _commit(self, group: list[_WaitingWrite]) -> None:
-        """Commit all calls of `group` at one time; those whose transaction is a repeat write nothing."""
+        """Commit all calls of `group` at one time; a call whose transaction is a repeat writes nothing."""
         lost = 0
         while group := await self._without_repeats(group):
             upper = self._shard.state.upper
@@ -192,7 +193,9 @@ class Combiner:
                 raise UpperMismatch(Antichain(0), current, shard_id=self._shard.id)  # any int was expected
             try:
                 done = await self._append(group, upper)
-            except PartsExpired:  # and swept before they could be copied: the rows are still here
+            except (
+                PartsExpired
+            ):  # and the parts were swept before they could be copied: upload the rows again
                 lost += 1
                 if lost == LOST_MAX:
                     raise
@@ -203,7 +206,7 @@ class Combiner:
                 group = await self._without_new_apps(group, error)
                 continue
             if done.wrote:
-                await self._tell(group, last_complete(done.upper))
+                await self._answer(group, last_complete(done.upper))
                 return
 
     async def _append(self, group: list[_WaitingWrite], upper: Antichain) -> Appended:
@@ -214,10 +217,10 @@ class Combiner:
         }
         registration = await self._session.ensure_registered()
         registration.hold()  # an upload may take longer than the handle keeps it
-        upload = self._session.upload_under(upper, registration)
-        doubt = Doubt(uploads=[upload])
+        upload = self._session.context.upload(upper, registration)
+        pending = PendingAppend(uploads=[upload])
         for call in group:
-            call.doubt = doubt
+            call.append = pending
         try:
             async for calls in self._slices(group):
                 if tables := [call.table for call in calls if call.table is not None and call.table.num_rows]:
@@ -227,30 +230,29 @@ class Combiner:
             stack = self._shard.stack
             room, apps_max = stack.settings.inline_writes_total_max_bytes, stack.settings.txn_ids_max
             command = Write(upload.writer, stack.runtime.token(), batch, transactions, room, apps_max)
-            (done,) = await commit_staged([StagedAppend(self._session, command, doubt)])
+            (done,) = await commit_staged([StagedAppend(self._session, command, pending)])
             return done
         finally:
             registration.release()
-            await doubt.tidy()
+            await pending.tidy()
 
     async def _without_new_apps(self, group: list[_WaitingWrite], error: InvalidUsage) -> list[_WaitingWrite]:
-        """The calls that are still to be committed, once the shard has no room for all the ids that are new;
-        those that are one too many fail alone."""
+        """The calls of `group` whose application ids the shard has room for; the others fail with `error`."""
         state, rest = self._shard.state, list[_WaitingWrite]()
         room = self._shard.stack.settings.txn_ids_max - len(state.transactions)
         async for calls in self._slices(group):
             for call in calls:
                 new = len(new_apps(state, call.transactions))
                 if new and new > room:
-                    call.tell(copy(error))
+                    call.answer(copy(error))
                 else:
                     room -= new
                     rest.append(call)
         return rest
 
     async def _without_repeats(self, group: list[_WaitingWrite]) -> list[_WaitingWrite]:
-        """The calls that are still to be committed. One number of an application goes at a time: of
-        calls with the same one the later wait for the next group, which finds out what they are."""
+        """The calls that are still to be committed. A group has one call of each application: later ones wait
+        for the next group, which finds out whether they are repeats."""
         rest: list[_WaitingWrite] = []
         apps: set[str] = set()
         async for calls in self._slices(group):
@@ -259,7 +261,7 @@ class Combiner:
                 if call.abandoned:
                     call.decide()
                 elif repeated(state, call.transactions):
-                    call.tell(last_complete(state.upper))
+                    call.answer(last_complete(state.upper))
                 elif apps.isdisjoint(call.transactions):
                     apps.update(call.transactions)
                     rest.append(call)

@@ -1,13 +1,13 @@
-"""The write handle: append by compare-and-append, and know what came of it.
+"""The write handle: append by compare-and-append, and learn the outcome.
 
 1. Check the call, without any I/O: bounds, the form of `txn`, rows, times, batches.
 2. Settle an append of this handle whose outcome is not known yet.
-3. Leave early, by frontiers and transaction numbers that never go back: a repeat, a mismatch.
+3. Return early from a repeat or a mismatch, by frontiers and transaction numbers, which never go back.
 4. Stage the rows (`parts/upload.py`): a small batch in the state, others as parts in the blob store.
-5. Commit one `Append`. If it is refused, delete what was staged: nothing references it.
+5. Commit one `AppendHollow`. If it is refused, delete what was staged: nothing references it.
 
-`append.py` has the steps, `session.py` what they share, `builder.py` and `batch.py` what may happen
-between staging and committing.
+`append.py` has the steps, `session.py` what they share; `builder.py` and `batch.py` stage apart from a
+commit.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,13 @@ from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
 from aiopersist.write.append import BatchesAppend, RowsAppend, append_all
-from aiopersist.write.batch import Batch, Origin
+from aiopersist.write.batch import Batch
 from aiopersist.write.builder import BatchBuilder
 from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_txn
 from aiopersist.write.combine import Combiner
-from aiopersist.write.doubt import Committed, NotCommitted
+from aiopersist.write.outcome import Committed, NotCommitted
 from aiopersist.write.session import Session
+from aiopersist.write.staged import StagedBatch, StagingContext
 from aiopersist.write.transmit import WRITER, TransmittedWriter, decode
 
 K = TypeVar("K")
@@ -45,9 +46,9 @@ class WriteHandle(Resource, Generic[K, V]):
 
     @classmethod
     async def open(cls, shard: Shard, schema: Schema[K, V, Any], scope: Scope) -> "WriteHandle[K, V]":
-        """Create the shard if need be, and register a writer: one commit, two for a new shard."""
+        """Create the shard if it does not exist, and register a writer: one commit, two for a new shard."""
         await shard.open_or_create(schema)
-        session = Session(Origin(shard, schema, shard.schema_id(schema), scope))
+        session = Session(StagingContext(shard, schema, shard.schema_id(schema), scope))
         try:
             await session.ensure_registered()
         except BaseException:
@@ -61,7 +62,7 @@ class WriteHandle(Resource, Generic[K, V]):
 
     @property
     def writer_id(self) -> str:
-        """Its current registration."""
+        """The id of its current registration."""
         return self._session.registration.writer
 
     @property
@@ -98,43 +99,42 @@ class WriteHandle(Resource, Generic[K, V]):
         txn: Txn | None = None,
     ) -> None:
         """Append `updates`, whose times lie in `[expected_upper, new_upper)`, iff the shard's upper is
-        `expected_upper`; else `UpperMismatch`, and nothing is written. Atomic, durable when it
-        returns.
+        `expected_upper`; else `UpperMismatch`, and nothing is written. Atomic, and durable when it returns.
 
-        `txn=(app_id, number)` is for one producer that counts: a number that was recorded before succeeds and
-        writes nothing, and so does any *older* one, written or not. So it is not for requests that overtake
-        each other; a request that may come twice in any order is an `app_id` of its own.
+        `txn=(app_id, number)` is for one producer that counts its appends. A number that was recorded before
+        succeeds and writes nothing, and so does any *smaller* number, recorded or not. So requests that may
+        overtake each other need an `app_id` each.
 
-        Costs one compare-and-set; and one request per part, if the data is not small."""
+        Costs one compare-and-set, and one request per part if the data is not small."""
         with self._scope.call():
-            self._session.case = None
+            self._session.unsettled = None
             lower, upper = check_bounds(expected_upper, new_upper, self._schema)
             await append_all([RowsAppend(self._session, lower, upper, check_txn(txn), updates=updates)])
 
     async def append(
         self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
     ) -> None:
-        """Append definite data that replicas of this writer write as well: what the shard has already
-        is dropped, so overlapping and repeated appends of the same data land once. `UpperMismatch`
-        if the shard's upper is below `lower` or incomparable: there would be a gap."""
+        """Append definite data that replicas of this writer append, too. Updates before the shard's upper
+        are dropped, so overlapping and repeated appends of the same data land once. `UpperMismatch` if the
+        upper is below `lower` or incomparable: there would be a gap. Costs as `compare_and_append`."""
         with self._scope.call():
-            self._session.case = None
+            self._session.unsettled = None
             bounds = check_bounds(lower, upper, self._schema)
             await append_all([RowsAppend(self._session, *bounds, {}, replica=True, updates=updates)])
 
     async def write(self, rows: GivenRows[K, V], diff: int = 1, txn: Txn | None = None) -> int:
-        """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return it.
-        Calls that wait at the same moment share one commit. Int times only. `txn` as of
-        `compare_and_append`: an older number is a success that writes nothing."""
+        """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return that
+        time. Calls that wait at the same moment share one commit. Int times only. `txn` as of
+        `compare_and_append`: a smaller number succeeds and writes nothing."""
         with self._scope.call():
-            self._session.case = None
+            self._session.unsettled = None
             return await self._combiner.write(rows, diff, check_txn(txn))
 
     async def settle(self) -> Committed | NotCommitted | None:
-        """The outcome of this handle's last append that was cancelled, timed out or raised
-        `Indeterminate`, until the next append begins; `None` where there was none. `Indeterminate`
-        if it cannot be known. A call that was cancelled before its first step, as `asyncio.wait_for` with no
-        time left does, never began: then this is still the outcome of the one before."""
+        """The outcome of the last append of this handle that was cancelled, timed out or raised
+        `Indeterminate`; `None` if there was none since the last append began. `Indeterminate` if the outcome
+        cannot be known. A call that is cancelled before its first step, as by `asyncio.wait_for` with no time
+        left, never began: then this is still the outcome of the append before it."""
         with self._scope.call():
             return await self._session.outcome()
 
@@ -143,16 +143,17 @@ class WriteHandle(Resource, Generic[K, V]):
     async def batch(
         self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
     ) -> Batch:
-        """Stage `updates`, whose times lie in `[lower, upper)`, to be appended later, or elsewhere. Its
-        parts are uploaded while the input is taken; a small batch stays in memory. No commit."""
+        """Stage `updates`, whose times lie in `[lower, upper)`, to be appended later, or by another process.
+        Parts are uploaded while the input is read; a small batch stays in memory. No commit."""
         with self._scope.call():
             bounds = check_bounds(lower, upper, self._schema)
             registration = await self._session.begin_batch()
-            upload = self._session.upload_under(bounds[0], registration)
+            context = self._session.context
+            upload = context.upload(bounds[0], registration)
             try:
                 await upload.take_whole(updates)
                 upload.check_upper(bounds[1])
-                return self._session.batch(registration, await upload.finish(bounds[1]))
+                return Batch(StagedBatch(context, registration, await upload.finish(bounds[1])))
             except BaseException:
                 upload.discard()
                 raise
@@ -167,7 +168,7 @@ class WriteHandle(Resource, Generic[K, V]):
                 least = check_frontier(lower, self._schema)
                 registration = await self._session.begin_batch()
                 try:
-                    return BatchBuilder(self._session, registration, least)
+                    return BatchBuilder(self._session.context, self._scope, registration, least)
                 except BaseException:
                     registration.release()
                     raise
@@ -176,13 +177,13 @@ class WriteHandle(Resource, Generic[K, V]):
 
     def to_transmittable(self) -> bytes:
         """This writer as bytes, so that other processes build batches under its registration
-        (`client.builder_from_transmittable`). Keep it open until they are appended: with it ends what is
-        staged under it. No request."""
+        (`client.builder_from_transmittable`). Keep the writer open until these are appended: once it is
+        closed they no longer can be. No request."""
         self._scope.check()
-        writer, schema_id = self.writer_id, self._session.origin.schema_id
+        writer, schema_id = self.writer_id, self._session.context.schema_id
         self._session.registration.lent = True
-        told = TransmittedWriter.of(shard=self.shard_id, writer=writer, schema_id=schema_id)
-        return WRITER.encode(told)
+        transmitted = TransmittedWriter.of(shard=self.shard_id, writer=writer, schema_id=schema_id)
+        return WRITER.encode(transmitted)
 
     async def compare_and_append_batch(
         self,
@@ -194,45 +195,51 @@ class WriteHandle(Resource, Generic[K, V]):
         """Append staged batches, all at one moment, iff the shard's upper is `expected_upper`. A batch that
         reaches further than `[expected_upper, new_upper)` is truncated: readers see only times within.
 
-        On success the batches are consumed, also where a repeated `txn` writes nothing: then their blobs
-        are deleted. After `UpperMismatch` they are yours to append again or delete. One compare-and-set;
-        `AlreadyAppended` for a batch that was appended elsewhere, `BatchExpired` for one whose writer's
-        lease ran out."""
+        On success the batches are consumed; if a repeated `txn` writes nothing, their blobs are deleted.
+        After `UpperMismatch` they are yours to append again or delete. `AlreadyAppended` for a batch that
+        was appended elsewhere, `BatchExpired` for one whose writer's lease ran out. One compare-and-set."""
         with self._scope.call():
-            self._session.case = None
+            self._session.unsettled = None
             lower, upper = check_bounds(expected_upper, new_upper, self._schema)
             transactions = check_txn(txn)
             await append_all([BatchesAppend(self._session, lower, upper, transactions, batches=batches)])
 
     async def append_batch(self, batch: Batch, lower: Antichain | Time, upper: Antichain | Time) -> None:
-        """`append` of a staged batch: what the shard has already is dropped. A batch that is not needed at
-        all is consumed, and its blobs are deleted."""
+        """`append` of a staged batch: updates before the shard's upper are dropped. If nothing is left the
+        batch is consumed, and its blobs are deleted."""
         with self._scope.call():
-            self._session.case = None
+            self._session.unsettled = None
             bounds = check_bounds(lower, upper, self._schema)
             await append_all([BatchesAppend(self._session, *bounds, {}, replica=True, batches=[batch])])
 
     async def batch_from_transmittable(self, data: bytes) -> Batch:
-        """The batch that `Batch.to_transmittable` made bytes of. The registration of the writer that built
-        it is kept alive from here until it is consumed; `BatchExpired` if it is gone already. One commit
-        for the first batch of that writer. `InvalidUpdate` for what is no batch,
-        `BATCH_NOT_FROM_THIS_SHARD` for one of another shard."""
+        """The batch that `Batch.to_transmittable` made bytes of. The registration of its writer is kept alive
+        from here until the batch is consumed; `BatchExpired` if it is gone. `InvalidUpdate` for bytes that
+        are no batch, `BATCH_NOT_FROM_THIS_SHARD` for a batch of another shard. One commit for the first
+        batch of that writer."""
         with self._scope.call():
             found = decode(data, self._shard.id)
             if any(part.schema_id not in self._shard.state.schemas for part in found.batch.parts):
                 await self._shard.open()
             registration = await self._session.registration_of(found.writer)
-            origin, rewrite = self._session.origin, found.rewrite
-            batch = Batch(origin, registration, found.batch, found.id, rewrite=rewrite, handed_over=True)
+            context, rewrite = self._session.context, found.rewrite
+            staged = StagedBatch(
+                context, registration, found.batch, found.id, rewrite=rewrite, handed_over=True
+            )
             registration.release()  # the batch has a hold of its own
-            return batch
+            return Batch(staged)
 
     # --- the end ---------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """End the registration, or, while batches of it are outstanding, only its heartbeats. Idempotent.
-        What was appended stays; an append whose outcome is unknown stays so."""
+        """End the registration; while batches of it are outstanding, only its heartbeats. Idempotent. An
+        append whose outcome is unknown stays so."""
         await self._session.aclose()
 
     def __repr__(self) -> str:
         return f"<WriteHandle {self.writer_id} of {self._shard.id}: upper {self.upper}>"
+
+
+def session_of(handle: WriteHandle[Any, Any]) -> Session:
+    """What a handle shares with its appends, for appends of several handles."""
+    return handle._session

@@ -1,9 +1,10 @@
-"""Writers that build elsewhere: one process registers a writer and appends, others stage batches under it.
+"""Batches that other processes build: one process registers a writer and appends, others stage batches under
+it.
 
 `w.to_transmittable()` names the writer; `client.builder_from_transmittable` gives a builder under it, in any
-process; its batch goes back as bytes (`Batch.to_transmittable`), to be appended, by that writer or another.
-So a job of a thousand tasks is one registration, and what its tasks leave behind is the sweep's as soon as
-that ends.
+process; its batch comes back as bytes (`Batch.to_transmittable`), to be appended by that writer or another.
+So a job of a thousand tasks is one registration, and as soon as that ends the sweep removes what its tasks
+left behind.
 """
 
 from typing import Any
@@ -19,10 +20,9 @@ from aiopersist.shard.lease import check_lease_s
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shards import Shards
 from aiopersist.state.writing import ExpireWriter
-from aiopersist.write.batch import Origin
 from aiopersist.write.builder import BatchBuilder
 from aiopersist.write.checks import check_frontier
-from aiopersist.write.session import Staging
+from aiopersist.write.staged import StagingContext
 from aiopersist.write.transmit import WRITER, TransmittedWriter
 
 
@@ -31,19 +31,16 @@ async def register_writer(shards: Shards, name: str, schema: Schema[Any, Any, An
     check_lease_s(lease_s)
     shard = await shards.named(name)
     await shard.open_or_create(schema)
-    told = TransmittedWriter.of(
-        shard=shard.id,
-        writer=(await Registration.fresh(shard, lease_s)).writer,
-        schema_id=shard.schema_id(schema),
-    )
-    return WRITER.encode(told)
+    writer = (await Registration.fresh(shard, lease_s)).writer
+    transmitted = TransmittedWriter.of(shard=shard.id, writer=writer, schema_id=shard.schema_id(schema))
+    return WRITER.encode(transmitted)
 
 
 async def release_writer(shards: Shards, data: bytes) -> None:
     """See `Client.release_writer`."""
-    told = WRITER.decode(data, TransmittedWriter)
-    shard = await shards.existing(_shard_of(told))
-    await commit(shard.register, ExpireWriter(told.writer), Slot())
+    transmitted = WRITER.decode(data, TransmittedWriter)
+    shard = await shards.existing(_shard_of(transmitted))
+    await commit(shard.register, ExpireWriter(transmitted.writer), Slot())
 
 
 def open_builder(
@@ -52,21 +49,21 @@ def open_builder(
     """See `Client.builder_from_transmittable`."""
 
     async def open_handle() -> BatchBuilder:
-        told = WRITER.decode(data, TransmittedWriter)
-        shard = await shards.of_a_piece(_shard_of(told))
-        if told.schema_id not in shard.state.schemas:
+        transmitted = WRITER.decode(data, TransmittedWriter)
+        shard = await shards.of_a_piece(_shard_of(transmitted))
+        if transmitted.schema_id not in shard.state.schemas:
             raise InvalidUpdate("a transmitted writer has a schema that the shard does not know")
-        chosen = shard.schema(told.schema_id) if schema is None else schema
-        origin = Origin(shard, chosen, shard.schema_id(chosen), shards.scope)
+        chosen = shard.schema(transmitted.schema_id) if schema is None else schema
+        context = StagingContext(shard, chosen, shard.schema_id(chosen), shards.scope)
         least = check_frontier(lower, chosen)
-        registration = Registration.of_another(shard, told.writer)
+        registration = Registration.of_another(shard, transmitted.writer)
         registration.hold()
         try:
             await registration.renew()
             if registration.is_full:
-                text = f"as many batches as may be were built under writer {told.writer}: lend it anew"
+                text = f"too many batches were built under writer {transmitted.writer}: transmit a new one"
                 raise BatchExpired(text, shard_id=shard.id)
-            return BatchBuilder(Staging(origin, shards.scope), registration, least)
+            return BatchBuilder(context, shards.scope, registration, least)
         except BaseException:
             registration.release()
             raise
@@ -74,9 +71,9 @@ def open_builder(
     return shards.opening(open_handle, "client.builder(...)")
 
 
-def _shard_of(told: TransmittedWriter) -> str:
+def _shard_of(transmitted: TransmittedWriter) -> str:
     try:
-        ShardId.parse(told.shard)
+        ShardId.parse(transmitted.shard)
     except InvalidUsage as error:
         raise InvalidUpdate(f"a transmitted writer cannot be read: {error}") from error
-    return told.shard
+    return transmitted.shard

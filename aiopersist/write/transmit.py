@@ -1,7 +1,7 @@
-"""Batches as bytes: how a batch that was built here is appended somewhere else.
+"""Batches and writers as bytes, so that a batch built in one process is appended by another.
 
-What travels is JSON in an `Envelope`: shard, writer, id, the hollow batch with inline data, and how far it
-was rewritten. The blobs stay where they are.
+The bytes are JSON in an `Envelope`: shard, writer, id, the hollow batch with inline data, and the frontier to
+which it was rewritten. The blobs stay where they are.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ WRITER = Envelope("writer", format=1)
 
 
 class Transmittable(Record):
-    """What travels."""
+    """A staged batch as it travels."""
 
     library: str
-    """The version of the library that wrote it: for people."""
+    """The version of the library that wrote it, for people."""
     shard: str
     writer: str
     id: str
@@ -30,7 +30,7 @@ class Transmittable(Record):
 
 
 class TransmittedWriter(Record):
-    """A writer, for others to build batches under its registration."""
+    """A writer, so that other processes build batches under its registration."""
 
     shard: str
     writer: str
@@ -38,13 +38,13 @@ class TransmittedWriter(Record):
 
 
 def encode(value: Transmittable) -> bytes:
-    """The bytes of it."""
+    """The batch as bytes."""
     return ENVELOPE.encode(value)
 
 
 def decode(data: Any, shard: ShardId) -> Transmittable:
-    """`InvalidUpdate` for what is no batch, is damaged, or of a later format;
-    `BATCH_NOT_FROM_THIS_SHARD` for one of another shard than `shard`."""
+    """The batch of these bytes. `InvalidUpdate` for bytes that are no batch, damaged, or of a later format;
+    `BATCH_NOT_FROM_THIS_SHARD` for a batch of another shard than `shard`."""
     value = ENVELOPE.decode(data, Transmittable, shard)
     if value.shard != shard:
         text = f"batch {value.id} is of shard {value.shard}, not of {shard}"

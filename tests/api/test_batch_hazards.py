@@ -212,7 +212,7 @@ async def test_a_half_deleted_batch_can_only_be_deleted(shared: bool) -> None:
             copy = await other.batch_from_transmittable(data)
             with pytest.raises(ap.AlreadyAppended):
                 await other.compare_and_append_batch([copy], 0, 1)
-            copy._is_elsewhere()
+            copy._staged.spent_elsewhere()
         await batch.delete()
         assert await r.blob.parts() == set()
         assert await refused(batch.delete()) == CONSUMED
@@ -404,7 +404,7 @@ async def test_a_covered_append_that_is_cancelled_is_committed_iff_it_consumed(
                 break
             answer = await w.settle()
             assert answer in (ap.Committed(ap.Antichain(5)), ap.NotCommitted())
-            assert batch._use.value == ("free" if answer == ap.NotCommitted() else "consumed")
+            assert batch._staged.use.value == ("free" if answer == ap.NotCommitted() else "consumed")
             answers.add(type(answer))
             if answer == ap.NotCommitted():
                 await batch.delete()
@@ -509,7 +509,7 @@ async def test_batches_that_are_built_at_once_rotate_too(how: str, monkeypatch: 
             for builder in builders:
                 await builder.add(*ROWS[0])
             batches = [await builder.finish(1) for builder in builders]
-        built = Counter(batch._registration.writer for batch in batches)
+        built = Counter(batch._staged.registration.writer for batch in batches)
         for batch in batches:
             await batch.delete()
         assert max(built.values()) <= 3
@@ -522,7 +522,7 @@ async def test_a_restored_batch_without_parts_that_is_dropped_releases_its_regis
         async with (await r.another()).writer("t", SCHEMA) as there:
             data = (await there.batch([], 0, 1)).to_transmittable()
         batch = await w.batch_from_transmittable(data)
-        registration: Any = batch._registration
+        registration: Any = batch._staged.registration
         assert registration._beating is not None
         assert w._session._others
         del batch

@@ -91,7 +91,7 @@ async def rig(**limits: Any) -> AsyncIterator[Rig]:
             faults.latency_s = (0.0, 0.0)
             blob_faults.heal()
             for batch in r.kept:
-                batch._is_elsewhere()
+                batch._staged.spent_elsewhere()
 
 
 async def doubtful(r: Rig, w: Writer, work: Awaitable[Any], outcome: Outcome) -> None:
@@ -361,7 +361,7 @@ async def test_a_cancelled_repeat_that_is_committed_has_consumed_its_batch() -> 
     """Goal: `Committed` means success, and a success consumes: nobody is left to delete the blobs."""
     async with rig(inline_writes_single_max_bytes=0) as r:
         batches = [b async for answer, b in cancelled_repeats(r) if isinstance(answer, ap.Committed)]
-        assert {batch._use.value for batch in batches} == {"consumed"}
+        assert {batch._staged.use.value for batch in batches} == {"consumed"}
 
 
 async def test_cancelled_while_the_blobs_of_a_mismatch_are_deleted() -> None:
@@ -631,12 +631,12 @@ class Stress:
             except ap.BatchExpired:
                 self.done["expired"] += 1
                 return
-            batch._is_elsewhere()
+            batch._staged.spent_elsewhere()
             await self.used(w, batch, rows)
         else:
             rows = self.rows(upper)
             batch = await self.built(w, rows, upper)
-            batch._is_elsewhere()  # it may end in the hands of nobody
+            batch._staged.spent_elsewhere()  # it may end in the hands of nobody
             if kind == "post":
                 data = batch.to_transmittable()
                 self.posted += [(data, rows)] * self.chance.choice([1, 2, 3])
@@ -683,7 +683,7 @@ class Stress:
             except (ap.InvalidUsage, ap.AlreadyAppended):
                 pass
             return
-        if batch._use.value == "free":
+        if batch._staged.use.value == "free":
             await self.free(batch)
 
     def transaction(self) -> tuple[tuple[str, int] | None, bool]:
@@ -759,7 +759,7 @@ async def test_a_random_life(seed: int) -> None:
         await r.faults.land()
         for data, _ in stress.posted:
             batch = await writers[0].batch_from_transmittable(data)
-            batch._is_elsewhere()
+            batch._staged.spent_elsewhere()
             await stress.free(batch)
         await asyncio.sleep(0.02)
         assert stress.done["cancelled"] > 0  # how many depends on the pace of the machine

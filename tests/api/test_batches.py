@@ -1105,7 +1105,7 @@ async def stats_of(updates: Any, schema: Any, time: Any = 0, end: Any = 99, **li
     async with open_mem(**limits) as client, client.writer("t", schema) as w:
         b = await w.batch(updates, time, end)
         (part,) = b.parts
-        stored = b._hollow.parts[0].stats
+        stored = b._staged.hollow.parts[0].stats
         try:
             return part.stats, part.key_lower, len(json.dumps(stored, separators=(",", ":")))
         finally:

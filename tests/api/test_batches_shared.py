@@ -83,7 +83,7 @@ async def world(**settings: Any) -> AsyncIterator[World]:
         finally:
             w.faults.heal()
             for copy in w.copies:
-                copy._is_elsewhere()
+                copy._staged.spent_elsewhere()
 
 
 @pytest.fixture(params=SIZES)

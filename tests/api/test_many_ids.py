@@ -58,7 +58,7 @@ async def test_a_lent_writer_that_is_full_is_lent_anew(monkeypatch: pytest.Monke
         early = [await built(client, told, 3) for _ in range(2)]
         for time in range(3):
             await append_lent(client, w, told, time)
-        with pytest.raises(ap.BatchExpired, match="lend it anew"):
+        with pytest.raises(ap.BatchExpired, match="transmit a new one"):
             await built(client, told, 3)
         await w.compare_and_append_batch([await w.batch_from_transmittable(data) for data in early], 3, 4)
         await w.compare_and_append([], 4, 5)

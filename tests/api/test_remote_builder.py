@@ -223,7 +223,7 @@ async def test_a_writer_that_was_closed(place: Place) -> None:
             await v.batch_from_transmittable(third)
         with pytest.raises(ap.BatchExpired):
             await v.compare_and_append_batch([early], 1, 2)
-        early._is_elsewhere()
+        early._staged.spent_elsewhere()
         leaked = await swept(other)
         assert leaked
         assert not leaked & committed
@@ -246,7 +246,7 @@ async def test_a_writer_that_ends_while_a_batch_is_built(place: Place) -> None:
     with pytest.raises(ap.BatchExpired):
         await v.compare_and_append_batch([batch], 0, 1)
     assert await v.fetch_recent_upper() == ap.Antichain(0)
-    batch._is_elsewhere()
+    batch._staged.spent_elsewhere()
     assert await swept(client)
     assert not await place.parts()
 

@@ -1,4 +1,4 @@
-"""What came of an append, for callers that were not told."""
+"""The outcome of an append, for callers that were not told."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.parts.put import Uploaded
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.attempt import Attempt
-from aiopersist.write.batch import Batch, delete_all
+from aiopersist.write.staged import StagedBatch, claim_free, delete_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,32 +25,32 @@ class NotCommitted:
 
 
 @dataclass(slots=True, eq=False)
-class Doubt:
-    """One append, from its first step until its outcome is told, and what it staged."""
+class PendingAppend:
+    """One append until its outcome is told, and what was staged for it."""
 
-    batches: Sequence[Batch] = ()
-    """Staged by the caller: consumed if it happened, the caller's again if it did not."""
-    freed: Sequence[Batch] = ()
-    """Those that are the caller's again."""
+    batches: Sequence[StagedBatch] = ()
+    """Staged by the caller: consumed if the append happened, free again if it did not."""
+    freed: Sequence[StagedBatch] = ()
+    """Those of `batches` that are free again."""
     uploads: list[Uploaded] = field(default_factory=list)
     """Staged by the append itself: deleted if it did not happen."""
     needless: bool = False
-    """It succeeded and wrote nothing: nobody needs what was staged."""
+    """Whether it succeeded and wrote nothing: then nothing that was staged is needed."""
     outcome: Committed | NotCommitted | Indeterminate | None = NotCommitted()
-    """`None` while a version of it may be on its way: nothing is sent before that."""
+    """`None` while a version of it may be on its way; until then nothing is sent."""
 
     async def decide(self, attempt: Attempt) -> None:
-        """It was settled."""
+        """Take the outcome of the settled attempt."""
         self.outcome = Committed(attempt.after.upper) if attempt.happened else NotCommitted()
         await self.tidy()
 
     async def tidy(self) -> None:
-        """Release what was staged, before anybody is told. Idempotent."""
-        await finished(self.release())
+        """Release what was staged, before the caller is told. Idempotent."""
+        await wait_briefly(self.release())
 
     def release(self) -> list[asyncio.Task[None]]:
-        """Free or consume the batches, and begin to delete what was staged for nothing: the tasks of that.
-        Without an await, so that nothing is left half done. Idempotent."""
+        """Free or consume the batches, and begin to delete what was staged for nothing; returns the tasks of
+        these deletions. There is no await, so nothing is left half done. Idempotent."""
         if self.outcome is None:
             return []
         batches, self.batches = self.batches, ()
@@ -62,18 +62,15 @@ class Doubt:
             return [*deletions, delete_all(batches)]
         self.freed = self.freed if happened else batches
         for batch in batches:
-            batch._end(consumed=happened)
+            batch.consume() if happened else batch.unclaim()
         return deletions
 
     async def repeated(self) -> None:
-        """It had happened before, as its transaction number tells: nobody needs its batches, unless the
-        caller has used them by now."""
+        """Its transaction number says that it happened before: delete the batches that it freed, unless the
+        caller has used them since."""
         freed, self.freed = self.freed, ()
-        needless = [batch for batch in freed if batch._is_free]
-        for batch in needless:
-            batch._begin()
-        if needless:
-            await finished([delete_all(needless)])
+        if needless := claim_free(freed):
+            await wait_briefly([delete_all(needless)])
 
     def answer(self) -> Committed | NotCommitted:
         """The outcome; raises `Indeterminate` if it cannot be known."""
@@ -83,18 +80,19 @@ class Doubt:
         return self.outcome
 
 
-async def finished(deletions: list[asyncio.Task[None]]) -> None:
-    """Give deletions a moment to end; whoever is cancelled leaves at once, and they go on."""
+async def wait_briefly(deletions: list[asyncio.Task[None]]) -> None:
+    """Give deletions a moment to end. They go on after that, and when the caller is cancelled, who leaves at
+    once."""
     task = asyncio.current_task()
     if deletions and not (task and task.cancelling()):
         await asyncio.wait(deletions, timeout=RELEASE_DEADLINE_S)
 
 
 @dataclass(eq=False)
-class Case:
-    """One call whose caller was not told: its append, and when that is decided as far as it will be
-    without settling."""
+class UnsettledCall:
+    """A call whose caller was not told its outcome."""
 
     transactions: Mapping[str, int]
-    doubt: Doubt = field(default_factory=Doubt)
+    append: PendingAppend = field(default_factory=PendingAppend)
     decided: asyncio.Future[None] | None = None
+    """Done once the call is decided as far as it will be without settling; `None`: it is."""

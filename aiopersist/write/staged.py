@@ -1,0 +1,218 @@
+"""The inside of a `Batch`: its parts, the registration that keeps them, and its state of use.
+
+A batch is *free*; *busy* from the moment a call claims it until the outcome of that call is known; *half
+deleted* if a deletion failed: then it can only be deleted again; or *consumed*: appended, deleted or handed
+over. So no batch is appended twice, and no blob is deleted that an append may have named.
+
+A batch that was handed over may exist in several processes, whose objects do not know of each other. Then the
+state decides: the record of the writer that built the batch keeps the ids that are *spent*. An append spends
+the id in its own commit; a deletion spends it first, and deletes only what it spent itself. Once the
+registration is gone the batch can no longer be appended. Whether it was appended before cannot be told here,
+so its blobs are left to the sweep, which can tell.
+"""
+
+import asyncio
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import AlreadyAppended, Indeterminate, InvalidUsage, ShardFinalized, UsageKind
+from aiopersist.frontier import Antichain
+from aiopersist.parts.upload import Upload
+from aiopersist.resource import Scope
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import commit
+from aiopersist.shard.registration import Registration
+from aiopersist.shard.shard import Shard
+from aiopersist.state.model import HollowBatch
+from aiopersist.state.writing import Spend, Staged, is_spent
+
+
+@dataclass(frozen=True, slots=True)
+class StagingContext:
+    """What is the same for all batches of a handle: their shard and schema. It outlives the handle."""
+
+    shard: Shard
+    schema: Schema[Any, Any, Any]
+    schema_id: int
+    scope: Scope
+    """The client's."""
+
+    def upload(self, lower: Antichain, registration: Registration) -> Upload:
+        """A batch in the making under that registration."""
+        return Upload(self.shard, self.schema, self.schema_id, registration.writer, lower)
+
+
+class Use(Enum):
+    """See the header."""
+
+    FREE = "free"
+    BUSY = "busy"
+    HALF_DELETED = "half deleted"
+    CONSUMED = "consumed"
+
+
+class StagedBatch:
+    """See the header. `hollow` was uploaded under `registration`; a new batch gets a new id."""
+
+    def __init__(
+        self,
+        context: StagingContext,
+        registration: Registration,
+        hollow: HollowBatch,
+        batch_id: str | None = None,
+        *,
+        rewrite: Antichain | None = None,
+        handed_over: bool = False,
+    ) -> None:
+        self.context = context
+        self.registration = registration
+        self.hollow = hollow
+        self.id = batch_id or str(context.shard.stack.runtime.uuid())
+        self.rewrite = rewrite
+        """The frontier of the last `rewrite_ts`."""
+        self.handed_over = handed_over
+        """Whether other processes may have it, too."""
+        self.use = Use.FREE
+        self._needs_registration = True
+        self._dropped_quietly = not hollow.parts
+        registration.hold()
+
+    @property
+    def record(self) -> Staged:
+        """The batch as commands know it."""
+        return Staged(self.registration.writer, self.id, self.handed_over)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of its blobs."""
+        return [part.key for part in self.hollow.parts if part.key is not None]
+
+    def usage_error(self, kind: UsageKind, message: str, **values: Any) -> InvalidUsage:
+        """An error that names the shard."""
+        return InvalidUsage(kind, message, shard_id=self.context.shard.id, **values)
+
+    # --- its use ---------------------------------------------------------------------------------
+
+    def check_free(self) -> None:
+        """`InvalidUsage` of kind `CONSUMED` or `OUTCOME_PENDING` unless it is free."""
+        if self.use in (Use.CONSUMED, Use.HALF_DELETED):
+            raise self.usage_error(
+                UsageKind.CONSUMED, f"batch {self.id} was appended, deleted or handed over"
+            )
+        if self.use is Use.BUSY:
+            text = f"batch {self.id} is being used, or the outcome of its append is not settled"
+            raise self.usage_error(UsageKind.OUTCOME_PENDING, text)
+
+    def claim(self) -> None:
+        """Make a free batch busy."""
+        self.check_free()
+        self.use = Use.BUSY
+
+    def unclaim(self) -> None:
+        """Make a busy batch free again. Idempotent; a consumed batch stays consumed."""
+        if self.use is not Use.CONSUMED:
+            self.use = Use.FREE
+
+    def consume(self) -> None:
+        """End its use. Idempotent."""
+        self.use = Use.CONSUMED
+        self._release()
+
+    def spent_elsewhere(self) -> None:
+        """Another process appended or deleted it: here it may be dropped without a warning."""
+        self._dropped_quietly = True
+        self._release()
+
+    def _release(self) -> None:
+        """Stop keeping the registration. Idempotent."""
+        if self._needs_registration:
+            self._needs_registration = False
+            self.registration.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "use", None) not in (Use.FREE, Use.HALF_DELETED):
+            return
+        if self._needs_registration:
+            self.registration.release_from_anywhere()
+        if not self._dropped_quietly:
+            keys = ", ".join(self.keys) or "inline"
+            warnings.warn(
+                f"batch {self.id} of shard {self.context.shard.id} was dropped with"
+                f" {len(self.hollow.parts)} parts that were neither appended nor deleted: {keys}",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+    # --- deletion --------------------------------------------------------------------------------
+
+    async def delete(self) -> None:
+        """See `Batch.delete`."""
+        again = self.use is Use.HALF_DELETED
+        if not again:
+            self.claim()
+        self.use = Use.BUSY
+        await asyncio.shield(self.context.shard.stack.supervisor.spawn(self._delete(again), "delete a batch"))
+
+    async def _delete(self, again: bool) -> None:
+        try:
+            mine = again or await _deletable([self], strict=True)
+        except Indeterminate:
+            self.consume()  # it may be spent: its blobs are the sweep's
+            raise
+        except BaseException as error:
+            self.unclaim()
+            if isinstance(error, AlreadyAppended):
+                self.spent_elsewhere()
+            raise
+        try:
+            if mine:
+                await self.context.shard.stack.blob.delete(self.keys)
+        except BaseException:
+            self.use = Use.HALF_DELETED  # some of its blobs may be gone
+            raise
+        self.consume()
+
+
+def delete_all(batches: Sequence[StagedBatch]) -> asyncio.Task[None]:
+    """Consume busy batches that are not needed any more, and delete their blobs, in the background. One
+    commit for all, if any was handed over; what fails is left to the sweep."""
+    for batch in batches:
+        batch.consume()
+    supervisor = batches[0].context.shard.stack.supervisor
+    return supervisor.spawn(_delete_all(batches), "delete batches that were not needed")
+
+
+def claim_free(batches: Sequence[StagedBatch]) -> list[StagedBatch]:
+    """Claim those of `batches` that are free: neither appended nor perhaps appended."""
+    free = [batch for batch in batches if batch.use is Use.FREE]
+    for batch in free:
+        batch.claim()
+    return free
+
+
+async def _delete_all(batches: Sequence[StagedBatch]) -> None:
+    keys = [key for batch in await _deletable(batches, strict=False) for key in batch.keys]
+    if keys:
+        await batches[0].context.shard.stack.blob.delete(keys)
+
+
+async def _deletable(batches: Sequence[StagedBatch], *, strict: bool) -> list[StagedBatch]:
+    """Those of `batches` whose blobs are surely this process's to delete. `strict`: `AlreadyAppended` for
+    one that was surely appended or deleted elsewhere."""
+    shared = tuple(batch.record for batch in batches if batch.handed_over)
+    if not shared:
+        return list(batches)
+    shard = batches[0].context.shard
+    try:
+        mine: frozenset[str] = await commit(shard.register, Spend(shared), Slot())
+    except ShardFinalized:  # the end of the shard deletes what it named
+        return [batch for batch in batches if not batch.handed_over]
+    for record in shared:
+        if strict and record.id not in mine and is_spent(shard.state, record.writer, record.id):
+            raise AlreadyAppended(f"batch {record.id} was appended, or deleted, elsewhere")
+    return [batch for batch in batches if not batch.handed_over or batch.id in mine]
