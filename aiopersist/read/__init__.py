@@ -2,11 +2,11 @@
 
 | module                        | what it has                                                     |
 |-------------------------------|-----------------------------------------------------------------|
-| `handle`, `open`              | the read handle, and its opening                                |
+| `handle`, `open`, `session`   | the read handle, its opening, and what its calls share          |
 | `snapshot`, `stream`, `query` | the contents at one time                                        |
-| `listen`, `cursor`, `puller`, `interval` | what happens next                                    |
+| `listen`, `cursor`, `puller`, `interval` | all later updates, as they come                      |
 | `since`                       | a hold that never expires                                       |
-| `leased`, `shared_read`, `range`| reads that several processes share                              |
+| `leased`, `shared_read`, `range` | reads that several processes share                           |
 
 Imports `parts`, `shard`, `data`.
 """

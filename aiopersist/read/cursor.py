@@ -1,9 +1,9 @@
-"""Cursors: where a listen stands, as a short string that is safe in a header.
+"""Cursors: the position of a listen as a short string that is safe in a header.
 
-A cursor names the shard, the frontier delivered so far, and the version of the state it was taken
-at (its seqno and commit id): where that version is another one by now, or lies beyond the head,
-the store was restored from a backup, and resuming would skip or repeat updates unnoticed. It
-holds nothing; history is kept by a hold.
+A cursor names the shard, the frontier delivered so far, and the version of the state at which it was taken,
+by seqno and commit id. If another version has that seqno by now, or it lies beyond the head, the store was
+restored from a backup, and resuming would skip or repeat updates unnoticed. A cursor keeps no history; a hold
+does.
 """
 
 import base64
@@ -19,20 +19,20 @@ VERSION = 1
 
 
 class Cursor(NamedTuple):
-    """What a cursor says."""
+    """A decoded cursor."""
 
     shard: str
     frontier: Antichain
     as_of: Time | None
-    """Of product times, to which updates are advanced; or of a snapshot yet to be handed over."""
+    """The time to which product times are advanced, or that of a snapshot that was not delivered yet."""
     snapshot: bool
-    """Whether it starts with the snapshot at `as_of`."""
+    """Whether the listen starts with the snapshot at `as_of`."""
     seqno: int
     commit: str
 
 
 def encode(cursor: Cursor) -> str:
-    """Its text: URL-safe base64 of JSON and its CRC."""
+    """The cursor as text: URL-safe base64 of JSON and its CRC."""
     body = json.dumps(
         [
             VERSION,
@@ -49,7 +49,7 @@ def encode(cursor: Cursor) -> str:
 
 
 def decode(text: object, shard: str) -> Cursor:
-    """What `text` says; `InvalidUsage` of kind `INVALID_CURSOR` for garbage or another shard's."""
+    """The cursor of `text`; `InvalidUsage` of kind `INVALID_CURSOR` for garbage or another shard's."""
     if not isinstance(text, str):
         raise _invalid(f"{shown(text, 40)} is no cursor")
     try:

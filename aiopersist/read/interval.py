@@ -1,14 +1,15 @@
-"""Which batches may hold updates of an interval that a listen asks for. Pure.
+"""Finds the batches that may hold updates of an interval of a listen. Pure.
 
 With product times an update is delivered at `t' = join(t, as_of)`, in the interval `[lower, upper)` that
-holds `t'`: so it may come later than its batch ends. But not from every batch: `lower` has an element
-`e <= t'` only where `t` reaches `e` in each component in which `e` is beyond `as_of`. The least time `m` that
-does, joined with the lower of the batch, is the least time that the batch can have for it. If the batch's
-upper has passed even that time, or `upper` has passed what becomes of it, no update of it is asked for.
+holds `t'`: this may be a later interval than the one in which its batch ends. But not every batch is
+possible. `lower` has an element `e <= t'` only if `t` reaches `e` in each component in which `e` is beyond
+`as_of`. Let `m` be the least time that does. Joined with the lower of the batch, `m` is the least time that
+an update of the batch can have in the interval. If the batch's upper has passed even that time, or `upper`
+has passed that time joined with `as_of`, the batch holds no update of the interval.
 
-*Compaction* may have advanced `t` to a since `s`, as far as the listen's hold lets it: in each component in
-which `e` is beyond `as_of` the hold is before `e`, so there `t` reached `e` by itself, before it was advanced
-as after it. And what is advanced only comes to a later `t'`. So the bounds of the batch tell the same.
+*Compaction* may have advanced `t` to a since `s`, as far as the listen's hold lets it. In each component in
+which `e` is beyond `as_of` the hold is before `e`, so there `t` had reached `e` before it was advanced. And
+an advanced time only makes `t'` later. So the bounds of the batch say the same as before.
 """
 
 from collections.abc import Iterable
@@ -19,8 +20,8 @@ from aiopersist.state.model import HollowBatch, State
 
 
 def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
-    """What must be held to deliver everything from `frontier` on: its component-wise predecessor, joined
-    with `as_of`. Since reading changes from `f` needs `since < f`, or both at the minimum."""
+    """The hold that delivering everything from `frontier` on needs: its component-wise predecessor, joined
+    with `as_of`. For reading changes from `f` needs `since < f`, or both at the minimum."""
     before = predecessor(frontier).elements
     return Antichain(*(e if as_of is None or isinstance(e, int) else join(e, as_of) for e in before))
 

@@ -1,8 +1,8 @@
-"""The parts of a snapshot, one by one: to be read elsewhere, by several processes at once.
+"""The parts of a snapshot, one by one, so that several processes read it at once.
 
-A part is read as it lies: updates at times `<= as_of`, told as of that time, and not summed with those of
-other parts. Whoever reads them all and sums them has the snapshot. The snapshot that they come from holds the
-blobs, so it must be open until the last one is fetched.
+A part is read as it lies: its updates at times `<= as_of`, given that time, and not summed with those of
+other parts. The sum of all parts is the snapshot. The snapshot holds the blobs, so it must stay open until
+the last part is fetched.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ ENVELOPE = Envelope("part", format=1)
 
 
 class TransmittedPart(Record):
-    """What travels."""
+    """A part as it travels."""
 
     shard: str
     reader: str
-    """Whose lease keeps the blob."""
+    """The reader whose lease keeps the blob."""
     schema_id: int
-    """Of the columns that it is read as."""
+    """The schema that it is read by."""
     as_of: int | tuple[int, ...]
     batch: HollowBatch
     """With this part alone."""
@@ -59,17 +59,17 @@ class LeasedPart:
 
     @property
     def len(self) -> int:
-        """Updates in it, those beyond the time of the snapshot included."""
+        """Updates in it, including those beyond the time of the snapshot."""
         return self._part.rows
 
     @property
     def stats(self) -> dict[str, ColumnStats] | None:
-        """Bounds of the values of each leaf column, by its dotted name; `None` if it has none."""
+        """Bounds of the values of each leaf column, by its dotted name; `None` without statistics."""
         stored = stats_of(self._part)
         return None if stored is None else decode_stats(stored, self._fetch.schema)
 
     def to_transmittable(self) -> bytes:
-        """What another process hands to `client.fetch_part` while the snapshot is open."""
+        """The part as bytes, for `client.fetch_part` in any process while the snapshot is open."""
         value = TransmittedPart.of(
             shard=self._fetch.shard.id,
             reader=self._reader,
@@ -87,39 +87,39 @@ async def fetch_part(
     shards: Shards, data: bytes, schema: Schema[Any, Any, Any] | None
 ) -> Updates[Any, Any, Any]:
     """See `Client.fetch_part`."""
-    told = ENVELOPE.decode(data, TransmittedPart)
-    shard = await shards.of_a_piece(_checked(told))
-    if not {told.schema_id, told.batch.parts[0].schema_id} <= shard.state.schemas.keys():
+    transmitted = ENVELOPE.decode(data, TransmittedPart)
+    shard = await shards.of_a_piece(_checked(transmitted))
+    if not {transmitted.schema_id, transmitted.batch.parts[0].schema_id} <= shard.state.schemas.keys():
         raise InvalidUpdate("a transmitted part has a schema that the shard does not know")
-    stored = shard.schema(told.schema_id)
+    stored = shard.schema(transmitted.schema_id)
     try:
-        shaped(told.as_of, stored.time_length)
+        shaped(transmitted.as_of, stored.time_length)
     except InvalidUsage as error:
         raise InvalidUpdate(f"a transmitted part has no time of the shard: {error}") from error
     if schema is not None and not stored.same_as(schema):
         raise CodecMismatch(schema, stored, shard_id=shard.id)
     fetch = Fetch(shard, schema or stored)
-    named = [(told.batch, part) for part in told.batch.parts]
+    named = [(transmitted.batch, part) for part in transmitted.batch.parts]
     try:
-        table = await fetch.table(named, Selection(as_of=told.as_of), told.reader)
+        table = await fetch.table(named, Selection(as_of=transmitted.as_of), transmitted.reader)
     except MissingPart:
         there = live_parts(await shard.open())
         if any(part.key in there for _, part in named):
             raise
         what = "the snapshot was closed, and a part of it is gone"
         raise LeaseExpired(what, shard_id=shard.id) from None
-    return Updates(at_time(table, told.as_of, fetch.schema), fetch.schema)
+    return Updates(at_time(table, transmitted.as_of, fetch.schema), fetch.schema)
 
 
 def stats_of(part: HollowPart) -> dict[str, Any] | None:
-    """The stored statistics that hold of what is read: times of a rewritten part are others."""
+    """The stored statistics that are right for a read: not those of the times of a rewritten part."""
     if part.stats is None or part.rewrite is None:
         return part.stats
     return {name: entry for name, entry in part.stats.items() if name.partition(".")[0] != "time"}
 
 
 def common_stats(parts: Sequence[HollowPart], schema: Schema[Any, Any, Any]) -> dict[str, ColumnStats]:
-    """Bounds over all parts, of the columns that all tell of and that `schema` has."""
+    """Bounds over all parts, for the columns of `schema` that all of them have statistics of."""
     records = [stats_of(part) for part in parts]
     known = [record for record in records if record is not None]
     if not known or len(known) < len(records):
@@ -128,9 +128,9 @@ def common_stats(parts: Sequence[HollowPart], schema: Schema[Any, Any, Any]) -> 
     return decode_stats(merge([{name: r[name] for name in sorted(common)} for r in known], schema), schema)
 
 
-def _checked(told: TransmittedPart) -> str:
-    """The shard, if what was told can be a part of one; `InvalidUpdate`."""
-    (part, *others) = told.batch.parts or (None,)
+def _checked(transmitted: TransmittedPart) -> str:
+    """The shard of a transmitted part; `InvalidUpdate` if it cannot be a part."""
+    (part, *others) = transmitted.batch.parts or (None,)
     if part is None or others or (part.key is None) is (part.inline is None):
         raise InvalidUpdate("a transmitted part names no part, or several")
     if part.size < 0 or not 0 <= part.footer_bytes <= part.size:
@@ -138,10 +138,10 @@ def _checked(told: TransmittedPart) -> str:
             f"a transmitted part has {part.size} bytes, {part.footer_bytes} of them its index"
         )
     try:
-        ShardId.parse(told.shard)
-        mine = part.key is None or BlobKey.parse(part.key).shard == told.shard
+        ShardId.parse(transmitted.shard)
+        mine = part.key is None or BlobKey.parse(part.key).shard == transmitted.shard
     except InvalidUsage as error:
         raise InvalidUpdate(f"a transmitted part cannot be read: {error}") from error
     if not mine:
-        raise InvalidUpdate(f"part {part.key} is not of shard {told.shard}")
-    return told.shard
+        raise InvalidUpdate(f"part {part.key} is not of shard {transmitted.shard}")
+    return transmitted.shard

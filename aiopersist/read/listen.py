@@ -1,21 +1,21 @@
-"""What happens next in a shard: all updates after a time, interval by interval.
+"""A listen: all updates of a shard after a time, interval by interval.
 
-A listen stands at a frontier `f`: everything before it was delivered. Whenever the shard's upper
-`u` is beyond `f`, the updates in `[f, u)` are delivered, in any order, and then the progress to
-`u`. They are found in the batches whose description reaches past `f`, by the state as it was when
-`u` was read; the state is pinned until its updates are handed over.
+A listen stands at a frontier `f`: everything before it was delivered. Whenever the shard's upper `u` is
+beyond `f`, the updates in `[f, u)` are delivered, in any order, and then the progress to `u`. They lie in the
+batches that reach past `f`, by the state in which `u` was read. That state is pinned until its updates are
+handed over.
 
-*Product times* are advanced to `as_of` before they are compared with `f` and `u`: so it does not
-matter whether compaction, which may advance times up to the listen's hold, came before. An update
-can so move past the upper of its batch; `interval` says in which batches one may be.
+*Product times* are advanced to `as_of` before they are compared with `f` and `u`. So compaction, which may
+advance times up to the listen's hold, makes no difference. An advanced time may be past the upper of its
+batch; `interval.py` says which batches may hold updates of an interval.
 
-The iterators are objects, not async generators: a wait that is cancelled loses nothing, since the
-next item is computed in a task of the client and kept for the next call (`Puller`), and the
-position moves only as an item is handed over.
+The iterators are objects, not async generators, so a cancelled wait loses nothing: a task of the client
+computes the next item and keeps it for the next call (`Puller`), and the position moves only as an item is
+handed over.
 """
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -25,24 +25,25 @@ from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import LeaseExpired, SinceViolation
 from aiopersist.frontier import Antichain, Time, successor
-from aiopersist.parts.fetch import Fetch, Selection
+from aiopersist.parts.fetch import Selection
 from aiopersist.read.cursor import Cursor, encode
 from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.read.puller import Puller
+from aiopersist.read.session import ReadSession
 from aiopersist.resource import Resource, Scope, in_order
-from aiopersist.shard.hold import Need, SharedHold
+from aiopersist.shard.hold import Need
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-SMALL_PARTS = 64  # inline parts that are delivered together: one Updates for many tiny appends
+SMALL_PARTS = 64  # inline parts that one Updates delivers: for many tiny appends
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Everything before `upper` was delivered. `cursor` resumes from here."""
+    """Everything before `upper` was delivered. A listen resumes here by `cursor`."""
 
     upper: Antichain
     cursor: str
@@ -50,7 +51,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[K, V]):
-    """One closed interval: its updates, and where it ends."""
+    """The updates of one closed interval, and the frontier where it ends."""
 
     updates: Updates[K, V, Any]
     upper: Antichain
@@ -69,32 +70,24 @@ class Start:
 
 
 class Listen(Resource, Generic[K, V]):
-    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated. While nothing
-    happens all listens of a client cost one request per `settings.watch_timeout_s`, or less; an interval
-    costs a read of the head, and one request per part that is not inline."""
+    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated. While nothing is
+    appended, all listens of a client together cost at most one request per `settings.watch_timeout_s`. An
+    interval costs a read of the head, and one request per part that is not inline."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        fetch: Fetch,
-        hold: SharedHold,
-        need: Need,
-        start: Start,
-        snapshot: Callable[[], AsyncGenerator[Updates[K, V, Any], None]],
-        closed: Callable[["Listen[K, V]"], None],
-    ) -> None:
-        self._scope = Scope("the listen", scope, fetch.shard.id)
+    def __init__(self, session: ReadSession[K, V], need: Need, start: Start) -> None:
+        fetch = session.fetch
+        self._scope = Scope("the listen", session.scope, fetch.shard.id)
+        self._session = session
         self._fetch = fetch
-        self._hold = hold
+        self._hold = session.hold
         self._need = need
-        self._schema = fetch.schema
         self._start = start
-        self._snapshot = snapshot
-        self._closed = closed
         self._frontier = Antichain(_given(start.as_of)) if start.snapshot else start.frontier
         self._snapshot_due = start.snapshot
         self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
         self._held: deque[Updates[K, V, Any]] = deque()
+        """Updates of a step whose wait was cancelled."""
+        session.opened.add(self)
 
     @property
     def as_of(self) -> Time | None:
@@ -103,12 +96,12 @@ class Listen(Resource, Generic[K, V]):
 
     @property
     def frontier(self) -> Antichain:
-        """Everything before it was delivered."""
+        """Everything before this frontier was delivered."""
         return self._frontier
 
     @property
     def cursor(self) -> str:
-        """Resumes from `frontier`."""
+        """A text by which a listen resumes from `frontier`."""
         state = self._state()
         product = isinstance(self.as_of, tuple)
         return encode(
@@ -127,21 +120,32 @@ class Listen(Resource, Generic[K, V]):
 
     async def __anext__(self) -> Updates[K, V, Any] | Progress:
         with self._scope.call():
-            if self._held:  # by a step that was waited for in vain
+            if self._held:
                 return self._held.popleft()
             item = await self._puller.pull()
         return self._hand_over(item)
 
     def steps(self) -> "Steps[K, V]":
         """One `Step` per closed interval, instead of updates and progress one by one."""
-        return Steps(self)
+        return Steps(self._step)
 
     async def aclose(self) -> None:
         """Stop listening; idempotent."""
-        self._scope.close()  # perhaps with its handle before
+        self._scope.close()  # perhaps closed before, with its handle
         self._hold.drop(self._need)
         await self._puller.aclose()
-        self._closed(self)
+        self._session.opened.discard(self)
+
+    async def _step(self) -> Step[K, V]:
+        held, schema = self._held, self._fetch.schema  # another iterator of steps goes on from here
+        with self._scope.call():
+            while isinstance(item := await self._puller.pull(), Updates):
+                held.append(item)
+        updates: Updates[K, V, Any] = Updates(concat([u.to_arrow() for u in held], schema), schema)
+        held.clear()
+        progress = self._hand_over(item)
+        assert isinstance(progress, Progress)
+        return Step(updates, progress.upper, progress.cursor)
 
     def _hand_over(self, item: Updates[K, V, Any] | Antichain) -> Updates[K, V, Any] | Progress:
         if isinstance(item, Updates):
@@ -163,7 +167,7 @@ class Listen(Resource, Generic[K, V]):
         position, until = self._start.frontier, self._start.until
         product = isinstance(self.as_of, tuple)
         if self._start.snapshot:
-            async with aclosing(self._snapshot()) as contents:
+            async with aclosing(self._session.contents(_given(self.as_of))) as contents:
                 async for updates in contents:
                     yield updates
             if not product:
@@ -182,7 +186,7 @@ class Listen(Resource, Generic[K, V]):
             except LeaseExpired:
                 if self._hold.keeps or begun:
                     raise
-                continue  # nothing kept the parts, and nothing was told yet: the newer state names others
+                continue  # nothing kept the parts, and none was delivered: the newer state names others
             finally:
                 release()
             position = upper
@@ -218,22 +222,14 @@ class Listen(Resource, Generic[K, V]):
 class Steps(Generic[K, V]):
     """An async iterator of `Step`. A wait may be cancelled and repeated."""
 
-    def __init__(self, listen: Listen[K, V]) -> None:
-        self._listen = listen
+    def __init__(self, step: Callable[[], Awaitable[Step[K, V]]]) -> None:
+        self._step = step
 
     def __aiter__(self) -> "Steps[K, V]":
         return self
 
     async def __anext__(self) -> Step[K, V]:
-        held = self._listen._held  # kept with the listen: another `steps()` goes on from here
-        with self._listen._scope.call():
-            while isinstance(item := await self._listen._puller.pull(), Updates):
-                held.append(item)
-        updates = Updates(concat([u.to_arrow() for u in held], self._listen._schema), self._listen._schema)
-        held.clear()
-        progress = self._listen._hand_over(item)
-        assert isinstance(progress, Progress)
-        return Step(updates, progress.upper, progress.cursor)
+        return await self._step()
 
 
 def _given(as_of: Time | None) -> Time:
@@ -242,7 +238,7 @@ def _given(as_of: Time | None) -> Time:
 
 
 def _groups(batches: list[HollowBatch]) -> list[list[tuple[HollowBatch, HollowPart]]]:
-    """Parts that are fetched and delivered together: each blob alone, inline parts many at once."""
+    """Parts that are fetched and delivered together: a blob alone, inline parts up to `SMALL_PARTS`."""
     groups: list[list[tuple[HollowBatch, HollowPart]]] = []
     for batch in batches:
         for part in batch.parts:

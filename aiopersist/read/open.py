@@ -1,4 +1,4 @@
-"""Opening a reader, and a hold that never expires."""
+"""Opens readers, and holds that never expire."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An async iterator whose waits may be cancelled and repeated: nothing is lost between two of them."""
+"""An async iterator whose waits may be cancelled and repeated, and lose nothing."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class Puller(Generic[T]):
-    """An async iterator that survives a cancelled wait: the next item is computed in a task of the
-    supervisor, and is kept for the next call when the caller went away meanwhile."""
+    """An async iterator that survives a cancelled wait: a task of the supervisor computes the next item, and
+    keeps it for the next call if the caller is cancelled."""
 
     def __init__(self, items: AsyncGenerator[T, None], supervisor: Supervisor, name: str) -> None:
         self._items = items
@@ -21,10 +21,10 @@ class Puller(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     async def pull(self) -> T:
-        """The next item; `StopAsyncIteration` at the end, and so at every further call. An error stays,
-        too: an iteration that failed must not look like one that ended. After the item is taken
-        there is no await; of several who wait at once each gets an item of its own. Who waits as it is
-        closed is told `CLOSED`."""
+        """The next item; `StopAsyncIteration` at the end, and at every later call. An error stays, too: an
+        iteration that failed must not look like one that ended. After the item is taken there is no await.
+        Several calls that wait at once get an item each. A call that waits while it is closed gets
+        `CLOSED`."""
         me = asyncio.current_task()
         assert me is not None
         cancelling = me.cancelling()
@@ -37,7 +37,7 @@ class Puller(Generic[T]):
             except asyncio.CancelledError:
                 if task.cancelled() and self._task is task:  # closed meanwhile, or the client is
                     self._task = None
-                if task.cancelled() and me.cancelling() <= cancelling:  # nobody cancelled the caller
+                if task.cancelled() and me.cancelling() <= cancelling:  # the caller was not cancelled
                     raise InvalidUsage(UsageKind.CLOSED, "the iteration was closed") from None
                 raise
             except _Exhausted:
@@ -62,4 +62,4 @@ class Puller(Generic[T]):
 
 
 class _Exhausted(Exception):
-    """The items are over."""
+    """There are no more items."""

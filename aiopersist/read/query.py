@@ -1,4 +1,4 @@
-"""What of a snapshot is asked for: a condition on rows, a choice of columns."""
+"""The query of a snapshot: a condition on rows, a choice of columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Columns = Sequence[str]
 
 @dataclass(frozen=True)
 class Query:
-    """`paths` of columns by name; `None` for key and val as they are."""
+    """`paths` are those of the chosen columns, by name; `None`: key and val as they are."""
 
     schema: Schema[Any, Any, Any]
     where: Any = None
@@ -26,13 +26,13 @@ class Query:
 
     @classmethod
     def of(cls, schema: Schema[Any, Any, Any], where: Any, columns: Columns | None) -> Query:
-        """`InvalidUsage` of kind `INVALID_COLUMN` for a condition or a column that is none."""
+        """`InvalidUsage` of kind `INVALID_COLUMN` for a bad condition or an unknown column."""
         if where is not None:
             check_where(where, schema)
         return cls(schema, where, None if columns is None else resolve_columns(columns, schema))
 
     def matching(self, parts: list[Named]) -> list[Named]:
-        """The parts that may hold what matches, by their statistics."""
+        """The parts that may hold matching rows, by their statistics."""
         if self.where is None:
             return parts
         kept = prune(self.where, [part.stats for _, part in parts], self.schema)
@@ -43,11 +43,11 @@ class Query:
         return table if self.paths is None else project(table, self.paths)
 
     def folded(self, projections: Sequence[pa.Table]) -> pa.Table:
-        """Some projections as one; sums may be taken further."""
+        """Some projections as one, partly summed."""
         return sort_and_consolidate(pa.concat_tables(projections))
 
     def summed(self, tables: Sequence[pa.Table]) -> pa.Table:
-        """The contents, of tables of updates or of projections; `DiffOverflow`."""
+        """The contents, from tables of updates or of projections; `DiffOverflow`."""
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return contents(table, self.schema) if self.paths is None else sum_columns(table, self.schema)
 

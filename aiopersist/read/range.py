@@ -1,4 +1,4 @@
-"""What a shared read is about: contents at one time, or changes between two. Pure."""
+"""The range of a shared read: the contents at one time, or the changes between two times. Pure."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from aiopersist.state.record import Record
 
 
 class Range(Record):
-    """What is read: the contents at `as_of`; or the changes of `[start, end)`, without an end all."""
+    """The contents at `as_of`, or the changes of `[start, end)`; `end=None`: all from `start` on."""
 
     as_of: int | tuple[int, ...] | None = None
     start: int | None = None
@@ -20,14 +20,14 @@ class Range(Record):
 
     @property
     def selection(self) -> Selection:
-        """What of each part is asked for."""
+        """The updates of each part that are wanted."""
         if self.as_of is not None:
             return Selection(as_of=self.as_of)
         start = None if self.start is None else Antichain(self.start)
         return Selection(lower=start, upper=None if self.end is None else Antichain(self.end))
 
     def parts(self, state: State) -> list[Named]:
-        """The parts that may hold any of it."""
+        """The parts that may hold wanted updates."""
         if self.as_of is not None:
             return parts_at(state, self.as_of)
         lower = Antichain(self.start or 0)
@@ -45,7 +45,7 @@ ALL = Range(start=0)
 
 
 def checked(as_of: Time | None, start: int | None, end: int | None, schema: Schema[Any, Any, Any]) -> Range:
-    """What is asked for; `INVALID_TIME`, `INVALID_BOUNDS`."""
+    """The range of these arguments; `INVALID_TIME`, `INVALID_BOUNDS`."""
     if start is None and end is None:
         if as_of is None:
             if schema.time_length is not None:
@@ -71,14 +71,14 @@ def checked(as_of: Time | None, start: int | None, end: int | None, schema: Sche
 
 
 def hold_of(wanted: Range) -> Antichain:
-    """The history that is needed, until it is planned."""
+    """The history that must be held until the read is planned."""
     if wanted.as_of is not None:
         return Antichain(wanted.as_of)
     return Antichain() if wanted.start is None else Antichain(max(wanted.start - 1, 0))
 
 
 def not_complete(wanted: Range, state: State) -> NotReadable | None:
-    """What is missing yet."""
+    """Why `wanted` is not complete yet; `None` if it is."""
     if wanted.as_of is not None:
         return NotReadable(wanted.as_of, state.upper) if state.upper.less_equal(wanted.as_of) else None
     if wanted.end is not None:
@@ -89,7 +89,7 @@ def not_complete(wanted: Range, state: State) -> NotReadable | None:
 
 
 def check_held(wanted: Range, state: State) -> None:
-    """`SinceViolation` if history there is gone."""
+    """`SinceViolation` if the history of `wanted` is gone."""
     since = state.since
     if wanted.start is None:
         if wanted.as_of is not None and not since.less_equal(wanted.as_of):
@@ -99,7 +99,7 @@ def check_held(wanted: Range, state: State) -> None:
 
 
 def pinned(wanted: Range, state: State) -> Range:
-    """With the ends that were left open."""
+    """`wanted` with the time or the end that was left open, by the upper of `state`."""
     if wanted.as_of is not None:
         return wanted
     upper = state.upper.time

@@ -1,11 +1,11 @@
 """A read that several processes share: planned once, leased once, read in pieces anywhere.
 
-1. Register a leased reader, which keeps the blobs of the version that comes of it and of all later ones. No
-   handle moves this lease: it is renewed (`KeepReader`), by the process that planned and by those that read.
-2. Plan, on the state as it is then: which parts hold what is asked for.
-3. Divide (`parts/divide.py`): pieces of about equal size, which travel as bytes.
-4. Each piece is read by `client.read_piece`, here or elsewhere: consolidated within, and no row is in two.
-5. Release the lease, or leave it to its end.
+1. Register a reader with a lease. It keeps the blobs of the version that registers it and of all later
+   versions. The process that plans renews the lease (`KeepReader`), and so do the processes that read.
+2. Plan on the state as it is then: which parts hold the wanted range.
+3. Divide (`parts/divide.py`) into pieces of about equal size, which travel as bytes.
+4. Each piece is read by `client.read_piece`, in any process: consolidated, and no row is in two pieces.
+5. End the lease, or leave it to expire.
 """
 
 import asyncio
@@ -54,11 +54,11 @@ ENVELOPE = Envelope("piece", format=1)
 
 
 class TransmittedPiece(Record):
-    """What travels."""
+    """A piece as it travels."""
 
     shard: str
     reader: str
-    """Whose lease keeps the blobs."""
+    """The reader whose lease keeps the blobs."""
     range: Range
     piece: Piece
 
@@ -76,14 +76,7 @@ class SharedRead(Resource):
         self._keep = keep
         self._parts = wanted.parts(state)
         self._scope = Scope("the shared read", scope, fetch.shard.id)
-        stack = fetch.stack
-        self._beating = (
-            None
-            if keep
-            else stack.supervisor.background(
-                keep_alive(stack, lease_s, partial(_keep, fetch.shard, reader)), "heartbeats of a shared read"
-            )
-        )
+        self._beating = None if keep else _heartbeats(fetch.shard, reader, lease_s)
 
     @property
     def schema(self) -> Schema[Any, Any, Any]:
@@ -91,27 +84,27 @@ class SharedRead(Resource):
 
     @property
     def as_of(self) -> Time | None:
-        """Of contents."""
+        """The time of the contents; `None` for changes."""
         return self._range.as_of
 
     @property
     def start(self) -> int | None:
-        """Of changes."""
+        """The first time of the changes; `None` for contents."""
         return self._range.start
 
     @property
     def end(self) -> int | None:
-        """Of changes; `None`: there are none later, for good."""
+        """The time before which the changes end; `None`: the shard ends there, for good."""
         return self._range.end
 
     @property
     def updates_max(self) -> int:
-        """Updates in the parts that are read."""
+        """Updates in the parts that are read: at most so many are read."""
         return sum(part.rows for _, part in self._parts)
 
     async def pieces(self, tasks: int) -> list[bytes]:
-        """About as many pieces as `tasks`, at least one, in the order of the rows that they hold: for
-        `client.read_piece`. One request for each larger part."""
+        """About `tasks` pieces, at least one, in the order of their rows, for `client.read_piece`. One
+        request for each larger part."""
         with self._scope.call():
             if type(tasks) is not int or tasks < 1:
                 raise ValueError(f"tasks={tasks!r} is no positive int")
@@ -120,8 +113,8 @@ class SharedRead(Resource):
             return await self._fetch.stack.compute(lambda: [self._encoded(piece) for piece in found])
 
     async def pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:
-        """As `pieces`, and with each a piece of the updates in staged batches, which has all of them whose
-        keys may be in the first: for who looks up what is to be replaced."""
+        """As `pieces`, and with each a second piece: all updates of the staged batches whose keys may be in
+        the first piece, so that a task finds the rows that it replaces."""
         with self._scope.call():
             runs = plan_runs(self._parts)
             beside = plan_runs([(batch, part) for batch in staged for part in batch.parts])
@@ -129,24 +122,24 @@ class SharedRead(Resource):
             return [(self._encoded(mine), self._encoded(other, ALL)) for mine, other in found]
 
     def _encoded(self, piece: Piece, wanted: Range | None = None) -> bytes:
-        told = TransmittedPiece.of(
-            shard=self._fetch.shard.id, reader=self._reader, range=wanted or self._range, piece=piece
+        shard, wanted = self._fetch.shard.id, wanted or self._range
+        return ENVELOPE.encode(
+            TransmittedPiece.of(shard=shard, reader=self._reader, range=wanted, piece=piece)
         )
-        return ENVELOPE.encode(told)
 
     async def aclose(self) -> None:
-        """End the lease, or leave it to its end if it was opened to be kept. Idempotent. Pieces that are
-        not read yet get `LeaseExpired` once their parts are gone."""
+        """End the lease; one that was opened with `keep` expires by itself. Idempotent. A piece that is read
+        later gets `LeaseExpired` once one of its parts is gone."""
         if self._scope.close() and not self._keep:
             await self._end()
 
     async def give_up(self) -> None:
-        """End the lease, also one that was to be kept."""
+        """End the lease, also one that was opened with `keep`."""
         if self._scope.close():
             await self._end()
 
     async def _end(self) -> None:
-        """In the background, if the caller is cancelled or the store takes long."""
+        """End the lease; in the background, if the caller is cancelled or the store takes long."""
         if self._beating is not None:
             self._beating.cancel()
         ending = self._fetch.stack.supervisor.spawn(self._expire(), "end the lease of a shared read")
@@ -155,9 +148,9 @@ class SharedRead(Resource):
     async def _expire(self) -> None:
         try:
             await commit(self._fetch.shard.register, ExpireReader(self._reader), Slot())
-        except Error as error:  # what was made of the read stays right
+        except Error as error:  # what was read stays right
             label = self._fetch.shard.label
-            log.warning("the lease of a shared read of %s is left to its end: %s", label, error)
+            log.warning("the lease of a shared read of %s could not be ended, and expires: %s", label, error)
 
     def __repr__(self) -> str:
         what = f"as of {self.as_of}" if self.as_of is not None else f"[{self.start}, {self.end})"
@@ -182,7 +175,7 @@ def shared_read(
     async def open_read() -> SharedRead:
         found = await shards.existing(name)
         schema = found.schema(found.state.schema_id)
-        with shards.calls.call():  # so that closing the client ends what waits
+        with shards.calls.call():  # so that closing the client ends the wait
             try:
                 wanted = checked(as_of, start, end, schema)
                 return await _leased(found, schema, wanted, wait, lease, shards.scope, keep)
@@ -195,34 +188,34 @@ def shared_read(
 
 def read_piece(shards: Shards, data: bytes, where: Any) -> "Items[pa.RecordBatch]":
     """See `Client.read_piece`."""
-    told = ENVELOPE.decode(data, TransmittedPiece)
-    return Items(shards.scope, _piece(shards, told, where), shards.stack.supervisor)
+    transmitted = ENVELOPE.decode(data, TransmittedPiece)
+    return Items(shards.scope, _piece(shards, transmitted, where), shards.stack.supervisor)
 
 
 async def _piece(
-    shards: Shards, told: TransmittedPiece, where: Any
+    shards: Shards, transmitted: TransmittedPiece, where: Any
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    shard = await shards.of_a_piece(checked_shard(told.shard, told.piece))
-    await _renew(shard, told.reader)
-    check_schemas(told.piece, shard)
-    fetch = Fetch(shard, shard.schema(told.piece.schema_id))
+    shard = await shards.of_a_piece(checked_shard(transmitted.shard, transmitted.piece))
+    await _renew(shard, transmitted.reader)
+    check_schemas(transmitted.piece, shard)
+    fetch = Fetch(shard, shard.schema(transmitted.piece.schema_id))
     query = Query.of(fetch.schema, where, None)
-    conditions = [c for c in (piece_condition(told.piece, fetch.schema), query.where) if c is not None]
+    conditions = [c for c in (piece_condition(transmitted.piece, fetch.schema), query.where) if c is not None]
     condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
-    wanted = told.range.selection
+    wanted = transmitted.range.selection
     selection = Selection(lower=wanted.lower, upper=wanted.upper, as_of=wanted.as_of, where=condition)
-    final = told.range.as_of is not None
-    rows = in_batches(fetch, told.piece.named(), selection, told.reader, final=final)
+    final = transmitted.range.as_of is not None
+    rows = in_batches(fetch, transmitted.piece.named(), selection, transmitted.reader, final=final)
     async with aclosing(rows) as batches:
         try:
             async for batch in batches:
-                await _renew(shard, told.reader)  # a large piece may take longer than the lease
+                await _renew(shard, transmitted.reader)  # a large piece may take longer than the lease
                 yield batch
         except DiffOverflow as error:
             error.shard_id = shard.id
             raise
         except MissingPart as error:
-            raise await _why_missing(shard, told, error) from None
+            raise await _why_missing(shard, transmitted, error) from None
 
 
 async def _leased(
@@ -234,38 +227,45 @@ async def _leased(
     scope: Scope,
     keep: bool,
 ) -> SharedRead:
-    """Register the reader, which holds history while it waits, and plan."""
+    """Register the reader, wait until `wanted` is complete, and plan."""
     reader, slot = f"r{shard.stack.runtime.uuid()}", Slot()
-    register = shard.register
     try:
-        await commit(register, RegisterReader(reader, Antichain(), lease_s), slot)
-        if (missing := not_complete(wanted, shard.state)) is not None:
+        await commit(shard.register, RegisterReader(reader, Antichain(), lease_s), slot)
+        state = shard.state
+        if (missing := not_complete(wanted, state)) is not None:
             if not wait or missing.as_of is None:
                 raise missing
-            check_held(wanted, shard.state)
-            await commit(register, RenewReader(reader, hold=hold_of(wanted)), slot)
-            beating = shard.stack.supervisor.background(
-                keep_alive(shard.stack, lease_s, partial(_keep, shard, reader)),
-                "heartbeats of a read that waits",
-            )
-            try:
-                await register.wait(lambda state: None if not_complete(wanted, state) else True)
-            finally:
-                beating.cancel()
-            state = shard.state
-            unpin = register.pin(state.seqno)
-            try:
-                await commit(register, RenewReader(reader, hold=Antichain()), slot)
-            finally:
-                unpin()
-        else:
-            state = shard.state
+            state = await _completed(shard, reader, slot, wanted, lease_s)
         planned = pinned(wanted, state)
         check_held(planned, state)
         return SharedRead(Fetch(shard, schema), state, planned, reader, lease_s, scope, keep)
     except BaseException:
-        shard.stack.supervisor.spawn(_end(shard, reader, slot), "end a lease that nobody uses")
+        shard.stack.supervisor.spawn(_end(shard, reader, slot), "end a lease that is not used")
         raise
+
+
+async def _completed(shard: Shard, reader: str, slot: Slot, wanted: Range, lease_s: float) -> State:
+    """The state once `wanted` is complete; `reader` holds its history while it waits. Two commits."""
+    register = shard.register
+    check_held(wanted, shard.state)
+    await commit(register, RenewReader(reader, hold=hold_of(wanted)), slot)
+    beating = _heartbeats(shard, reader, lease_s)
+    try:
+        await register.wait(lambda state: None if not_complete(wanted, state) else True)
+    finally:
+        beating.cancel()
+    state = shard.state
+    unpin = register.pin(state.seqno)
+    try:
+        await commit(register, RenewReader(reader, hold=Antichain()), slot)
+    finally:
+        unpin()
+    return state
+
+
+def _heartbeats(shard: Shard, reader: str, lease_s: float) -> asyncio.Task[None]:
+    beat = keep_alive(shard.stack, lease_s, partial(_keep, shard, reader))
+    return shard.stack.supervisor.background(beat, "heartbeats of a shared read")
 
 
 async def _keep(shard: Shard, reader: str) -> None:
@@ -273,12 +273,12 @@ async def _keep(shard: Shard, reader: str) -> None:
 
 
 async def _end(shard: Shard, reader: str, slot: Slot) -> None:
-    await settle(slot)  # a registration may be on its way
+    await settle(slot)  # the registration may be on its way
     await commit(shard.register, ExpireReader(reader), Slot())
 
 
 async def _renew(shard: Shard, reader: str) -> None:
-    """If nobody did for a while. That the lease is gone is told when a part is."""
+    """Renew the lease if a heartbeat is due. If the lease is gone, reading a part that is gone says so."""
     record = shard.state.readers.get(reader)
     if record is None:
         return
@@ -290,9 +290,9 @@ async def _renew(shard: Shard, reader: str) -> None:
             pass
 
 
-async def _why_missing(shard: Shard, told: TransmittedPiece, error: MissingPart) -> Error:
-    """The lease is there, and a part is not: the newest version names it, or it does not."""
-    mine = {part.key for batch in told.piece.runs for part in batch.parts if part.key is not None}
+async def _why_missing(shard: Shard, transmitted: TransmittedPiece, error: MissingPart) -> Error:
+    """`LeaseExpired` for a part that is gone, or `error` if the newest version names it."""
+    mine = {part.key for batch in transmitted.piece.runs for part in batch.parts if part.key is not None}
     if mine <= live_parts(await shard.open()):
         return error
     return LeaseExpired("the read was closed, and a part of it is gone", shard_id=shard.id)

@@ -1,4 +1,4 @@
-"""A hold that never expires: a critical since, fenced by its opaque."""
+"""A hold that never expires: a critical since, whose opaque fences earlier owners."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ from aiopersist.state.retention import DowngradeCritical, RegisterCritical, Rele
 
 
 class SinceHandle(Resource):
-    """Holds history at `since` for whoever owns the opaque, until it is moved; also while nobody runs."""
+    """Holds history at `since` until the owner of the opaque moves it, also while no process runs."""
 
     def __init__(self, shard: Shard, reader: str, record: CriticalReader, scope: Scope) -> None:
         self._shard = shard
@@ -27,7 +27,7 @@ class SinceHandle(Resource):
 
     @classmethod
     async def open(cls, shard: Shard, reader: str, opaque: int, scope: Scope) -> "SinceHandle":
-        """Take the hold of that id, or make it at the shard's since. One commit for a new one."""
+        """Take the hold of that id, or make it at the shard's since. One commit for a new hold."""
         own = Scope(f"the critical since {reader!r}", scope, shard.id)
         try:
             command = RegisterCritical(reader, _opaque(opaque))
@@ -43,7 +43,7 @@ class SinceHandle(Resource):
 
     @property
     def since(self) -> Antichain:
-        """What it holds, as last seen by this handle."""
+        """The frontier that it holds, as last seen by this handle."""
         return self._record.since
 
     @property
@@ -54,9 +54,9 @@ class SinceHandle(Resource):
     async def compare_and_downgrade_since(
         self, expected_opaque: int, new_opaque: int, new_since: Antichain | Time
     ) -> Antichain:
-        """If the opaque is `expected_opaque`, install `new_opaque`, which fences earlier owners, and move
-        the hold to its join with `new_since`, which is returned. `OpaqueMismatch` if another owner has
-        taken over. One commit."""
+        """If the opaque is `expected_opaque`, install `new_opaque`, which fences earlier owners, and move the
+        hold to its join with `new_since`; returns the join. `OpaqueMismatch` if another owner has taken over.
+        One commit."""
         with self._scope.call():
             target = self._shard.checked_frontier(new_since)
             async with self._turn:
@@ -72,9 +72,9 @@ class SinceHandle(Resource):
                 return self._record.since
 
     async def release(self, expected_opaque: int) -> None:
-        """End the hold, if its opaque is `expected_opaque`, and close the handle: it holds nothing back any
-        more, and its id is free. Since stays where it is until another hold or `retain` moves it.
-        `OpaqueMismatch` if another owner has taken over, or released it. One commit."""
+        """End the hold, if its opaque is `expected_opaque`, and close the handle; the id is free then. The
+        shard's since stays until another hold or `retain` moves it. `OpaqueMismatch` if another owner has
+        taken the hold over, or released it. One commit."""
         with self._scope.call():
             async with self._turn:
                 await settle(self._slot)
@@ -83,7 +83,7 @@ class SinceHandle(Resource):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the handle; the hold stays, for ever unless somebody ends it (`release`). Idempotent."""
+        """Close the handle; the hold stays until `release` ends it. Idempotent."""
         self._scope.close()
 
     def __repr__(self) -> str:

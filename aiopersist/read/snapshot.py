@@ -1,9 +1,9 @@
 """The exact contents of a shard at one time.
 
-A snapshot is planned on one state, without an await in between, and pins it: compaction and
-garbage collection go on around it, the blobs that it names stay until it is closed or the lease of
-its reader is lost. What is read is the sum of all updates with times `<= as_of`, over all batches
-that begin at or before it.
+A snapshot is planned on one state, without an await in between, and pins that state. Compaction and garbage
+collection go on, but the blobs that the state names stay until the snapshot is closed or the lease of its
+reader is lost. The contents are the sum of all updates with times `<= as_of`, over all batches that begin at
+or before `as_of`.
 """
 
 from collections import deque
@@ -40,9 +40,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-ROWS_ON_THE_LOOP = 512  # fewer are made faster than a thread is reached
+ROWS_ON_THE_LOOP = 512  # fewer rows are decoded faster than a worker thread takes over
 
-PLANS_MAX = 8  # of a read that nothing keeps the parts for: collections in a row that were faster than it
+PLANS_MAX = 8  # attempts of a read without a lease: a collection may delete its parts before it has them
 
 
 def parts_at(state: State, as_of: Time) -> list[Named]:
@@ -56,14 +56,14 @@ def parts_at(state: State, as_of: Time) -> list[Named]:
 
 
 class SnapshotStats(NamedTuple):
-    """Estimates: what a snapshot reads at most."""
+    """Upper bounds of what a snapshot reads."""
 
     parts: int
     updates_max: int
-    """Updates in its parts: those beyond its time and those that cancel out are counted, too."""
+    """Updates in its parts, including those beyond its time and those that cancel out."""
     encoded_bytes: int
     columns: dict[str, ColumnStats]
-    """Bounds of the values of each leaf column, by its dotted name, of those that all parts tell of."""
+    """Bounds of the values of each leaf column that all parts have statistics of, by its dotted name."""
 
 
 class Snapshot(Resource, Generic[K, V]):
@@ -94,11 +94,11 @@ class Snapshot(Resource, Generic[K, V]):
         """All contents, as columns `key`, `val`, `diff`. One request per part that is not inline.
         `DiffOverflow` if the sum of a row is beyond 64 bits.
 
-        `where` is a `pyarrow.compute` expression over `pc.field("key")`, `pc.field("val", "amount")`, or the
-        names of fields alone where they are unique; only what matches is given, and parts and row groups
-        that cannot match, by their statistics, are not fetched (of a large part its index is, by a request
-        of its own). `columns` are the names of columns to give instead, summed again, in their order:
-        `["key"]`, `["val.amount"]`. `InvalidUsage` of kind `INVALID_COLUMN` for one that is not there."""
+        `where` is a `pyarrow.compute` expression over `pc.field("key")`, `pc.field("val", "amount")`, or
+        names of fields alone if they are unique. Only matching rows are returned; parts and row groups whose
+        statistics exclude a match are not fetched (the index of a large part is, by a request of its own).
+        `columns` names the columns to return instead, in their order, summed again: `["key"]`,
+        `["val.amount"]`. `InvalidUsage` of kind `INVALID_COLUMN` for a column that does not exist."""
         with self._scope.call():
             return await self._contents(self._query(where, columns))
 
@@ -112,7 +112,7 @@ class Snapshot(Resource, Generic[K, V]):
         return frame
 
     async def to_pandas(self, where: Any = None, columns: Columns | None = None) -> "pd.DataFrame":
-        """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python has not."""
+        """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python cannot represent."""
         table = await self.to_arrow(where, columns)
         try:
             frame: pd.DataFrame = await self._fetch.stack.compute(table.to_pandas)
@@ -134,22 +134,22 @@ class Snapshot(Resource, Generic[K, V]):
 
     def batches(self, where: Any = None, columns: Columns | None = None) -> "Items[pa.RecordBatch]":
         """All contents as Arrow batches, globally consolidated, in key order. In memory are about one and a
-        half row groups (`settings.row_group_bytes`) of each sorted run of parts, not the contents; but with
-        `columns` the whole result. `where` and `columns` as in `to_arrow`."""
+        half row groups (`settings.row_group_bytes`) of each sorted run of parts; with `columns` the whole
+        result. `where` and `columns` as in `to_arrow`."""
         return self._iteration(self._batches(self._query(where, columns)))
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
         return RowItems(self._scope, self._iteration(self._row_slices()))
 
     def parts(self) -> list[LeasedPart]:
-        """What the snapshot is made of, part by part, for readers in other processes (`client.fetch_part`).
-        They are there until it is closed. No request."""
+        """The parts of the snapshot, for readers in other processes (`client.fetch_part`). They can be read
+        until the snapshot is closed. No request."""
         self._scope.check()
         self._hold.check(self._reader)
         return [LeasedPart(named, self._fetch, self._reader, self.as_of) for named in self._parts]
 
     async def stats(self) -> SnapshotStats:
-        """What is known of the contents without reading them. No request."""
+        """Bounds of the contents, by the statistics of the parts. No request."""
         with self._scope.call():
             columns = await self._fetch.stack.compute(
                 common_stats, [part for _, part in self._parts], self._fetch.schema
@@ -167,8 +167,8 @@ class Snapshot(Resource, Generic[K, V]):
         return iteration
 
     async def aclose(self) -> None:
-        """Let go of the blobs; idempotent. Iterations end with `CLOSED`."""
-        self._scope.close()  # perhaps with its handle before
+        """Give up its blobs; idempotent. Iterations end with `CLOSED`."""
+        self._scope.close()  # perhaps closed before, with its handle
         self._release()
         if self._need is not None:
             self._hold.drop(self._need)
@@ -185,7 +185,7 @@ class Snapshot(Resource, Generic[K, V]):
         return await self._fetch.stack.compute(query.matching, self._parts)
 
     async def _plan_again(self) -> None:
-        """Name the parts by the newest state: those of before were replaced, and nothing kept them."""
+        """Plan again, on the newest state: the parts were replaced, and nothing kept them."""
         state = await self._fetch.shard.open()
         if not state.since.less_equal(self.as_of):
             raise SinceViolation(self.as_of, state.since, shard_id=self._fetch.shard.id)
@@ -244,7 +244,7 @@ class Snapshot(Resource, Generic[K, V]):
     async def _merged(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
         selection = Selection(as_of=self.as_of, where=query.where)
-        runs = plan_runs(self._parts)  # on all: a batch says of its runs where in its parts they begin
+        runs = plan_runs(self._parts)  # of all parts: the runs of a batch are indices of its parts
         if query.where is not None:
             kept = {id(part) for _, part in await self._matching(query)}
             runs = [found for run in runs if (found := [named for named in run if id(named[1]) in kept])]
@@ -306,8 +306,8 @@ class Items(Generic[T]):
 
 
 class RowItems(Generic[T]):
-    """The items of lists that an iteration gives, one by one. A wait may be cancelled and repeated; for an
-    item that is here already there is none, nor a task."""
+    """The items of the lists of an iteration, one by one. A wait may be cancelled and repeated; an item that
+    is in memory needs neither a wait nor a task."""
 
     def __init__(self, scope: Scope, lists: Items[list[T]]) -> None:
         self._scope = scope
@@ -320,7 +320,7 @@ class RowItems(Generic[T]):
     async def __anext__(self) -> T:
         self._scope.check()
         while not self._here:
-            self._here.extend(await anext(self._lists))  # several who wait add theirs one after the other
+            self._here.extend(await anext(self._lists))  # several waits add their lists one after the other
         return self._here.popleft()
 
     async def aclose(self) -> None:
@@ -330,7 +330,7 @@ class RowItems(Generic[T]):
 
 
 def groups(parts: list[Named]) -> list[list[Named]]:
-    """Parts that are fetched together: each blob alone, all inline parts at once."""
+    """Parts that are fetched together: a blob alone, all inline parts at once."""
     inline = [named for named in parts if named[1].inline is not None]
     blobs = [[named] for named in parts if named[1].inline is None]
     return [inline, *blobs] if inline else blobs

@@ -1,4 +1,4 @@
-"""Contents of a shard at one time, or updates, as a stream of batches, in bounded memory."""
+"""The contents of a shard at one time, or its updates, as a stream of Arrow batches, in bounded memory."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 Runs = list[list[Named]]
-BATCH_ROWS = 65_536  # of a batch that is handed out
-FOLD_ROWS_MIN = 4 * BATCH_ROWS  # of a projection, before they are summed
+BATCH_ROWS = 65_536  # at most, of a batch that is handed out
+FOLD_ROWS_MIN = 4 * BATCH_ROWS  # rows of a projection that are held before they are summed
 
 
 async def in_batches(
     fetch: Fetch, runs: Runs, selection: Selection, reader: str, *, final: bool
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """Globally consolidated: contents (`final`), in key order, or updates, by (key, val, time)."""
+    """Globally consolidated contents (`final`), in key order, or updates, by (key, val, time)."""
     async with aclosing(merged(fetch, runs, selection, reader, final=final)) as tables:
         async for table in tables:
             for batch in _batches(table):
@@ -29,8 +29,8 @@ async def in_batches(
 async def projected_in_batches(
     fetch: Fetch, runs: Runs, selection: Selection, reader: str, query: Query
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """The columns of `query`, summed, in their order. Rows that are far apart may be one in a projection, so
-    the result is held in memory; what it is made of is not."""
+    """The columns of `query`, summed, in their order. Distant rows may have the same projection, so the
+    result is held in memory, but not the rows that it is made of."""
     held: list[pa.Table] = []
     rows, bound = 0, FOLD_ROWS_MIN
     async with aclosing(merged(fetch, runs, selection, reader, final=False)) as tables:

@@ -1,4 +1,4 @@
-"""Opening a writer."""
+"""Opens writers."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar

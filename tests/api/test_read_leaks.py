@@ -54,8 +54,8 @@ async def test_a_handle_forgets_what_was_closed(client: ap.Client) -> None:
     async with reader.snapshot(), reader.listen(as_of=2), reader.subscribe(as_of=2) as subscription:
         while not isinstance(await anext(subscription), ap.Progress):
             pass
-        assert reader._opened
-    assert not reader._opened
+        assert reader._session.opened
+    assert not reader._session.opened
 
 
 async def test_a_snapshot_cancelled_after_its_wait_needs_nothing(
@@ -64,7 +64,7 @@ async def test_a_snapshot_cancelled_after_its_wait_needs_nothing(
     writer = await filled(client)
     reader = await client.reader("s", SCHEMA)
     hold = reader._shard.hold
-    opening = asyncio.create_task(reader._open_snapshot(6, True))
+    opening = asyncio.create_task(reader._session.snapshot(6, True))
     await waiting(opening)
     assert hold._needs
     reached = asyncio.Event()
@@ -90,7 +90,7 @@ async def test_closing_lets_go_of_everything_whatever_fails(
     await filled(client)
     reader = await client.reader("s", SCHEMA, hold=0)
     first, second = await reader.snapshot(), await reader.snapshot()
-    shard, own = reader._shard, reader._own
+    shard, own = reader._shard, reader._session.own
     assert own is not None
 
     async def fail() -> None:

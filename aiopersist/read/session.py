@@ -1,0 +1,160 @@
+"""What a read handle, its snapshots and its listens share: the shard, the holds, and what is open."""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.updates import Updates
+from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind
+from aiopersist.frontier import TIME_MAX, Antichain, Time, frontier, minimum, shaped
+from aiopersist.parts.fetch import Fetch
+from aiopersist.read.snapshot import Snapshot
+from aiopersist.resource import Resource, Scope
+from aiopersist.shard.hold import Need, OwnHold
+from aiopersist.shard.shard import Shard
+from aiopersist.state.model import State
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ReadSession(Generic[K, V]):
+    """See the header. One per read handle; it has joined the process's reader of the shard."""
+
+    def __init__(self, shard: Shard, schema: Schema[K, V, Any], scope: Scope, own: OwnHold | None) -> None:
+        self.shard = shard
+        self.schema = schema
+        self.scope = Scope(f"the reader of {shard.label}", scope, shard.id)
+        self.fetch = Fetch(shard, schema)
+        self.hold = shard.hold
+        """Shared by all handles of the process."""
+        self.own = own
+        """The hold of this handle alone, if it has one."""
+        self.opened: set[Resource] = set()
+        """Snapshots and listens that are not closed yet."""
+
+    async def release(self) -> None:
+        """Close what is open, and leave the holds; a named hold is left to its lease."""
+        async with AsyncExitStack() as steps:  # the last one first; each of them, whatever fails
+            steps.push_async_callback(self.hold.release)
+            if self.own is not None:
+                if self.own.owner is None:
+                    steps.push_async_callback(self.own.release)
+                else:
+                    steps.callback(self.own.stop)
+            for opened in self.opened:
+                steps.push_async_callback(opened.aclose)
+
+    # --- holds -----------------------------------------------------------------------------------
+
+    async def confirm(self) -> None:
+        """Raise if the handle's own hold has ended. One request; none without such a hold."""
+        if self.own is not None:
+            await self.own.confirm()
+
+    async def need(self, hold: Antichain, as_of: Time | None) -> Need:
+        """Have the process's reader hold history at `hold`. `SinceViolation`, which names `as_of`."""
+        try:
+            return await self.hold.need(hold)
+        except SinceViolation as error:
+            raise SinceViolation(as_of, error.since, shard_id=self.shard.id) from None
+
+    # --- snapshots -------------------------------------------------------------------------------
+
+    async def snapshot(self, as_of: Time | None, wait: bool) -> Snapshot[K, V]:
+        """See `ReadHandle.snapshot`."""
+        with self.scope.call():
+            if as_of is not None:
+                self.time(as_of)
+            elif self.schema.time_length is not None:
+                raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
+            await self.confirm()
+            need: Need | None = None
+            if as_of is None:
+                await self._any_complete()
+            else:
+                need = await self._complete(as_of, wait)
+            try:
+                return await self._snapshot(as_of, need)
+            except BaseException:
+                if need is not None:
+                    self.hold.drop(need)
+                raise
+
+    async def contents(self, as_of: Time) -> AsyncGenerator[Updates[K, V, Any], None]:
+        """The snapshot at `as_of` as updates at `as_of`, in bounded memory."""
+        async with await self.snapshot(as_of, wait=True) as snapshot:
+            async for updates in snapshot.updates():
+                yield updates
+
+    async def _snapshot(self, as_of: Time | None, need: Need | None) -> Snapshot[K, V]:
+        await self.hold.ensure()
+        while not self.hold.registered:
+            await self.hold.ensure()
+        state = self.shard.state  # no await from here to the pin
+        if as_of is None:
+            as_of = last_before(state.upper)
+        self._check_since(state, as_of)
+        snapshot: Snapshot[K, V] = Snapshot(
+            self.scope, self.fetch, self.hold, state, as_of, need, self.opened.discard
+        )
+        self.opened.add(snapshot)
+        return snapshot
+
+    async def _any_complete(self) -> None:
+        """`NotReadable` unless some time is complete, by a fresh look. Int times only."""
+        state = await self.shard.open()
+        if state.upper == minimum(None):
+            raise NotReadable(None, state.upper, shard_id=self.shard.id)
+
+    async def _complete(self, as_of: Time, wait: bool) -> Need | None:
+        """Wait until `upper` has passed `as_of`; meanwhile history there is held."""
+        known = self.shard.state
+        if known.since.less_equal(as_of) and not known.upper.less_equal(as_of):
+            return None
+        state = await self.shard.open()
+        self._check_since(state, as_of)
+        if not state.upper.less_equal(as_of):
+            return None
+        if not wait:
+            raise NotReadable(as_of, state.upper, shard_id=self.shard.id)
+        need = await self.need(Antichain(as_of), as_of)
+        try:
+            await self.shard.register.wait(partial(self._passed, as_of, need))
+        except BaseException:
+            self.hold.drop(need)
+            raise
+        return need
+
+    def _passed(self, as_of: Time, need: Need, state: State) -> bool | None:
+        self.hold.check(need.reader)
+        return None if state.upper.less_equal(as_of) else True
+
+    # --- checks ----------------------------------------------------------------------------------
+
+    def _check_since(self, state: State, as_of: Time) -> None:
+        if not state.since.less_equal(as_of):
+            raise SinceViolation(as_of, state.since, shard_id=self.shard.id)
+
+    def time(self, time: object) -> Time:
+        """`time`, if it is a time of the schema; `INVALID_TIME`."""
+        if isinstance(time, Antichain):
+            raise InvalidUsage(
+                UsageKind.INVALID_TIME, f"as_of is one time, not the frontier {time}", time=time
+            )
+        found = frontier(time)  # type: ignore[arg-type]  # checked there
+        minimum(self.schema.time_length).less_equal(found.elements[0])
+        return found.elements[0]
+
+    def frontier(self, value: Antichain | Time) -> Antichain:
+        """`value` as a frontier of the schema's times; `INVALID_TIME`."""
+        return shaped(value, self.schema.time_length)
+
+
+def last_before(upper: Antichain) -> int:
+    """The greatest int time before `upper`, which is not the minimum."""
+    time = upper.time
+    assert not isinstance(time, tuple)
+    return TIME_MAX if time is None else time - 1
