@@ -1,4 +1,4 @@
-"""Many named streams, sealed together: updates come at any time not yet sealed, in any order.
+"""Many named streams that are sealed together: updates come in any order, at any times not sealed yet.
 
     async with client.indexed("orders") as ix:
         placed = await ix.register("placed", str, int)
@@ -8,14 +8,16 @@
 | module        | what it has                                                             |
 |---------------|-------------------------------------------------------------------------|
 | `arrangement` | every transition of one stream's batches, as plans and changes; pure    |
-| `draft`       | what commands make of the streams, one after the other; pure            |
-| `commands`    | how the streams become others in the versioned state; pure              |
+| `draft`       | applies a group of commands to the streams, in order; pure              |
+| `commands`    | the transitions of the versioned state: take over, change, leave; pure  |
 | `committer`   | the queue of commands, and group commit                                 |
-| `raw`, `work` | reading and writing batches                                             |
-| `maintenance`      | a step, and compactions; `background` does them now and then            |
-| `snapshot`, `listen`, `view` | what is read                                             |
+| `raw`, `work`, `named_parts` | writing batches, and carrying out the plans              |
+| `maintenance`, `background` | steps and compactions; the task that makes them           |
+| `snapshot`, `listen`, `view` | reading                                                  |
 | `core`        | what all of these share                                                 |
-| `indexed`     | the calls; `open` opens it                                              |
+| `indexed`, `open` | the public calls, and the opening                                   |
+
+Imports `maintenance`, `read`, `parts`, `shard`, `data`.
 """
 
 from aiopersist.indexed.core import Stream

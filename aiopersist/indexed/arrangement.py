@@ -1,20 +1,21 @@
-"""All transitions of one stream's arrangement: pure, in pairs of a plan and what comes of it.
+"""All transitions of one stream's arrangement, in pairs of a plan and its application. Pure.
 
-1. *Append*: a batch of updates at any times not yet sealed becomes the newest unsealed one.
-2. *Seal* moves data to the trace logically, without touching any.
-3. *Drain* moves it physically: what is unsealed before `seal`, sorted and consolidated, becomes one batch of
-   the trace. Then unsealed batches that lie wholly before the trace's upper are *evicted*, and those that lie
-   partly before it are *trimmed*, one at a time.
-4. *Compact*: two neighbours of the trace of equal level become one.
+1. *Append*: a batch of updates, at any times that are not sealed yet, becomes the newest unsealed batch.
+2. *Seal* moves updates to the trace logically; no data moves.
+3. *Drain* moves them physically: the unsealed updates before `seal`, sorted and consolidated, become one
+batch
+   of the trace. Then unsealed batches that lie wholly before the trace's upper are *evicted*, and those that
+   lie partly before it are *trimmed*, one at a time.
+4. *Compact*: two neighbours of the trace of equal level become one batch.
 
-A plan (`Drain`, `Trim`, `Compaction`) says what is to be read and written; whoever carries it out comes back
-with a batch, and gets the `Rearrangement` to be made, or `None` where the plan no longer fits. Nothing here
-reads data, so nothing here can tell whether the batch is the right one: `streams_invariants` says what can.
+A plan (`Drain`, `Trim`, `Compaction`) says what is to be read and written. Its executor comes back with a
+batch, and gets the `Rearrangement` to be made, or `None` if the plan no longer fits. Nothing here reads data,
+so nothing here can check the contents of the batch; `streams_invariants` has the checks that can be made.
 
-*Why the work is O(n log n).* A merge costs what its parents hold. Where nothing cancels, the result holds as
-much and is a level higher, so an update is rewritten once per level. What cancels is never rewritten again,
-and a result that is no larger than a parent does not rise. Levels fall from old to young, and two neighbours
-of one level are merged as soon as since has passed them: so there are few batches.
+*Why the work is O(n log n).* A merge costs as much as its parents hold. If nothing cancels, the result holds
+as much and is a level higher, so an update is rewritten once per level. Updates that cancel are never
+rewritten again, and a result that is no larger than a parent does not rise. Levels fall from old to young,
+and two neighbours of one level are merged as soon as since has passed them, so there are few batches.
 """
 
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, Uns
 
 
 def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Rearrangement:
-    """The batch is the newest. `ValueError` unless it holds anything, begins at the stream's seqno, covers at
-    least one, and holds no time before the trace's upper."""
+    """Makes `batch` the newest. `ValueError` unless it holds updates, begins at the stream's seqno, covers at
+    least one seqno, and holds no time before the trace's upper."""
     if not any(part.rows for part in batch.parts):
         raise ValueError(f"unsealed batch {_interval(batch)} is empty")
     if batch.seqno_lower != arrangement.seqno or batch.seqno_upper <= batch.seqno_lower:
@@ -41,8 +42,8 @@ def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Rearrangement:
 
 
 def unsealed_between(arrangement: Arrangement, lower: int, upper: int | None = None) -> list[UnsealedBatch]:
-    """The batches that may hold updates at times in `[lower, upper)`, without an `upper` at any from `lower`
-    on; what else they hold is for the reader to leave out. `ValueError` for an interval that is reversed."""
+    """The batches that may hold updates at times in `[lower, upper)`, or from `lower` on without an `upper`.
+    The caller leaves out their other updates. `ValueError` if `upper` is before `lower`."""
     if upper is not None and upper < lower:
         raise ValueError(f"upper {{{upper}}} is before lower {{{lower}}}")
     return [
@@ -53,7 +54,7 @@ def unsealed_between(arrangement: Arrangement, lower: int, upper: int | None = N
 
 
 def evicted(arrangement: Arrangement) -> Rearrangement | None:
-    """Without the batches that lie wholly before the trace's upper; `None` if there are none."""
+    """Drops the batches that lie wholly before the trace's upper; `None` if there are none."""
     upper = arrangement.trace_upper
     gone = tuple(at for at, batch in arrangement.unsealed.items() if batch.time_greatest < upper)
     return Rearrangement.of(drop_unsealed=gone) if gone else None
@@ -61,7 +62,7 @@ def evicted(arrangement: Arrangement) -> Rearrangement | None:
 
 @dataclass(frozen=True)
 class Trim:
-    """Write `batch` anew, with its updates at times `>= lower` alone."""
+    """Write `batch` again, with only its updates at times `>= lower`."""
 
     batch: UnsealedBatch
     lower: int
@@ -77,7 +78,7 @@ def to_trim(arrangement: Arrangement) -> Trim | None:
 
 
 def trimmed(arrangement: Arrangement, trim: Trim, batch: UnsealedBatch) -> Rearrangement | None:
-    """`batch` instead of the one that was to be trimmed; `None` if that is no longer there."""
+    """Replaces the batch that was to be trimmed by `batch`; `None` if it is no longer there."""
     if arrangement.unsealed.get(trim.batch.seqno_lower) != trim.batch:
         return None
     return Rearrangement.of(unsealed={trim.batch.seqno_lower: batch})
@@ -87,12 +88,12 @@ def trimmed(arrangement: Arrangement, trim: Trim, batch: UnsealedBatch) -> Rearr
 
 
 def sealed(arrangement: Arrangement, time: int) -> Rearrangement | None:
-    """Updates before `time` are complete; `None` if more than that was sealed before."""
+    """Seals the times before `time`; `None` if a later time was sealed before."""
     return Rearrangement.of(seal=time) if arrangement.seal <= time else None
 
 
 def compaction_allowed(arrangement: Arrangement, since: int) -> Rearrangement | None:
-    """History before `since` may be forgotten; `None` if that would bring some back."""
+    """Moves since to `since`; `None` if it would go back."""
     return Rearrangement.of(since=since) if arrangement.since <= since else None
 
 
@@ -109,7 +110,7 @@ class Drain:
 
 
 def to_drain(arrangement: Arrangement) -> Drain | None:
-    """What was sealed since the last time; `None` where nothing can be read: no batch is made of nothing."""
+    """Drain what was sealed since the last drain; `None` if no batch holds any of it."""
     lower, upper = arrangement.trace_upper, arrangement.seal
     if lower == upper:
         return None
@@ -118,8 +119,8 @@ def to_drain(arrangement: Arrangement) -> Drain | None:
 
 
 def drained(arrangement: Arrangement, drain: Drain, batch: TraceBatch) -> Rearrangement | None:
-    """`batch` is the youngest of the trace; `None` if the trace has moved on. A batch without updates says
-    that what was read came to nothing, so that it can be evicted; where nothing was read there is none."""
+    """Makes `batch` the youngest of the trace; `None` if the trace has moved on. A batch without updates says
+    that all updates cancelled out, so that the unsealed batches can be evicted."""
     if arrangement.trace_upper != drain.lower:
         return None
     if (batch.lower, batch.upper, batch.since, batch.level) != (drain.lower, drain.upper, 0, 0):
@@ -129,7 +130,7 @@ def drained(arrangement: Arrangement, drain: Drain, batch: TraceBatch) -> Rearra
 
 @dataclass(frozen=True)
 class Compaction:
-    """Make one batch of two neighbours, times advanced to `since`."""
+    """Make one batch of two neighbours, with times advanced to `since`."""
 
     older: TraceBatch
     younger: TraceBatch
@@ -147,13 +148,13 @@ def to_compact(arrangement: Arrangement) -> Compaction | None:
 
 
 def level_after(compaction: Compaction, updates: int) -> int:
-    """The level of the result, by how many updates are left."""
+    """The level of a result with that many updates."""
     older, younger = compaction.older, compaction.younger
     return older.level + (updates > older.updates and updates > younger.updates)
 
 
 def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatch) -> Rearrangement | None:
-    """`batch` instead of the two; `None` if one of them is no longer there as it was."""
+    """Replaces the two batches by `batch`; `None` if one of them is no longer there unchanged."""
     older, younger = compaction.older, compaction.younger
     if arrangement.trace.get(older.lower) != older or arrangement.trace.get(younger.lower) != younger:
         return None
@@ -169,8 +170,8 @@ def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatc
 
 @dataclass(frozen=True)
 class Contents:
-    """What a snapshot reads: the trace, then of these unsealed batches what is at or beyond `trace_upper`,
-    since the rest of them is in the trace. All times are advanced to `since`."""
+    """What a snapshot reads: the trace, then the updates of these unsealed batches at or beyond
+    `trace_upper`; their other updates are in the trace. All times are advanced to `since`."""
 
     trace: tuple[TraceBatch, ...]
     unsealed: tuple[UnsealedBatch, ...]

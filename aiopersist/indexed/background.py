@@ -1,5 +1,5 @@
 """The background task of an `Indexed`: a step now and then, while anything changes, and the compactions that
-it asks for. What fails, with whatever exception, is told, and tried again after a while."""
+it asks for. A failure, with any exception, is logged and counted, and the work is repeated after a pause."""
 
 import asyncio
 import logging
@@ -23,15 +23,15 @@ class Background:
         self._maintenance = maintenance
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(core.stack.settings.compactions_max)
-        self._is_owed = False  # a round, though nothing has changed: something failed
-        self._failing: dict[str, Backoff] = {}  # streams whose compactions fail
+        self._is_owed = False  # whether a round is due though nothing has changed: something failed
+        self._failing: dict[str, Backoff] = {}  # by stream whose compactions fail
 
     def start(self) -> None:
-        """Begin; `stop` ends it."""
+        """Begin the rounds; `stop` ends them."""
         self._begin(self._run(), "steps of an Indexed")
 
     def stop(self) -> None:
-        """Cut off what is under way."""
+        """Cancel the rounds and compactions under way."""
         for task in self._tasks:
             task.cancel()
 
@@ -71,7 +71,7 @@ class Background:
     async def _compact(self, request: CompactionRequest) -> None:
         stream = request.stream
         response: CompactionResponse | Exception
-        if stream in self._failing:  # meanwhile its request is in flight: no step asks for another one
+        if stream in self._failing:  # its request stays in flight: no step asks for another compaction
             await self._failing[stream].rest()
         try:
             async with self._at_once:

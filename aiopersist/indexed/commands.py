@@ -1,7 +1,7 @@
-"""How the streams of an `Indexed` become others in the versioned state: three commands.
+"""The commands that change the streams of an `Indexed` in the versioned state.
 
-Only the owner changes streams, one change after the other, so what a change is made of was decided on the
-very streams that it changes; other versions in between are of readers, and touch no stream.
+Only the owner changes streams, one change after the other. So each change was decided on the very streams
+that it changes: the versions in between are made by readers, and touch no stream.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from aiopersist.state.streams import StreamsChanges
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Be the owner from now on; make the `Indexed` if it is not there."""
+    """Become the owner; make the `Indexed` if it does not exist."""
 
     shard: str
     owner: str
@@ -38,11 +38,11 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class ChangeStreams:
-    """ChangeStreams the streams, if they are still the owner's. The result is the version that does it."""
+    """Change the streams, if `owner` still owns them. The result is the seqno of the version that does it."""
 
     owner: str
     changes: StreamsChanges
-    """Its revision is one more than that of the streams it was decided on."""
+    """The revision is one more than that of the streams on which the changes were decided."""
     schemas: Mapping[int, dict[str, Any]]
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
@@ -54,7 +54,7 @@ class ChangeStreams:
         )
 
     def happened(self, state: State) -> bool | None:
-        """Revisions are the owner's to give; whether it was before another took over cannot be known."""
+        """Only the owner gives revisions. After another took over it is unknown: `None`."""
         if state.streams is None or _owner(state) != self.owner or self.changes.revision is None:
             return None
         return state.streams.revision >= self.changes.revision
@@ -62,7 +62,7 @@ class ChangeStreams:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """There is no owner any more, if it was this one: blobs that it left behind can be swept."""
+    """Give up the ownership, if `owner` has it, so that the blobs it left behind can be swept."""
 
     owner: str
 

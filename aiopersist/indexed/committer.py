@@ -1,14 +1,14 @@
 """Group commit: commands that arrive together become one version, in the order in which they were called.
 
-1. A command takes its place in the queue before its call first waits. Its updates are converted meanwhile.
+1. A command joins the queue before its call first waits. Its updates are converted while it is queued.
 2. The commands at the head of the queue that are ready are a *group*. They are applied to a draft of the
    streams (`draft.py`), one after the other.
-3. What was accepted is written: small updates into the version itself, others as blobs.
-4. One compare-and-set makes the draft durable. Only then do the callers return, those who were refused, too,
-   and the listeners hear. While it is on its way the next group gathers.
+3. The accepted updates are written: small ones into the version itself, others as blobs.
+4. One compare-and-set makes the draft durable. Only then do the callers return, refused ones too, and the
+   listeners hear of it. While it is on its way the next group gathers.
 
-Nobody sees a draft: what is read is the durable state. So a commit that failed has nothing to take back. If
-its outcome is unknown, it is settled before anything else is decided, as for every handle.
+Reads use the durable state, never a draft, so a commit that failed has nothing to take back. If its outcome
+is unknown, it is settled before anything else is decided, as for every handle.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from aiopersist.indexed.draft import (
     WriteStream,
 )
 from aiopersist.indexed.errors import Fenced, Stopped
-from aiopersist.indexed.hollow import ZERO
-from aiopersist.indexed.raw import RawParts, Room
+from aiopersist.indexed.named_parts import ZERO
+from aiopersist.indexed.raw import InlineRoom, RawParts
 from aiopersist.parts.upload import Upload
 from aiopersist.resource import for_each, run_bounded
 from aiopersist.shard.attempt import Slot, Unknowable
@@ -38,19 +38,19 @@ from aiopersist.shard.commit import commit, settle
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import StreamsChanges
 
-AT_ONCE = 32  # small entries of a write that are converted before others have a turn
-COMMANDS_AT_ONCE = 256  # that are applied or answered before others have one: under a few milliseconds
+AT_ONCE = 32  # small entries of a write that one turn of the loop converts
+COMMANDS_AT_ONCE = 256  # commands that one turn of the loop applies or answers: a few milliseconds at most
 
 
 class Discardable(Protocol):
-    """Something that was uploaded."""
+    """Uploaded blobs."""
 
     def discard(self) -> None:
-        """Delete it: surely nothing names it."""
+        """Delete them: surely no version names them."""
 
 
-class Pending:
-    """A command in the queue, and who waits for it."""
+class QueuedCommand:
+    """A command in the queue, and the outcome that its call waits for."""
 
     def __init__(self, command: StreamCommand, number: int, oldest: int, *, ready: bool) -> None:
         self.command = command
@@ -62,13 +62,13 @@ class Pending:
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: Exception) -> None:
-        """Tell the caller, if one still waits; nobody is missed if not."""
+        """Raise `error` in the call, if it still waits."""
         if not self.outcome.done():
             self.outcome.set_exception(error)
             self.outcome.exception()  # marks it as seen
 
     def discard(self) -> None:
-        """Delete what was uploaded for it: surely nothing names it."""
+        """Delete what was uploaded for it: surely no version names that."""
         for upload in self.uploads:
             upload.discard()
 
@@ -78,28 +78,28 @@ class Committer:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._queue: deque[Pending] = deque()
-        self._group: list[Pending] = []
+        self._queue: deque[QueuedCommand] = deque()
+        self._group: list[QueuedCommand] = []
         self._called = 0
         self._failure: tuple[int, Exception] | None = None
-        """Of the last commit that failed: the number of the last command in it, and why."""
+        """The last commit that failed: the number of its last command, and its error."""
         self._slot = Slot()
-        self._doubtful: list[Discardable] = []
-        """What was uploaded for the commit in the slot."""
+        self._in_doubt: list[Discardable] = []
+        """The uploads of the commit in the slot."""
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, command: StreamCommand) -> Any:
-        """The command's result, once it is durable, or its refusal. Cancelled before its commit began it is
-        not applied."""
+        """The command's result once it is durable, or its refusal. If the call is cancelled before its commit
+        began, the command is not applied."""
         return await self._outcome(self._enqueue(command, ready=True))
 
     async def write(self, entries: list[tuple[StreamUpdates, Any]]) -> int:
-        """Convert these updates, and write them. The place among other commands is that of this call."""
+        """Convert these updates and write them. Their place among other commands is that of this call."""
         core, turn = self._core, self._core.stack.runtime.sleep
         pending = self._enqueue(command := WriteStream([rows for rows, _ in entries]), ready=False)
         try:
             for number, (rows, updates) in enumerate(entries):
-                schema_id = core.streams.names.get(rows.stream, 0)  # of one that is not there it is refused
+                schema_id = core.streams.names.get(rows.stream, 0)  # a stream that is not there is refused
                 upload = Upload(core.shard, rows.schema, schema_id, core.check_owner(), ZERO, raw=True)
                 pending.uploads.append(upload)
                 await upload.take(updates)
@@ -117,13 +117,13 @@ class Committer:
         return seqno
 
     async def flush(self) -> None:
-        """Return when all that was called before is durable; with the error of its commit if that failed.
-        What is not known of an earlier commit is found out first."""
+        """Return once all earlier commands are durable; raise the error of their commit if it failed. An
+        earlier commit in doubt is settled first."""
         if self._queue or self._group or self._slot.busy:
             await self.run(Barrier())
 
     async def aclose(self) -> None:
-        """Cut off what is not durable yet."""
+        """Cancel the commands that are not durable yet."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -139,17 +139,17 @@ class Committer:
 
     # --- the queue -------------------------------------------------------------------------------
 
-    def _enqueue(self, command: StreamCommand, *, ready: bool) -> Pending:
+    def _enqueue(self, command: StreamCommand, *, ready: bool) -> QueuedCommand:
         self._core.check_owner()
         self._called += 1
         oldest = next((pending.number for pending in (*self._group[:1], *self._queue)), self._called)
-        pending = Pending(command, self._called, oldest, ready=ready)
+        pending = QueuedCommand(command, self._called, oldest, ready=ready)
         self._queue.append(pending)
         if ready:
             self._kick()
         return pending
 
-    async def _outcome(self, pending: Pending) -> Any:
+    async def _outcome(self, pending: QueuedCommand) -> Any:
         try:
             return await asyncio.shield(pending.outcome)
         except asyncio.CancelledError:
@@ -157,9 +157,9 @@ class Committer:
                 self._withdraw(pending)
             raise
 
-    def _withdraw(self, pending: Pending) -> None:
-        """It was cancelled, or its updates cannot be stored: it was never called."""
-        if pending in self._queue:  # else it was stopped
+    def _withdraw(self, pending: QueuedCommand) -> None:
+        """Remove a command that was cancelled, or cannot be stored, as if it was never called."""
+        if pending in self._queue:  # otherwise the Indexed was stopped
             self._queue.remove(pending)
         pending.outcome.cancel()
         pending.discard()
@@ -170,7 +170,7 @@ class Committer:
             self._task = self._core.stack.supervisor.spawn(self._work(), "commit the commands of an Indexed")
 
     async def _work(self) -> None:
-        # Who calls in this turn of the loop belongs to the first group.
+        # Calls of this turn of the loop belong to the first group.
         await self._core.stack.runtime.sleep(0)
         while group := self._take():
             self._group = group
@@ -180,17 +180,18 @@ class Committer:
                 self._failure = group[-1].number, error
             self._group = []
 
-    def _take(self) -> list[Pending]:
-        """The next group: all at the head that are ready."""
-        group: list[Pending] = []
+    def _take(self) -> list[QueuedCommand]:
+        """The next group: the commands at the head of the queue that are ready."""
+        group: list[QueuedCommand] = []
         while self._queue and self._queue[0].ready and not (group and self._queue[0].command.alone):
             group.append(self._queue.popleft())
             if group[-1].command.alone:
                 break
         return group
 
-    def _failed_before(self, pending: Pending) -> bool:
-        """Whether what a call had to commit first has failed: then it gets that error, and does nothing."""
+    def _failed_before(self, pending: QueuedCommand) -> bool:
+        """Whether a commit of commands before `pending`, on which it depends, failed: then its call gets that
+        error, and it is not applied."""
         if isinstance(pending.command, CONSUMING) or self._failure is None:
             return False
         last, error = self._failure
@@ -201,10 +202,10 @@ class Committer:
 
     # --- a group ---------------------------------------------------------------------------------
 
-    async def _commit(self, group: list[Pending]) -> None:
-        """Make it durable and answer its callers; what it raises they have got."""
+    async def _commit(self, group: list[QueuedCommand]) -> None:
+        """Make the group durable and answer its callers. The callers have got what it raises."""
         uploads: list[Discardable] = [*group]
-        # Before the first await: from here on they may happen, whoever still waits for them.
+        # Before the first await: from here on the commands may happen, also if their callers are gone.
         for pending in group:
             pending.command.begun = True
         try:
@@ -213,7 +214,7 @@ class Committer:
             owner = core.check_owner()
             draft = Draft(core.state, core.shard.schema)
             outcomes = await self._applied(group, draft)
-            uploads.append(raw := RawParts(core.shard, owner, Room(core.inline_room)))
+            uploads.append(raw := RawParts(core.shard, owner, InlineRoom(core.inline_room)))
             changes = await self._finished(draft, raw)
         except Exception as error:
             self._fail(group, uploads, error)
@@ -222,7 +223,7 @@ class Committer:
             seqno = await self._sent(ChangeStreams(owner, changes, draft.schemas)) if changes else None
         except Exception as error:
             if self._slot.busy:
-                self._doubtful, uploads = uploads, []
+                self._in_doubt, uploads = uploads, []
             self._fail(group, uploads, error)
             raise
         if seqno is not None:
@@ -230,8 +231,8 @@ class Committer:
         answers = list(zip(group, outcomes, strict=True))
         await for_each(answers, self._answer, COMMANDS_AT_ONCE, core.stack.runtime)
 
-    async def _applied(self, group: list[Pending], draft: Draft) -> list[Any]:
-        """Their results, or refusals."""
+    async def _applied(self, group: list[QueuedCommand], draft: Draft) -> list[Any]:
+        """The results of the commands, or their refusals."""
         outcomes: list[Any] = []
         await for_each(
             group,
@@ -242,7 +243,7 @@ class Committer:
         return outcomes
 
     async def _finished(self, draft: Draft, raw: RawParts) -> StreamsChanges | None:
-        """What becomes of the streams, now that all that was accepted is written."""
+        """Write the accepted updates; returns the changes of the streams."""
         core = self._core
         jobs = [partial(self._written, name, rows, draft, raw) for name, rows in draft.accepted.items()]
         parts = await run_bounded(core.stack.settings.fetch_max_outstanding_parts, jobs)
@@ -260,18 +261,18 @@ class Committer:
         return await raw.write(pieces, every[0].schema, draft.schema_id(name))
 
     async def _settle(self) -> None:
-        """What an earlier commit has come to, if that is not known; the listeners hear of it now."""
+        """Settle an earlier commit in doubt. If it happened, the listeners hear of it now."""
         try:
             attempt = await settle(self._slot)
-        except Unknowable:  # another has taken over meanwhile: the next commit will tell
-            self._doubtful = []
+        except Unknowable:  # another instance has taken over: the next commit says so
+            self._in_doubt = []
             return
         except Error as error:
-            text = f"an earlier commit is not decided yet, so this one was not begun: {error}"
+            text = f"an earlier commit is still in doubt, so this one did not begin: {error}"
             raise StorageUnavailable(text, shard_id=self._core.shard.id) from error
         if attempt is None:
             return
-        uploads, self._doubtful = self._doubtful, []
+        uploads, self._in_doubt = self._in_doubt, []
         if not attempt.happened:
             for upload in uploads:
                 upload.discard()
@@ -279,7 +280,7 @@ class Committer:
             self._publish(attempt.seqno, attempt.command.changes)
 
     def _publish(self, seqno: int, changes: StreamsChanges | None) -> None:
-        """Tell the listeners of what is durable. A failure of theirs ends them; it is not the callers'."""
+        """Tell the listeners of a durable version. If that fails, the listeners end, not the callers."""
         feed = self._core.feed
         try:
             feed.publish(seqno, changes)
@@ -287,8 +288,8 @@ class Committer:
             self._core.stack.supervisor.failures.tell("telling the listeners of an Indexed", error)
             feed.fail(LeaseExpired(f"version {seqno} could not be told: {error!r}"))
 
-    def _fail(self, group: list[Pending], uploads: list[Discardable], error: Exception) -> None:
-        """Tell them; and delete `uploads`, which surely nothing names."""
+    def _fail(self, group: list[QueuedCommand], uploads: list[Discardable], error: Exception) -> None:
+        """Raise `error` in the calls, and delete `uploads`, which surely no version names."""
         core = self._core
         if isinstance(error, Fenced):
             core.be_fenced(error)
@@ -298,7 +299,7 @@ class Committer:
         for upload in uploads:
             upload.discard()
 
-    def _answer(self, answer: tuple[Pending, Any]) -> None:
+    def _answer(self, answer: tuple[QueuedCommand, Any]) -> None:
         (pending, outcome), counts = answer, self._core.counts
         if isinstance(outcome, Exception):
             counts["failed_commands"] += isinstance(pending.command, CONSUMING)

@@ -1,4 +1,4 @@
-"""What the parts of one `Indexed` share: its shard, what it has seen, what it counts."""
+"""What the parts of one `Indexed` share: its shard, its feed, its owner, its counters."""
 
 import asyncio
 from collections import Counter
@@ -35,8 +35,8 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, repr=False)
 class Stream(Generic[K, V]):
-    """A stream of an `Indexed`, as `register` and `load` give it: its name, and how its keys and vals are
-    read and written here."""
+    """A stream of an `Indexed`, as `register` and `load` return it: its name, and the schema by which its
+    keys and vals are read and written."""
 
     name: str
     schema: Schema[K, V, int]
@@ -54,21 +54,21 @@ class Core:
         self.owner = owner
         """The id under which it changes streams; `None` for a reader."""
         self.fenced: Fenced | None = None
-        """Once it is known that another has taken over."""
+        """Set once it is known that another instance has taken over."""
         self.feed = Feed(shard, follows=owner is None)
         self.counts: Counter[str] = Counter()
-        self.much = asyncio.Semaphore(shard.stack.settings.compactions_max)
-        """Around what takes the memory of a compaction."""
+        self.large_work = asyncio.Semaphore(shard.stack.settings.compactions_max)
+        """Surrounds work that takes the memory of a compaction."""
         shard.register.on_news = lambda state: self._look_at_owner()
 
     @property
     def state(self) -> State:
-        """The newest durable one that this instance knows."""
+        """The newest durable state that this instance knows."""
         return self.shard.state
 
     @property
     def streams(self) -> Streams:
-        """All streams, as they are there."""
+        """All streams of that state."""
         streams = self.state.streams
         assert streams is not None
         return streams
@@ -82,19 +82,19 @@ class Core:
         raise UnknownStream(f"stream {name!r} {'was destroyed' if destroyed else 'was never registered'}")
 
     def schema(self, name: str) -> Schema[Any, Any, Any]:
-        """As it is stored, of a stream that is there."""
+        """The stored schema of a stream that is there."""
         return self.shard.schema(self.streams.names[name])
 
     def check_schema(self, stream: Stream[Any, Any]) -> None:
-        """`CodecMismatch` unless it is read as it is stored; `UnknownStream`."""
+        """`CodecMismatch` unless the stream is stored with the same schema; `UnknownStream`."""
         self.arrangement(stream.name)
         stored = self.schema(stream.name)
         if not stored.same_as(stream.schema):
-            told = f"stream {stream.name!r} has another schema: {differences(stored, stream.schema)}"
-            raise CodecMismatch(stream.schema, stored, differences=told, shard_id=self.shard.id)
+            text = f"stream {stream.name!r} has another schema: {differences(stored, stream.schema)}"
+            raise CodecMismatch(stream.schema, stored, differences=text, shard_id=self.shard.id)
 
     def check_owner(self) -> str:
-        """The owner's id; `Fenced` if it is known to be another by now."""
+        """The owner's id; `Fenced` if another instance is known to have taken over."""
         if self.fenced is not None:
             raise Fenced(*self.fenced.args, shard_id=self.shard.id)
         if self.owner is None:
@@ -106,20 +106,20 @@ class Core:
             self.be_fenced(Fenced("another instance has taken over", shard_id=self.shard.id))
 
     def be_fenced(self, error: Fenced) -> None:
-        """From now on every call of this instance is told so, and its listeners are."""
+        """From now on every call of this instance raises `error`, and its listeners end with it."""
         if self.fenced is None:
             self.fenced = error
             self.feed.fail(error)
 
     @property
     def inline_room(self) -> int:
-        """Bytes that one version may still make inline."""
+        """Bytes that one version may still store inline."""
         settings = self.stack.settings
         left = settings.indexed_inline_total_max_bytes - self.state.inline_bytes
         return min(left, settings.inline_writes_total_max_bytes)
 
     def counters(self) -> dict[str, int | float]:
-        """What this instance did since it was opened, and what is there."""
+        """What is there, and what this instance has done since it was opened."""
         arrangements = self.streams.arrangements.values()
         unsealed = [p for a in arrangements for batch in a.unsealed.values() for p in batch.parts]
         trace = [p for a in arrangements for batch in a.trace.values() for p in batch.parts]

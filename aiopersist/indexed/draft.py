@@ -1,8 +1,8 @@
-"""What a group of commands makes of the streams, before it is durable: pure.
+"""The streams as a group of commands changes them, before the changes are durable. Pure.
 
-Commands are applied one after the other, in the order in which they were called, each to what those before
-it have left. What is refused changes nothing but the seqno that it consumes. When all have been applied, the
-draft says which updates must be written, and then what becomes of the streams.
+Commands are applied one after the other, in the order in which they were called. A refused command consumes a
+seqno and changes nothing else. When all are applied, the draft says which updates must be written, and then
+how the streams change.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,19 +35,19 @@ class StreamUpdates:
     stream: str
     schema: Schema[Any, Any, Any]
     pieces: list[tuple[Any, int]] = field(default_factory=list)
-    """Tables, and hollow parts of what was too much to wait in memory, in their order; with the goodbytes of
-    each."""
+    """Tables, and hollow parts of updates that were too large to wait in memory, in order; with the goodbytes
+    of each."""
     seen: Seen = field(default_factory=Seen)
     count: int = 0
     goodbytes: int = 0
 
 
 class StreamCommand(Protocol):
-    """Something that a caller wants. It raises if it is refused, and has changed nothing then, except that
-    the seqno is consumed. One that stands `alone` shares its commit with none before it."""
+    """A command of a caller. It raises if it is refused; then it has consumed the seqno and changed nothing
+    else. A command that stands `alone` shares its commit with none before it."""
 
     begun: bool
-    """Whether it is part of a commit that was begun: if not, it surely does not happen."""
+    """Whether a commit of it was begun: if not, it surely does not happen."""
 
     @property
     def alone(self) -> bool: ...
@@ -64,7 +64,7 @@ class Draft:
         self.accepted: dict[str, list[StreamUpdates]] = {}
         """By stream, in the order of the commands."""
         self.schemas: dict[int, dict[str, Any]] = {}
-        """Those that are new."""
+        """New schemas, by id."""
         self._stored_ids = tuple(state.schemas)
         self._stored = stored
         self._streams: Streams = state.streams
@@ -86,23 +86,23 @@ class Draft:
         return self._touched.get(name) or self._streams.arrangements.get(name)
 
     def change(self, name: str, changes: Rearrangement | None) -> None:
-        """Make these changes of a stream that is there."""
+        """Apply these changes to a stream that is there."""
         if changes is not None:
             now = self.find(name)
             assert now is not None, name
             self._touched[name] = rearranged(changes, now)
 
     def was_destroyed(self, name: str) -> bool:
-        """Whether there was a stream of that name."""
+        """Whether a stream of that name was destroyed."""
         return name in self._destroyed or name in self._streams.destroyed
 
     def schema_id(self, name: str) -> int:
-        """Of a stream that is there."""
+        """The id of the schema of a stream that is there."""
         found = self._names.get(name)
         return self._streams.names[name] if found is None else found
 
     def check_schema(self, name: str, schema: Schema[Any, Any, Any]) -> None:
-        """`CodecMismatch` unless the stream stores the same."""
+        """`CodecMismatch` unless the stream has the same schema."""
         stored = self._schema(self.schema_id(name))
         if not stored.same_as(schema):
             raise CodecMismatch(schema, stored)
@@ -112,7 +112,7 @@ class Draft:
         return self._stored(schema_id) if record is None else Schema.from_record(record)
 
     def create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
-        """A stream that was never there."""
+        """Add a stream that was never there."""
         known = (*self._stored_ids, *self.schemas)
         schema_id = next((n for n in known if self._schema(n).same_as(schema)), None)
         if schema_id is None:
@@ -122,20 +122,20 @@ class Draft:
         self._touched[name] = Arrangement()
 
     def destroy(self, name: str) -> None:
-        """A stream that is there."""
+        """Remove a stream that is there."""
         self._destroyed.append(name)
         self._touched.pop(name, None)
         self.accepted.pop(name, None)
 
     def accept(self, rows: StreamUpdates) -> None:
-        """Updates that are not refused."""
+        """Take updates that are not refused."""
         if rows.count:
             self.accepted.setdefault(rows.stream, []).append(rows)
 
     # --- the end ---------------------------------------------------------------------------------
 
     def finish(self, written: Mapping[str, tuple[HollowPart, ...]]) -> StreamsChanges | None:
-        """What becomes of the streams, now that what was accepted is in these parts; `None` for nothing."""
+        """The changes of the streams, now that the accepted updates are in these parts; `None` for none."""
         for name, every in self.accepted.items():
             self.change(name, self._appended(name, every, written[name]))
         changed = {
@@ -178,7 +178,7 @@ NEW = Arrangement()
 
 @dataclass(eq=False)
 class WriteStream:
-    """All of the updates, or none. The result is its seqno."""
+    """Write all of the updates, or none. The result is the seqno."""
 
     alone: ClassVar[bool] = False
     entries: list[StreamUpdates] = field(default_factory=list)
@@ -203,7 +203,7 @@ class WriteStream:
 
 @dataclass(eq=False)
 class Seal:
-    """Of all of these streams, or of none. The result is its seqno."""
+    """Seal all of these streams, or none. The result is the seqno."""
 
     alone: ClassVar[bool] = False
     streams: tuple[str, ...]
@@ -225,8 +225,8 @@ class Seal:
 
 @dataclass(eq=False)
 class AllowCompaction:
-    """All of these, or none; one after the other, so a stream that is named twice does not go back. The
-    result is its seqno."""
+    """Move all of these sinces, or none; one after the other, so a stream that is named twice does not go
+    back. The result is the seqno."""
 
     alone: ClassVar[bool] = False
     sinces: tuple[tuple[str, int], ...]
@@ -248,7 +248,7 @@ class AllowCompaction:
 
 @dataclass(eq=False)
 class RegisterStream:
-    """Create the stream, unless it is there."""
+    """Create the stream, unless it exists."""
 
     alone: ClassVar[bool] = False
     stream: str
@@ -266,8 +266,8 @@ class RegisterStream:
 
 @dataclass(eq=False)
 class Destroy:
-    """Forget the stream and its data, for ever. The result says whether it was there. It stands alone, so
-    that what was written before it is told to listeners."""
+    """Forget the stream and its data for ever. The result says whether the stream was there. The command
+    stands alone, so that listeners hear of the updates before it."""
 
     alone: ClassVar[bool] = True
     stream: str
@@ -284,7 +284,7 @@ class Destroy:
 
 @dataclass(eq=False)
 class Barrier:
-    """Change nothing, after all that was called before is durable."""
+    """Change nothing; its result comes once all earlier commands are durable."""
 
     alone: ClassVar[bool] = False
     begun: bool = False
@@ -295,19 +295,19 @@ class Barrier:
 
 @dataclass(eq=False)
 class Maintain:
-    """What a step has made, where it still fits. The result says of which streams."""
+    """Apply the results of a step that still fit. The result is the names of their streams."""
 
     alone: ClassVar[bool] = False
-    made: Iterable[tuple[str, "Made"]]
+    transitions: Iterable[tuple[str, "Transition"]]
     begun: bool = False
 
     def __call__(self, draft: Draft) -> set[str]:
         applied: set[str] = set()
-        for name, made in self.made:
+        for name, transition in self.transitions:
             now = draft.find(name)
             try:
-                changes = made(now) if now is not None else None
-            except ValueError:  # no result of that plan: it fits nowhere
+                changes = transition(now) if now is not None else None
+            except ValueError:  # not a result of that plan: it fits nowhere
                 changes = None
             if changes is not None:
                 draft.change(name, changes)
@@ -315,7 +315,8 @@ class Maintain:
         return applied
 
 
-class Made(Protocol):
-    """The changes that a result makes of the arrangement as it is now; `None` if it no longer fits."""
+class Transition(Protocol):
+    """The changes by which a result is applied to the arrangement as it is now; `None` if it no longer
+    fits."""
 
     def __call__(self, arrangement: Arrangement, /) -> Rearrangement | None: ...

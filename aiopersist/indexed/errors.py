@@ -1,26 +1,26 @@
-"""What an `Indexed` refuses. Messages name the stream, the time and the frontier."""
+"""The errors of an `Indexed`. Messages name the stream, the time and the frontier."""
 
 from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain
 
 
 class IndexedError(Error):
-    """An `Indexed` refused: nothing was changed."""
+    """An `Indexed` refused a call: nothing was changed."""
 
 
 class Fenced(IndexedError):
-    """Another instance has taken over: this one can do nothing any more."""
+    """Another instance has taken over: every call of this instance fails from now on."""
 
 
 class UnknownStream(IndexedError, LookupError):
-    """No stream of that name is there: it was never registered, or it was destroyed; or nothing of the
-    name of the `Indexed` is there to be read."""
+    """No stream of that name exists: it was never registered, or it was destroyed. Or no `Indexed` of that
+    name exists to be read."""
 
 
 class Refused(IndexedError):
-    """A command was refused as a whole, by the first of its entries that cannot be: `stream` is its name;
-    `time` is not at or beyond `frontier`, or both are `None`: there is no such stream. `seqno` is the one
-    that the command has consumed."""
+    """A command was refused as a whole, because of its first entry that is not possible. `stream` is the
+    stream of that entry, whose `frontier` its `time` is before; both are `None` if there is no such stream.
+    `seqno` is the seqno that the command has consumed."""
 
     def __init__(self, seqno: int, stream: str, time: int | None, frontier: Antichain | None) -> None:
         why = "is not there" if frontier is None else f"has {frontier}, which time {time} is before"
@@ -32,7 +32,7 @@ class Refused(IndexedError):
 
 
 class Stopped(IndexedError, InvalidUsage):
-    """The `Indexed`, or what was opened of it, was stopped."""
+    """The `Indexed` was stopped: neither it nor its snapshots can be used any more."""
 
     def __init__(self, message: str, *, shard_id: str | None = None) -> None:
         InvalidUsage.__init__(self, UsageKind.CLOSED, message, shard_id=shard_id)

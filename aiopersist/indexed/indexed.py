@@ -1,4 +1,4 @@
-"""Many named streams in one durable state, sealed together.
+"""The public calls of an `Indexed`: many named streams in one durable state, which are sealed together.
 
 async with client.indexed("orders") as ix:
     placed = await ix.register("placed", str, int)
@@ -35,25 +35,27 @@ from aiopersist.shard.shard import Shard
 K = TypeVar("K")
 V = TypeVar("V")
 
-TURNS = 4  # of the loop: from the outcome of a command to the end of its call
+TURNS = 4  # of the loop, from the outcome of a command to the end of its call
 
 
 class IndexedScope(Scope):
-    """The life of an `Indexed`: what comes after its end is `Stopped`."""
+    """The life of an `Indexed`: calls after its end are `Stopped`."""
 
     def closed_error(self, message: str) -> InvalidUsage:
         return self.sign(Stopped(message))
 
 
 class Indexed(Resource):
-    """Serves many tasks at once. One instance at a time may change it: opening takes over from the one
-    before, whose calls are `Fenced` from its next commit on. Opened `readonly` it follows along: each call
-    reads the head first, and calls that change anything are `InvalidUsage`.
+    """Many named streams that are sealed together. Serves many tasks at once.
 
-    Commands (`write`, `seal`, `allow_compaction`) take the next seqno each, in the order in which they were
-    called, also when they are `Refused`. Those that arrive together are made durable by one compare-and-set,
-    which costs one request; large updates cost a request per part before it. Nobody sees what is not durable.
-    If the outcome is unknown (`Indeterminate`), it is decided before anything else is done.
+    One instance at a time may change the streams: opening takes over from the instance before, whose calls
+    are `Fenced` from its next commit on. An instance that is opened `readonly` follows along: each call reads
+    the head first, and calls that change anything are `InvalidUsage`.
+
+    Each command (`write`, `seal`, `allow_compaction`) takes the next seqno, in the order of the calls, also
+    if it is `Refused`. Commands that arrive together are made durable by one compare-and-set: one request,
+    after one request per part of large updates. Reads see only what is durable. If the outcome of a command
+    is unknown (`Indeterminate`), it is settled before anything else is done.
 
     After `stop`, every call is `Stopped`.
     """
@@ -73,35 +75,35 @@ class Indexed(Resource):
     # --- streams ---------------------------------------------------------------------------------
 
     async def register(self, name: str, key: Any, val: Any) -> "Stream[Any, Any]":
-        """The stream of that name; created with seal and since at 0 if it is not there. `key` and `val` are
-        what a `Schema` takes. `CodecMismatch` if it stores others, `UnknownStream` if it was destroyed. One
-        commit for a new one."""
+        """The stream of that name, created with seal and since at 0 if it does not exist. `key` and `val` are
+        as for a `Schema`. `CodecMismatch` if the stream has other types, `UnknownStream` if it was destroyed.
+        One commit for a new stream."""
         with self._call(changes=True):
             stream = Stream(check_name(name), Schema(key, val))
             await self._committer.run(RegisterStream(stream.name, stream.schema))
             return stream
 
     async def load(self, name: str, key: Any, val: Any) -> "Stream[Any, Any] | None":
-        """The stream of that name, or `None`: as `register`, but creates nothing."""
+        """As `register`, but creates nothing: `None` if the stream does not exist."""
         with self._call():
             stream = Stream(check_name(name), Schema(key, val))
             await self._now()
             if name in self._core.streams.destroyed:
-                self._core.arrangement(name)  # says so
+                self._core.arrangement(name)  # raises `UnknownStream`
             if name not in self._core.streams.names:
                 return None
             self._core.check_schema(stream)
             return stream
 
     async def destroy(self, name: "str | Stream[Any, Any]") -> bool:
-        """Forget a stream and its data, for ever: `True` by the call that did it, `False` after. Its
+        """Forget a stream and its data for ever. Returns `True`, or `False` if it was destroyed before. Its
         listeners end; open snapshots stay. `UnknownStream` if it was never registered. One commit."""
         with self._call(changes=True):
             gone: bool = await self._committer.run(Destroy(_name(name)))
             return gone
 
     async def description(self, name: "str | Stream[Any, Any]") -> Description:
-        """Lower 0, upper = seal, and since, of the stream; `UnknownStream`."""
+        """The description of the stream: its lower is 0, its upper the seal. `UnknownStream`."""
         with self._call():
             await self._now()
             found = self._core.arrangement(_name(name))
@@ -111,25 +113,24 @@ class Indexed(Resource):
 
     async def write(self, updates: "Iterable[tuple[Stream[Any, Any], Any]]") -> int:
         """Write to several streams, all or nothing: pairs of a stream and updates, as `compare_and_append`
-        takes them, in any order of times. Returns the seqno, once it is durable. `Refused` if a time is not
-        at or beyond its stream's seal, or a stream is not there; `InvalidUpdate` for what cannot be stored,
-        which takes no seqno. Later commands wait until the updates were read from an iterator."""
+        takes them, in any order of times. Returns the seqno once the write is durable. `Refused` if a time is
+        before its stream's seal, or a stream does not exist; `InvalidUpdate` for updates that cannot be
+        stored, which takes no seqno. Later commands wait until all updates were read from an iterator."""
         with self._call(changes=True):
             pairs = _pairs(updates, "updates")
             entries = [(StreamUpdates(_stream(stream).name, stream.schema), given) for stream, given in pairs]
             return await self._committer.write(entries)
 
     async def seal(self, streams: "Iterable[Stream[Any, Any]]", time: int) -> int:
-        """No more updates at times before `time`: of all of these streams, or of none. Returns the seqno.
-        `Refused` if one is sealed beyond it, or not there."""
+        """Close the times before `time`, in all of these streams or in none. Returns the seqno. `Refused` if
+        a stream is sealed beyond `time`, or does not exist."""
         with self._call(changes=True):
             names = tuple(_stream(stream).name for stream in _iterable(streams, "streams"))
             return await self._command(Seal(names, _time(time)))
 
     async def allow_compaction(self, sinces: "Iterable[tuple[Stream[Any, Any], Antichain | int]]") -> int:
-        """History before these sinces may be forgotten: of all of the streams, or of none. A since may be
-        beyond the seal. Returns the seqno. `Refused` for one that would go back, or a stream that is not
-        there."""
+        """Let history before these sinces be forgotten, in all of the streams or in none. A since may be
+        beyond the seal. Returns the seqno. `Refused` if a since would go back, or a stream does not exist."""
         with self._call(changes=True):
             pairs = _pairs(sinces, "sinces")
             moved = tuple((_stream(stream).name, _time(since)) for stream, since in pairs)
@@ -138,7 +139,8 @@ class Indexed(Resource):
     # --- reading ---------------------------------------------------------------------------------
 
     def snapshot(self, stream: "Stream[K, V]") -> Opening[StreamSnapshot[K, V]]:
-        """All that is durable now. Close it when you are done. No request for the owner; one for a reader."""
+        """The stream as it is durable now. Close it when you are done. No request for the owner; one for a
+        `readonly` instance."""
 
         async def open_snapshot() -> StreamSnapshot[K, V]:
             with self._call():
@@ -147,8 +149,8 @@ class Indexed(Resource):
         return Opening(open_snapshot, "indexed.snapshot(...)")
 
     def listen(self, stream: "Stream[K, V]") -> Opening[Listening[K, V]]:
-        """A pair: a snapshot, and what comes after exactly that: per commit one `Records`, then one `Sealed`,
-        as far as there was anything. Close both; `async with` does."""
+        """A snapshot, and a listener of everything after it: per commit at most one `Records`, then at most
+        one `Sealed`. Close both; `async with` does."""
 
         async def open_listen() -> Listening[K, V]:
             with self._call():
@@ -162,29 +164,29 @@ class Indexed(Resource):
         return Opening(open_listen, "indexed.listen(...)")
 
     async def inspect(self, stream: "str | Stream[Any, Any]") -> StreamView:
-        """The stream from within."""
+        """The batches and frontiers of the stream, for people and dashboards."""
         with self._call():
             await self._now()
             name = _name(stream)
             return view_of(self._core.arrangement(name), in_flight=self._maintenance.in_flight(name))
 
     def counters(self) -> dict[str, int | float]:
-        """How much is there, by what is known here, and what this instance has done since it was opened. No
-        request."""
+        """Sizes, as far as this instance knows, and counts of its work since it was opened. No request."""
         self._check()
         return self._core.counters()
 
     # --- maintenance -----------------------------------------------------------------------------
 
     async def step(self) -> list[CompactionRequest]:
-        """One round of maintenance by hand: what is sealed moves to the traces, what is in the traces leaves
-        the unsealed batches, and garbage is collected if it is due. Returns the compactions that are wanted.
-        Raises what failed. With nothing to do it makes no request."""
+        """One round of maintenance by hand: sealed updates move to the traces and leave the unsealed batches,
+        and garbage is collected if it is due. Returns the compactions that are due. Does all that it can,
+        then raises the first failure. No request if there is nothing to do."""
         with self._call(changes=True):
             return await self._maintenance.step()
 
     async def compact(self, request: CompactionRequest) -> CompactionResponse:
-        """Carry out what a step has asked for; hand the result, or the error, to `apply`."""
+        """Carry out a compaction that `step` returned; hand the result, or the error, to `apply`. Requests
+        for every part that is read or written."""
         with self._call(changes=True):
             if not isinstance(request, CompactionRequest):
                 raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(request)} is no request of a step")
@@ -194,8 +196,9 @@ class Indexed(Resource):
     async def apply(
         self, stream: "str | Stream[Any, Any]", response: CompactionResponse | BaseException
     ) -> None:
-        """Replace the inputs of a compaction by its result. One that was not asked for, or no longer fits,
-        changes nothing and is counted; after an error it is asked for again. One commit."""
+        """Replace the inputs of a compaction by its result. A result that no step asked for, or that no
+        longer fits, changes nothing and is counted. After an error a later step returns the request again.
+        One commit."""
         with self._call(changes=True):
             if not isinstance(response, CompactionResponse | BaseException):
                 raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(response)} is no response, and no error")
@@ -205,8 +208,8 @@ class Indexed(Resource):
     # --- the end ---------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Commit what is pending, end the listeners, let go. If that commit fails its callers get the error,
-        and it stops all the same. Idempotent."""
+        """Commit the pending commands, end the listeners, and give up the ownership. If the commit fails its
+        callers get the error, and the `Indexed` stops nevertheless. Idempotent."""
         if self._stopping is None:
             self._scope.check_place()
             self._stopping = self._stack.supervisor.spawn(self._stop(), "stop an Indexed")
@@ -222,9 +225,9 @@ class Indexed(Resource):
             async with asyncio.timeout(RELEASE_DEADLINE_S):
                 await self._committer.flush()
         except Exception:  # TimeoutError, too
-            pass  # its callers know
+            pass  # its callers get the error
         await self._committer.aclose()
-        for _ in range(TURNS):  # who was answered returns
+        for _ in range(TURNS):  # calls that were answered return
             await self._stack.runtime.sleep(0)
         self._core.feed.end()
         self._scope.close()
@@ -251,7 +254,8 @@ class Indexed(Resource):
             self._core.check_owner()
 
     async def _now(self) -> None:
-        """From here on the state in memory holds all that was durable, or asked for, when the call began."""
+        """Bring the state in memory up to everything that was durable, or called before, when this call
+        began."""
         if self._core.owner is not None:
             await self._committer.flush()
         else:
@@ -280,7 +284,7 @@ class Indexed(Resource):
 def _stream(value: Any) -> "Stream[Any, Any]":
     if isinstance(value, Stream):
         return value
-    text = f"{shown(value)} is not a stream that register or load has given"
+    text = f"{shown(value)} is not a stream: use one that register or load returned"
     raise InvalidUsage(UsageKind.INVALID_TYPE, text, value=value)
 
 
@@ -291,7 +295,7 @@ def _name(value: "str | Stream[Any, Any]") -> str:
 def _time(value: "Antichain | Time") -> int:
     found = shaped(value, None)
     if not found.elements:
-        raise InvalidUsage(UsageKind.INVALID_TIME, "it may not be the empty frontier {}", time=value)
+        raise InvalidUsage(UsageKind.INVALID_TIME, "the time may not be the empty frontier {}", time=value)
     time = found.time
     assert isinstance(time, int)
     return time

@@ -1,8 +1,8 @@
-"""What happens next in a stream: per commit its new updates, then how far it is sealed.
+"""Listeners of a stream: per commit its new updates, then the time to which it is sealed.
 
-A *feed* tells its listeners of each version that changes streams, once and in order. The owner's feed is told
-by its own commits, without any I/O; a reader's reads the versions, once for all its listeners. What is told
-is the metadata: a listener fetches the updates when they are taken, and pins what it has not taken yet.
+A *feed* tells its listeners of each version that changes streams, once and in order. The owner's commits tell
+the owner's feed, without any I/O; a reader's feed reads the versions, once for all its listeners. A listener
+hears only metadata: it fetches the updates when they are taken, and pins the versions it has not taken yet.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Error, LeaseExpired
-from aiopersist.indexed.hollow import of_unsealed
+from aiopersist.indexed.named_parts import of_unsealed
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.resource import Resource, Scope
@@ -27,28 +27,28 @@ V = TypeVar("V")
 
 
 class Records(NamedTuple, Generic[K, V]):
-    """All updates that one commit wrote to the stream, in the order of the writes."""
+    """All updates that one commit wrote to the stream, in the order of its writes."""
 
     updates: Updates[K, V, int]
 
 
 class Sealed(NamedTuple):
-    """Updates at times before it are complete."""
+    """The updates at times before `time` are complete."""
 
     time: int
 
 
 class Events(NamedTuple):
-    """What one version did to a stream."""
+    """The changes of a stream by one version."""
 
     seqno: int
-    """Of the version."""
+    """That of the version."""
     batch: UnsealedBatch | None
     seal: int | None
 
 
 class Feed:
-    """See the header. `follows`: it reads the versions itself."""
+    """See the header. `follows`: the feed reads the versions itself."""
 
     def __init__(self, shard: Shard, *, follows: bool) -> None:
         self._shard = shard
@@ -58,14 +58,14 @@ class Feed:
         self._following: asyncio.Task[None] | None = None
 
     def add(self, listener: "Listener[Any, Any]") -> None:
-        """Tell it of all versions after the one that is known now."""
+        """Tell the listener of all versions after the one that is known now."""
         if not self._listeners:
             self._at = self._shard.state.seqno
         self._listeners.setdefault(listener.stream, set()).add(listener)
         self.follow()
 
     def remove(self, listener: "Listener[Any, Any]") -> None:
-        """Tell it nothing more. Idempotent."""
+        """Tell the listener nothing more. Idempotent."""
         others = self._listeners.get(listener.stream, set())
         others.discard(listener)
         if not others:
@@ -75,7 +75,7 @@ class Feed:
             self._following = None
 
     def publish(self, seqno: int, changes: StreamsChanges | None) -> None:
-        """Version `seqno` made these changes."""
+        """Tell the listeners that version `seqno` made these changes."""
         self._at = max(self._at, seqno)
         for name, listeners in list(self._listeners.items()):
             events = _events(name, seqno, changes)
@@ -84,17 +84,17 @@ class Feed:
                 listener.hear(seqno, events, ends=gone)
 
     def fail(self, error: Error) -> None:
-        """Nothing is told any more, and this is why; what was told may be taken."""
+        """End all listeners with `error`; what they have heard of may still be taken."""
         for listener in self._every():
             listener.fail(error, keep=True)
 
     def end(self) -> None:
-        """Nothing is told any more; what was told may be taken."""
+        """End all listeners; what they have heard of may still be taken."""
         for listener in self._every():
             listener.finish()
 
     def follow(self) -> None:
-        """Read on, if that is how it is told. After a failure whoever waits next begins anew."""
+        """Read the versions, if this feed does. After a failure the next wait begins again."""
         if self._follows and self._listeners and (self._following is None or self._following.done()):
             supervisor = self._shard.stack.supervisor
             self._following = supervisor.background(self._follow(), "follow the versions of an Indexed")
@@ -114,14 +114,14 @@ class Feed:
                 raise
 
     async def _skip(self) -> None:
-        """Go on with the first version that is left; who has not heard of those before it ends."""
+        """Go on with the first version that is left; listeners that missed an earlier version end."""
         versions = await self._shard.stack.consensus.scan(self._shard.register.key, 0, 1)
         if not versions:
             return
         self._at = max(self._at, versions[0].seqno - 1)
         for listener in self._every():
             if listener.after < self._at:
-                text = "versions that the listener has not heard of are gone"
+                text = "versions that the listener has not read are gone: take a snapshot and listen again"
                 listener.fail(LeaseExpired(text, shard_id=self._shard.id))
 
     def _every(self) -> "list[Listener[Any, Any]]":
@@ -136,14 +136,14 @@ class Feed:
             size = sum(len(version.data) for version in versions)
             diffs = await stack.compute_few(size, lambda many: [decode_diff(v.data) for v in many], versions)
             for diff in diffs:
-                if diff.seqno == self._at + 1:  # else it was read meanwhile
+                if diff.seqno == self._at + 1:  # otherwise it was read meanwhile
                     self.publish(diff.seqno, diff.changes.streams)
-                    await stack.runtime.sleep(0)  # who listens may take it, before more comes
+                    await stack.runtime.sleep(0)  # listeners may take it, before more comes
 
 
 def _events(name: str, seqno: int, changes: StreamsChanges | None) -> Events | None:
-    """What the version did to the stream of that name. A batch is new if the stream's seqno moved to its
-    end; others were trimmed."""
+    """The changes of the stream of that name, for its listeners. A batch is new if the stream's seqno moved
+    to its end; other batches were trimmed."""
     change = changes.arrangements.get(name) if changes is not None else None
     if change is None or (change.seqno is None and change.seal is None):
         return None
@@ -153,20 +153,21 @@ def _events(name: str, seqno: int, changes: StreamsChanges | None) -> Events | N
 
 class Listener(Resource, Generic[K, V]):
     """An async iterator of `Records` and `Sealed`. A wait may be cancelled and repeated: nothing is lost. It
-    ends when the stream is destroyed, or the `Indexed` is stopped; `LeaseExpired` when it fell behind,
-    `Fenced` when another instance has taken over from its own."""
+    ends when the stream is destroyed or the `Indexed` is stopped. `LeaseExpired` if it fell behind, `Fenced`
+    if another instance has taken over from its own. A request per part that is not inline; in a `readonly`
+    instance the listeners also read the new versions, once for all."""
 
     def __init__(self, stream: str, fetch: Fetch, feed: Feed, reader: str, queue_max: int) -> None:
         self.stream = stream
-        self._scope = Scope("the listener", None, fetch.shard.id)  # outlives the others: it ends, and says so
+        self._scope = Scope("the listener", None, fetch.shard.id)  # it outlives the Indexed
         self._fetch = fetch
         self._feed = feed
         self._reader = reader
         self._queue_max = queue_max
         self._queue: deque[Events] = deque()
-        self._batch_is_told = False  # of the first one
+        self._batch_is_told = False  # that of the first events in the queue
         self.after = fetch.shard.state.seqno
-        """The last version that it has heard of."""
+        """The seqno of the last version that it has heard of."""
         self._unpin: Callable[[], None] = fetch.shard.register.pin(fetch.shard.state.seqno)
         self._woken = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -211,7 +212,7 @@ class Listener(Resource, Generic[K, V]):
         return await self._fetch.updates(of_unsealed([batch]), Selection(), self._reader)
 
     def _take(self, *, done: bool) -> None:
-        """The first event of the queue is told; or all of that version, if it is `done`."""
+        """Leave the first events of the queue, if all of them are `done`."""
         if done:
             self._batch_is_told = False
             self._move_pin(self._queue.popleft().seqno)
@@ -219,7 +220,7 @@ class Listener(Resource, Generic[K, V]):
     # --- told by the feed ------------------------------------------------------------------------
 
     def hear(self, seqno: int, events: Events | None, *, ends: bool) -> None:
-        """Of one version."""
+        """Hear of one version, by its events for this stream."""
         if seqno <= self.after or self._ended or self._failure is not None:
             return
         self.after = seqno
@@ -235,7 +236,7 @@ class Listener(Resource, Generic[K, V]):
         self._woken.set()
 
     def finish(self) -> None:
-        """Nothing comes any more; what is there may be taken."""
+        """End; what it has heard of may still be taken."""
         self._ended = True
         self._feed.remove(self)
         if not self._queue:
@@ -243,7 +244,7 @@ class Listener(Resource, Generic[K, V]):
         self._woken.set()
 
     def fail(self, error: Error, *, keep: bool = False) -> None:
-        """Nothing comes any more; what is there is lost, unless it is to be kept."""
+        """End with `error`; what it has heard of is lost, unless `keep`."""
         self._failure = error
         if not keep:
             self._queue.clear()
@@ -253,13 +254,13 @@ class Listener(Resource, Generic[K, V]):
         self._woken.set()
 
     def interrupt(self, error: Exception) -> None:
-        """Whoever waits is told; the next one waits again."""
+        """Raise `error` in the call that waits; the next call waits again."""
         if self._turn.locked():
             self._interruption = error
             self._woken.set()
 
     async def aclose(self) -> None:
-        """Let go of what was not taken. Idempotent."""
+        """Give up what was not taken. Idempotent."""
         self._scope.close()
         self._queue.clear()
         self.finish()
@@ -273,7 +274,8 @@ class Listener(Resource, Generic[K, V]):
 
 
 class Listening(NamedTuple, Generic[K, V]):
-    """What `listen` gives: may be unpacked, and entered, which closes both at the end."""
+    """A snapshot and the listener of what comes after it. May be unpacked, and entered: that closes both at
+    the end."""
 
     snapshot: StreamSnapshot[K, V]
     listener: Listener[K, V]

@@ -1,10 +1,10 @@
-"""One round of maintenance of all streams, and compactions that somebody else carries out.
+"""One round of maintenance of all streams, and compactions, which the caller of the round carries out.
 
-A step drains, evicts, trims, asks for compactions, and collects garbage. What it has to do is told from the
-state in memory; where nothing is to be done no store is touched. Writes go on around it.
+A step drains, evicts, trims, asks for compactions, and collects garbage. The state in memory says what is to
+be done; if nothing is, no store is touched. Writes go on meanwhile.
 
-*Compactions.* At most one of a stream is in flight. The flight is this instance's: what another one has asked
-for is unknown here, and what comes back for it changes nothing.
+*Compactions.* At most one of a stream is in flight. Each instance knows its own requests only: a response to
+a request of another instance changes nothing.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from aiopersist.indexed import work
 from aiopersist.indexed.arrangement import Compaction, Drain, Trim
 from aiopersist.indexed.committer import Committer
 from aiopersist.indexed.core import Core
-from aiopersist.indexed.draft import Made, Maintain
+from aiopersist.indexed.draft import Maintain, Transition
 from aiopersist.indexed.errors import Fenced
-from aiopersist.indexed.hollow import of_trace, of_unsealed
-from aiopersist.indexed.raw import RawParts, Room
-from aiopersist.indexed.work import Output, Workplace
+from aiopersist.indexed.named_parts import of_trace, of_unsealed
+from aiopersist.indexed.raw import InlineRoom, RawParts
+from aiopersist.indexed.work import Output, StreamContext
 from aiopersist.maintenance.shard import ShardMaintenance
 from aiopersist.parts.fetch import Named
 from aiopersist.resource import run_bounded
@@ -35,40 +35,40 @@ T = TypeVar("T")
 
 AT_ONCE = 4  # drains and trims: as many as there are worker threads
 RESULTS_PER_COMMIT = 256  # so that a version has a few MB at most
-COLLECTION_VERSIONS = 4  # that a collection itself writes after its rollup, and one more
+COLLECTION_VERSIONS = 4  # versions that a collection itself writes after its rollup, and one more
 
 
 @dataclass(frozen=True, eq=False)
 class CompactionRequest:
-    """Two batches of the trace of `stream` are to be one. Any instance that asked for it takes the response,
-    once."""
+    """A compaction that a step asks for: two batches of the trace of `stream` are to be one. The instance
+    that asked for it takes the response, once."""
 
     stream: str
     plan: Compaction = field(repr=False)
 
     @property
     def updates(self) -> int:
-        """How many are to be read."""
+        """How many updates are to be read."""
         return self.plan.older.updates + self.plan.younger.updates
 
 
 @dataclass(eq=False)
 class CompactionResponse:
-    """What was made of a request."""
+    """The result of a request."""
 
     request: CompactionRequest
     batch: TraceBatch = field(repr=False)
     seconds: float
     discard: Callable[[], object] = field(repr=False)
-    """Deletes the output, as long as nothing can name it."""
+    """Deletes the output, as long as no version can name it."""
     was_handed_in: bool = False
 
 
 class Result(NamedTuple):
-    """What was made for a stream, and how to delete it where it is not wanted."""
+    """What was made for a stream, and how to delete it if it is not applied."""
 
     stream: str
-    made: Made
+    transition: Transition
     discard: Callable[[], object] = lambda: None
 
 
@@ -81,9 +81,9 @@ class StreamsMaintenance:
         self._committer = committer
         self._turn = asyncio.Lock()
         self._in_flight: dict[str, CompactionRequest] = {}
-        self._room = Room(0)  # for all trims of a round
-        self._answered: set[str] = set()  # streams whose response is on its way into the state
-        self._found_nothing: dict[str, Drain] = {}  # what was looked at in vain, until something is new
+        self._room = InlineRoom(0)  # shared by all trims of a round
+        self._answered: set[str] = set()  # streams whose response is being committed
+        self._found_nothing: dict[str, Drain] = {}  # by stream, the last drain that found no updates
 
     def in_flight(self, stream: str) -> bool:
         """Whether a compaction of that stream was asked for, and not answered yet."""
@@ -92,8 +92,8 @@ class StreamsMaintenance:
     # --- a step ----------------------------------------------------------------------------------
 
     async def step(self) -> list[CompactionRequest]:
-        """One round; the compactions that it asks for. It does what it can, and raises what failed; then it
-        has asked for none."""
+        """One round; returns the compactions that it asks for. It does all that it can, then raises the first
+        failure, and asks for no compaction."""
         requests, failure = await self.round()
         if failure is not None:
             self.withdraw(requests)
@@ -101,14 +101,14 @@ class StreamsMaintenance:
         return requests
 
     async def round(self) -> tuple[list[CompactionRequest], Exception | None]:
-        """All that a step does: the compactions that it asks for, and what failed of the rest. Raises only
-        what kept it from beginning."""
+        """All work of a step: returns the compactions that it asks for, and the first failure. Raises only
+        if it could not begin."""
         failures: list[Exception] = []
         try:
             async with self._turn:
                 await self._committer.flush()
                 await self._carry_out(self._to_drain(), self._drained, failures)
-                self._room = Room(self._core.inline_room)
+                self._room = InlineRoom(self._core.inline_room)
                 await self._carry_out(self._to_trim(), self._trimmed, failures)
                 if self.owes_collection:
                     await self._attempt(self.collect, failures)
@@ -120,7 +120,7 @@ class StreamsMaintenance:
             raise
 
     async def _attempt(self, work: Callable[[], Awaitable[T]], failures: list[Exception]) -> T | None:
-        """One thing of several: a failure keeps nobody from the others."""
+        """Do one of several pieces of work; a failure does not stop the others."""
         try:
             return await work()
         except Exception as error:
@@ -128,22 +128,22 @@ class StreamsMaintenance:
             return None
 
     async def collect(self) -> None:
-        """One round of garbage collection. What the snapshots of this instance have let go of is told first:
-        its own reader would hold it back."""
+        """One round of garbage collection. Before it, a heartbeat releases what closed snapshots of this
+        instance held: its own reader would keep that."""
         hold = self._core.shard.hold
-        with suppress(LeaseExpired):  # then it holds nothing back
+        with suppress(LeaseExpired):  # then the reader keeps nothing
             await hold.heartbeat()
         await self.garbage.collect()
 
     def withdraw(self, requests: Iterable[CompactionRequest]) -> None:
-        """Nobody carries them out: they are asked for again."""
+        """Drop requests that are not carried out, so that a later round asks again."""
         for request in requests:
             if self._in_flight.get(request.stream) is request:
                 del self._in_flight[request.stream]
 
     @property
     def owes_collection(self) -> bool:
-        """Whether a rollup, and what it lets go, are due by the number of versions; a failed one waits."""
+        """Whether a rollup and a collection are due, by the number of versions; a failed one pauses."""
         state, every = self._core.state, self._core.stack.settings.rollup_every
         behind = state.seqno - (state.latest_rollup or 0)
         return behind >= max(every, COLLECTION_VERSIONS) and COLLECTION not in self.garbage.backoffs
@@ -152,7 +152,7 @@ class StreamsMaintenance:
         return self._core.streams.arrangements.items()
 
     def _to_drain(self) -> list[tuple[str, Drain | None]]:
-        """What is to be drained; and where nothing is, what is to be evicted."""
+        """By stream, the drain that is due; `None` if only an eviction is."""
         plans: list[tuple[str, Drain | None]] = []
         for name, now in self._arrangements():
             plan = rules.to_drain(now)
@@ -183,11 +183,11 @@ class StreamsMaintenance:
         carry_out: Callable[[str, T], Awaitable[Result]],
         failures: list[Exception],
     ) -> None:
-        """Make all of it, and apply what was made, many results by one commit."""
+        """Carry out all plans, and apply the results, many by one commit."""
         made: list[Result] = []
 
         async def one(name: str, plan: T) -> None:
-            if name in self._core.streams.arrangements:  # else it was destroyed meanwhile
+            if name in self._core.streams.arrangements:  # otherwise it was destroyed meanwhile
                 result = await self._attempt(partial(carry_out, name, plan), failures)
                 made.extend([result] if result is not None else [])
 
@@ -201,13 +201,14 @@ class StreamsMaintenance:
                 result.discard()
 
     async def _apply_results(self, results: list[Result]) -> set[str]:
-        """By one commit; what is surely not applied is deleted. Says of which streams it is."""
-        command = Maintain([(result.stream, result.made) for result in results])
+        """Apply results by one commit; returns the streams of those that were applied. Deletes the others,
+        if surely not applied."""
+        command = Maintain([(result.stream, result.transition) for result in results])
         applied: set[str] | None = None
         try:
             applied = found = set[str](await self._committer.run(command))
             return found
-        except (StorageUnavailable, Fenced):  # it surely did not happen
+        except (StorageUnavailable, Fenced):  # the commit surely did not happen
             applied = set()
             raise
         finally:
@@ -220,31 +221,34 @@ class StreamsMaintenance:
     async def _drained(self, name: str, plan: Drain | None) -> Result:
         if plan is None:
             return Result(name, rules.evicted)
-        place = self._place(name)
-        async with self._gate(place, of_unsealed(plan.batches)):
-            output = await work.drain(place, plan)
+        context = self._context(name)
+        async with self._turn_if_large(context, of_unsealed(plan.batches)):
+            output = await work.drain(context, plan)
         if output is None:
             self._found_nothing[name] = plan
             return Result(name, rules.evicted)
         return Result(name, partial(_drained_and_evicted, plan, output.batch), self._discarding(output))
 
     async def _trimmed(self, name: str, plan: Trim) -> Result:
-        place = self._place(name)
-        raw = RawParts(self._core.shard, place.writer, self._room)
+        context = self._context(name)
+        raw = RawParts(self._core.shard, context.writer, self._room)
         try:
-            async with self._gate(place, of_unsealed([plan.batch])):
-                batch = await work.trim(place, plan, raw)
+            async with self._turn_if_large(context, of_unsealed([plan.batch])):
+                batch = await work.trim(context, plan, raw)
         except BaseException:
             raw.discard()
             raise
         return Result(name, lambda now: rules.trimmed(now, plan, batch), raw.discard)
 
-    def _gate(self, place: Workplace, parts: Sequence[Named]) -> AbstractAsyncContextManager[object]:
-        """What is much goes one after the other."""
-        return self._core.much if place.is_much(parts) else nullcontext()
+    def _turn_if_large(
+        self, context: StreamContext, parts: Sequence[Named]
+    ) -> AbstractAsyncContextManager[object]:
+        """Large work goes one after the other."""
+        return self._core.large_work if context.is_large(parts) else nullcontext()
 
     async def _explained(self, error: Exception) -> Exception:
-        """A blob may be gone since another has taken over and dropped it."""
+        """The reason of `error`: a blob may be gone because another instance has taken over and deleted
+        it."""
         if not isinstance(error, Corruption | LeaseExpired):
             return error
         try:
@@ -257,10 +261,12 @@ class StreamsMaintenance:
         text = f"a part that the newest version names is not there: {error}"
         return Corruption(text, shard_id=self._core.shard.id)
 
-    def _place(self, name: str) -> Workplace:
+    def _context(self, name: str) -> StreamContext:
         core = self._core
         share = core.stack.settings.indexed_inline_total_max_bytes // (4 * len(core.streams.names))
-        return Workplace(core.shard, core.schema(name), core.streams.names[name], core.check_owner(), share)
+        return StreamContext(
+            core.shard, core.schema(name), core.streams.names[name], core.check_owner(), share
+        )
 
     def _discarding(self, output: Output) -> Callable[[], object]:
         spawn = self._core.stack.supervisor.spawn
@@ -272,17 +278,17 @@ class StreamsMaintenance:
         """Carry out a request. It is not applied yet."""
         self._core.arrangement(request.stream)
         began = self._core.stack.runtime.monotonic()
-        place, plan = self._place(request.stream), request.plan
+        context, plan = self._context(request.stream), request.plan
         try:
-            async with self._gate(place, of_trace([plan.older, plan.younger])):
-                output = await work.compact(place, plan)
+            async with self._turn_if_large(context, of_trace([plan.older, plan.younger])):
+                output = await work.compact(context, plan)
         except Exception as error:
             raise await self._explained(error) from error
         seconds = self._core.stack.runtime.monotonic() - began
         return CompactionResponse(request, output.batch, seconds, self._discarding(output))
 
     async def apply(self, stream: str, response: CompactionResponse | BaseException) -> None:
-        """Hand in what came of a request. What surely was not applied, and never will be, is deleted."""
+        """Hand in the response to a request. Output that surely is not applied, now or later, is deleted."""
         counts, request = self._core.counts, self._in_flight.get(stream)
         if stream not in self._core.streams.arrangements:
             self._in_flight.pop(stream, None)
@@ -301,7 +307,7 @@ class StreamsMaintenance:
         await self._apply(response)
 
     def _discard_if_useless(self, response: CompactionResponse | BaseException) -> None:
-        """Its request is no longer in flight, and never will be again."""
+        """Delete the output of a response whose request is no longer in flight: it never will be again."""
         if isinstance(response, BaseException) or response.was_handed_in:
             return
         if self._in_flight.get(response.request.stream) is not response.request:
@@ -311,11 +317,10 @@ class StreamsMaintenance:
     async def _apply(self, response: CompactionResponse) -> None:
         counts, stream = self._core.counts, response.request.stream
         response.was_handed_in = True
-        made = partial(rules.compacted, compaction=response.request.plan, batch=response.batch)
+        transition = partial(rules.compacted, compaction=response.request.plan, batch=response.batch)
         self._answered.add(stream)
         try:
-            results = [Result(stream, made, response.discard)]
-            applied = await self._apply_results(results)
+            applied = await self._apply_results([Result(stream, transition, response.discard)])
         finally:
             self._answered.discard(stream)
             self._in_flight.pop(stream, None)

@@ -1,4 +1,4 @@
-"""Opening an `Indexed`: to own it, or to follow along."""
+"""Opens an `Indexed`: to own it, or to follow along."""
 
 from aiopersist.data.lazy import import_polars, is_warm, warm_up
 from aiopersist.indexed.commands import Leave, TakeOver
@@ -24,8 +24,9 @@ def open_indexed(shards: Shards, name: str, *, readonly: bool, background: bool)
 
 
 async def _opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, background: bool) -> Indexed:
-    """The `Indexed` of that name, with a view of the state of its own: what another instance of this process
-    does is news for it, too. A request for its name, the state, and two commits (one for a reader)."""
+    """The `Indexed` of that name. It has its own view of the state, so it sees the versions of other
+    instances of this process as those of other processes. A request for the name, one for the state, and two
+    commits (one for a reader)."""
     if not is_warm():
         await stack.compute(warm_up)
     stack.supervisor.background(stack.compute(import_polars), "import polars")

@@ -1,4 +1,4 @@
-"""Updates as they come, neither sorted nor summed, to the parts of unsealed batches."""
+"""Writes the parts of unsealed batches: updates in the order of their writes, neither sorted nor summed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 DESCRIPTION = Description(0, Antichain(), 0)
 
 
-class Room:
-    """How many bytes may still be inline, of all who share it."""
+class InlineRoom:
+    """How many bytes may still be stored inline, by all writers that share it."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
 
 class RawParts:
-    """Writes the parts of batches under `writer`, inline as long as there is room."""
+    """Writes parts under `writer`, inline as long as there is room."""
 
-    def __init__(self, shard: Shard, writer: str, room: Room) -> None:
+    def __init__(self, shard: Shard, writer: str, room: InlineRoom) -> None:
         self._stack = shard.stack
         self._blobs = NewBlobs(shard, writer)
         self._room = room
@@ -40,8 +40,8 @@ class RawParts:
         schema: Schema[Any, Any, Any],
         schema_id: int,
     ) -> tuple[HollowPart, ...]:
-        """The parts of these pieces, which come with their goodbytes, in their order. Neighbouring tables
-        become one part, until that is worth a part."""
+        """The parts of these pieces, in order; each piece comes with its goodbytes. Neighbouring tables
+        become one part, up to `blob_target_size`."""
         parts: list[HollowPart] = []
         held: list[pa.Table] = []
         size, target = 0, max(self._stack.settings.blob_target_size, 1)
@@ -49,7 +49,7 @@ class RawParts:
             if isinstance(piece, HollowPart):
                 parts += await self._part(held, size, schema, schema_id)
                 held, size = [], 0
-                parts.append(piece.replace(schema_id=schema_id))  # by now it is known
+                parts.append(piece.replace(schema_id=schema_id))  # known only now
                 continue
             held.append(piece)
             size += piece_size
@@ -59,7 +59,7 @@ class RawParts:
         return (*parts, *await self._part(held, size, schema, schema_id))
 
     def discard(self) -> None:
-        """Delete what was uploaded: for what surely is not referenced."""
+        """Delete what was uploaded: surely no version names it."""
         self._blobs.discard()
 
     async def _part(

@@ -1,7 +1,7 @@
-"""What a stream holds at one moment: its trace, then what is unsealed from the trace's upper on.
+"""The contents of a stream at one moment: its trace, then the unsealed updates from the trace's upper on.
 
-A snapshot is taken of one durable state, without an await in between, and pins it: the blobs that it names
-stay until it is closed, whatever is compacted, dropped or destroyed meanwhile.
+A snapshot is taken of one durable state, without an await in between, and pins that state: the blobs that the
+state names stay until the snapshot is closed, whatever is compacted, deleted or destroyed meanwhile.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -17,7 +17,7 @@ from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import TIME_MAX, Antichain, frontier, shaped
 from aiopersist.indexed.arrangement import unsealed_between
-from aiopersist.indexed.hollow import of_trace, of_unsealed
+from aiopersist.indexed.named_parts import of_trace, of_unsealed
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.read.snapshot import Items
 from aiopersist.resource import Resource, Scope, run_bounded
@@ -31,11 +31,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 UNBOUNDED = Antichain()
-DECODE_ROWS = 4096  # rows that are made Python values at once
+DECODE_ROWS = 4096  # rows that are decoded at once
 
 
 class StreamSource(NamedTuple):
-    """A part, and from which time on it counts (`None`: all of it does)."""
+    """A part, and the time from which on its updates count (`None`: all of them do)."""
 
     named: Named
     lower: Antichain | None
@@ -44,8 +44,8 @@ class StreamSource(NamedTuple):
 
 
 class StreamSnapshot(Resource, Generic[K, V]):
-    """The contents of a stream: everything up to command `seqno` is in, and nothing after. Times are advanced
-    to `since`. Close it to let its blobs go."""
+    """The contents of a stream: everything up to command `seqno`, and nothing later. Times are advanced to
+    `since`. Close it to give up its blobs."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class StreamSnapshot(Resource, Generic[K, V]):
         self._iterations: WeakSet[Items[Any]] = WeakSet()
 
     async def rows(self) -> list[Update[K, V, int]]:
-        """All updates, perhaps not consolidated: of the trace, then those not there yet. One request per part
+        """All updates, perhaps not consolidated: those of the trace, then the others. One request per part
         that is not inline."""
         with self._scope.call():
             trace, unsealed = self._parts()
@@ -76,8 +76,8 @@ class StreamSnapshot(Resource, Generic[K, V]):
             return await self._decoded(table)
 
     def split(self, n: int) -> list["Items[Update[K, V, int]]"]:
-        """`rows`, as so many async iterators of about as many updates each; every update is in one of them.
-        They may be read at the same time, and hold a row group each."""
+        """`rows` as `n` async iterators of about equal length; every update is in one of them. They may be
+        read at the same time, and hold a row group each."""
         self._scope.check()
         if type(n) is not int or n < 1:
             raise InvalidUsage(
@@ -91,15 +91,15 @@ class StreamSnapshot(Resource, Generic[K, V]):
         return [self._iteration(self._rows_between(sources, ends, *cut)) for cut in pairwise(cuts)]
 
     async def trace_rows(self) -> Updates[K, V, int]:
-        """What is in the trace, at the times that are stored there: for looking at."""
+        """The updates of the trace at their stored times, to inspect them."""
         with self._scope.call():
             return Updates(await self._table(self._parts()[0], None), self._fetch.schema)
 
     async def unsealed_rows(
         self, lower: Antichain | int = 0, upper: Antichain | int = UNBOUNDED
     ) -> Updates[K, V, int]:
-        """What is in the unsealed batches at stored times in `[lower, upper)`, also what is in the
-        trace, too, and not evicted yet. Equal bounds: nothing; `INVALID_BOUNDS` for an `upper` before
+        """The updates of the unsealed batches at stored times in `[lower, upper)`, including updates that are
+        in the trace but not evicted yet. None for equal bounds; `INVALID_BOUNDS` if `upper` is before
         `lower`."""
         with self._scope.call():
             first, end = shaped(lower, None), shaped(upper, None)
@@ -111,7 +111,7 @@ class StreamSnapshot(Resource, Generic[K, V]):
             return Updates(table, self._fetch.schema)
 
     async def aclose(self) -> None:
-        """Let go of the blobs; idempotent. Iterations end with `CLOSED`."""
+        """Give up its blobs; idempotent. Iterations end with `CLOSED`."""
         self._scope.close()
         self._release()
         for items in list(self._iterations):
@@ -138,7 +138,7 @@ class StreamSnapshot(Resource, Generic[K, V]):
         return await self._fetch.stack.compute_few(table.nbytes, Updates(table, self._fetch.schema).rows)
 
     def _expected(self, named: Named) -> int:
-        """About how many updates of an unsealed part are not in the trace: as if times were spread evenly."""
+        """About how many updates of an unsealed part are not in the trace, as if times were spread evenly."""
         batch, part = named
         (least, *_), (end, *_) = batch.lower.elements, (*batch.upper.elements, TIME_MAX + 1)
         assert isinstance(least, int)
@@ -154,7 +154,8 @@ class StreamSnapshot(Resource, Generic[K, V]):
     async def _rows_between(
         self, sources: list[StreamSource], ends: list[int], start: int, stop: int
     ) -> AsyncGenerator[Update[K, V, int], None]:
-        """Of all sources side by side, each as long as its weight, what lies from `start` to `stop`."""
+        """The updates from `start` to `stop`, if all sources are laid end to end, each as long as its
+        weight."""
         for (named, lower, weight), first in zip(sources, ends, strict=False):
             rows = range(*(_row(cut - first, weight, named[1].rows) for cut in (start, stop)))
             if not rows:
@@ -171,12 +172,12 @@ class StreamSnapshot(Resource, Generic[K, V]):
 
 
 def _row(at: int, weight: int, rows: int) -> int:
-    """The row at that place of a source; the same for whoever asks for the place."""
+    """The row of a source at that distance from its begin; the same in every call for that distance."""
     return min(max(at, 0), weight) * rows // weight
 
 
 def _in_order(parts: Sequence[Named]) -> list[list[Named]]:
-    """Parts that are fetched together: neighbours that are inline, each blob alone."""
+    """Parts that are fetched together: neighbouring inline parts, a blob alone."""
     return [list(group) for _, group in groupby(parts, key=lambda named: named[1].key)]
 
 

@@ -1,4 +1,4 @@
-"""What a stream looks like from within: a view for people, dashboards and tests."""
+"""The batches and frontiers of a stream, as a view for people, dashboards and tests."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -6,25 +6,26 @@ from aiopersist.state.streams import Arrangement
 
 
 class StreamView(BaseModel):
-    """One stream, by what is durable. Times are ints."""
+    """The durable state of one stream. Times are ints."""
 
     model_config = ConfigDict(frozen=True)
 
     seal: int
     since: int
     trace_upper: int
-    """Updates at times before it are in the trace."""
+    """Updates at times before this one are in the trace."""
     unsealed: list[tuple[int, int, int, int]]
-    """`(seqno_lower, seqno_upper, time_lower, time_upper)` of each batch, oldest first: it holds the commands
-    `n` in `seqno_lower < n <= seqno_upper`, and its least and greatest times are the other two."""
+    """`(seqno_lower, seqno_upper, time_lower, time_upper)` of each batch, oldest first. A batch holds the
+    commands `n` with `seqno_lower < n <= seqno_upper`; `time_lower` and `time_upper` are its least and
+    greatest times."""
     trace: list[tuple[int, int, int, int, int]]
     """`(lower, upper, since, level, updates)` of each batch, oldest first."""
     in_flight: bool
-    """Whether a compaction was asked for, and not answered yet."""
+    """Whether a compaction was asked for, and its response is not applied yet."""
 
 
 def view_of(arrangement: Arrangement, *, in_flight: bool) -> StreamView:
-    """The stream that has this data."""
+    """The view of the stream that has this arrangement."""
     return StreamView(
         seal=arrangement.seal,
         since=arrangement.since,

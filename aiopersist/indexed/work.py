@@ -1,7 +1,7 @@
-"""What the plans of `arrangement.py` ask for, carried out: read, write, and come back with a batch.
+"""Carries out the plans of `arrangement.py`: reads, writes, and returns a batch.
 
-Nothing here changes the state, and nothing here holds up writes: what was made is applied by a commit of its
-own, if it still fits. Whatever fails deletes what it has written.
+Nothing here changes the state or delays writes: a later commit applies the batch, if it still fits. Work that
+fails deletes what it has written.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -15,7 +15,7 @@ from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.data.updates.times import Seen, filter_times
 from aiopersist.frontier import Antichain
 from aiopersist.indexed.arrangement import Compaction, Drain, Trim, level_after
-from aiopersist.indexed.hollow import ZERO, of_trace, of_unsealed
+from aiopersist.indexed.named_parts import ZERO, of_trace, of_unsealed
 from aiopersist.indexed.raw import RawParts
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.rewrite import Budget, Rewritten, Target, goodbytes_of, rewrite, whole_bytes
@@ -28,47 +28,47 @@ from aiopersist.state.streams import TraceBatch, UnsealedBatch
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
-SORT_SHARE = 8  # of the memory, goodbytes that are sorted at once: with what sorting takes
+SORT_SHARE = 8  # the part of the memory whose goodbytes are sorted at once; sorting takes the rest
 
 
-class Workplace(NamedTuple):
-    """Whose batches are worked on, and who writes."""
+class StreamContext(NamedTuple):
+    """The stream that is worked on, and the writer that writes."""
 
     shard: Shard
     schema: Schema[Any, Any, Any]
     schema_id: int
     writer: str
     inline_share: int
-    """Goodbytes below which a batch of a trace may stay in the state: so there is room for what is new."""
+    """Goodbytes below which a batch of a trace may stay in the state, so that new updates have room."""
 
-    def is_much(self, parts: Sequence[Named]) -> bool:
-        """Whether it takes the memory of a compaction to work on these parts."""
+    def is_large(self, parts: Sequence[Named]) -> bool:
+        """Whether work on these parts takes the memory of a compaction."""
         return goodbytes_of([parts]) > whole_bytes(self.shard.stack.settings)
 
     def inline_max(self, parts: Sequence[Named]) -> int:
-        """Updates stay in the state only if they were there before."""
+        """Bytes that the result may have inline: updates stay in the state only if they were there before."""
         inline = sum(part.size for _, part in parts if part.inline is not None)
         return min(self.shard.stack.settings.inline_writes_single_max_bytes, self.inline_share, inline)
 
 
 class Output(NamedTuple):
-    """A batch, and who can delete its blobs as long as nothing names it."""
+    """A batch, and the parts that can delete its blobs as long as no version names it."""
 
     batch: TraceBatch
     output: SortedParts
 
     async def discard(self) -> None:
-        """Surely nothing names it."""
+        """Delete the blobs: surely no version names them."""
         await self.output.discard()
 
 
-async def drain(place: Workplace, plan: Drain) -> Output | None:
-    """One batch of the trace, of what is unsealed in the interval; `None` if nothing is there. Costs
-    requests for every part that is read or written."""
+async def drain(context: StreamContext, plan: Drain) -> Output | None:
+    """One batch of the trace, made of the unsealed updates of the interval; `None` if there are none.
+    Requests for every part that is read or written."""
     parts = of_unsealed(plan.batches)
     selection = Selection(lower=Antichain(plan.lower), upper=Antichain(plan.upper))
-    target = Target(place.schema, place.writer, Antichain(plan.lower), ZERO, place.inline_max(parts))
-    done, found = await _sorted_and_rewritten(place, parts, selection, target)
+    target = Target(context.schema, context.writer, Antichain(plan.lower), ZERO, context.inline_max(parts))
+    done, found = await _sorted_and_rewritten(context, parts, selection, target)
     if not found:
         return None
     updates = sum(part.rows for part in done.parts)
@@ -78,13 +78,13 @@ async def drain(place: Workplace, plan: Drain) -> Output | None:
     return Output(batch, done.output)
 
 
-async def compact(place: Workplace, plan: Compaction) -> Output:
-    """One batch of two neighbours."""
+async def compact(context: StreamContext, plan: Compaction) -> Output:
+    """One batch, made of two neighbours."""
     runs = [of_trace([batch]) for batch in (plan.older, plan.younger) if batch.parts]
     since = Antichain(plan.since)
-    inline_max = place.inline_max([named for run in runs for named in run])
-    target = Target(place.schema, place.writer, Antichain(plan.older.lower), since, inline_max)
-    done = await rewrite(place.shard, runs, Selection(advance_to=since), target)
+    inline_max = context.inline_max([named for run in runs for named in run])
+    target = Target(context.schema, context.writer, Antichain(plan.older.lower), since, inline_max)
+    done = await rewrite(context.shard, runs, Selection(advance_to=since), target)
     updates = sum(part.rows for part in done.parts)
     batch = TraceBatch(
         lower=plan.older.lower,
@@ -97,12 +97,12 @@ async def compact(place: Workplace, plan: Compaction) -> Output:
     return Output(batch, done.output)
 
 
-async def trim(place: Workplace, plan: Trim, raw: RawParts) -> UnsealedBatch:
-    """The batch without what is in the trace, in its order; written by `raw`. In memory are a row group and a
-    part."""
-    stack, seen = place.shard.stack, Seen()
+async def trim(context: StreamContext, plan: Trim, raw: RawParts) -> UnsealedBatch:
+    """The batch without the updates that are in the trace, in its order; written by `raw`. In memory are a
+    row group and a part."""
+    stack, seen = context.shard.stack, Seen()
     selection = Selection(lower=Antichain(plan.lower))
-    fetch = Fetch(place.shard, place.schema, cached=False)
+    fetch = Fetch(context.shard, context.schema, cached=False)
     parts: list[HollowPart] = []
     held: list[tuple[Any, int]] = []
     for _, part in of_unsealed([plan.batch]):
@@ -112,9 +112,9 @@ async def trim(place: Workplace, plan: Trim, raw: RawParts) -> UnsealedBatch:
                 await stack.compute_few(kept.nbytes, seen.add, kept)
                 held.append((kept, goodbytes(kept)))
                 if sum(size for _, size in held) >= stack.settings.blob_target_size:
-                    parts += await raw.write(held, place.schema, place.schema_id)
+                    parts += await raw.write(held, context.schema, context.schema_id)
                     held = []
-    parts += await raw.write(held, place.schema, place.schema_id)
+    parts += await raw.write(held, context.schema, context.schema_id)
     batch = plan.batch
     return batch.replace(time_least=seen.least, time_greatest=seen.greatest, parts=tuple(parts))
 
@@ -127,41 +127,41 @@ def _between(table: "pa.Table", selection: Selection) -> "pa.Table":
 
 
 async def _sorted_and_rewritten(
-    place: Workplace, parts: list[Named], selection: Selection, target: Target
+    context: StreamContext, parts: list[Named], selection: Selection, target: Target
 ) -> tuple[Rewritten, int]:
-    """`rewrite` of parts that are in no order, and how many updates were there. What is much is sorted piece
-    by piece, into parts of their own that are deleted in the end; and while these are too many to be merged
-    at once, some of them are."""
-    stack = place.shard.stack
-    if not place.is_much(parts):
-        done = await rewrite(place.shard, [parts], selection, target)
+    """`rewrite` of parts that are in no order, and the number of their updates. Large input is sorted piece
+    by piece into scratch runs, which are deleted in the end; while these are too many to be merged at once,
+    some of them are merged into one."""
+    stack = context.shard.stack
+    if not context.is_large(parts):
+        done = await rewrite(context.shard, [parts], selection, target)
         return done, done.read.rows
-    scratch = _Scratch(place, target)
+    scratch = _Scratch(context, target)
     try:
         runs = [run async for run in scratch.sorted_pieces(parts, selection)]
         budget = Budget.of(stack.settings)
         while len(runs) > (most := budget.runs_max(part for run in runs for _, part in run)):
             runs = [*runs[most:], await scratch.merged(runs[:most])]
-        return await rewrite(place.shard, runs, Selection(), target), scratch.found
+        return await rewrite(context.shard, runs, Selection(), target), scratch.found
     finally:
         stack.supervisor.spawn(scratch.discard(), "delete sorted pieces")
 
 
 @dataclass(eq=False)
 class _Scratch:
-    """Sorted runs that nothing ever names."""
+    """Sorted runs that no version ever names."""
 
-    place: Workplace
+    context: StreamContext
     target: Target
     outputs: list[SortedParts] = field(default_factory=list)
     found: int = 0
-    """Updates that were asked for, before they were summed."""
+    """How many updates were selected, before they were summed."""
 
     async def sorted_pieces(
         self, parts: list[Named], selection: Selection
     ) -> AsyncGenerator[list[Named], None]:
-        """As many updates at once as may be sorted in memory."""
-        shard, schema = self.place.shard, self.place.schema
+        """Runs of as many updates as can be sorted in memory."""
+        shard, schema = self.context.shard, self.context.schema
         most = max(shard.stack.settings.compaction_memory_bytes // SORT_SHARE, 1)
         fetch, buffer = Fetch(shard, schema, cached=False), Buffer(schema)
         for _, part in parts:
@@ -181,21 +181,21 @@ class _Scratch:
         return self._run(await output.finish())
 
     async def merged(self, runs: list[list[Named]]) -> list[Named]:
-        """Some runs as one."""
+        """One run, made of several."""
         target = self.target._replace(inline_max_bytes=0)
-        done = await rewrite(self.place.shard, runs, Selection(), target)
+        done = await rewrite(self.context.shard, runs, Selection(), target)
         self.outputs.append(done.output)
         return self._run(done.parts)
 
     async def discard(self) -> None:
-        """Nothing needs them any more."""
+        """Delete all runs."""
         for output in self.outputs:
             await output.discard()
 
     def _output(self) -> SortedParts:
-        stack, target = self.place.shard.stack, self.target
+        stack, target = self.context.shard.stack, self.target
         output = SortedParts(
-            self.place.shard,
+            self.context.shard,
             target.schema,
             target.writer,
             target.lower,

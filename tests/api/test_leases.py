@@ -479,8 +479,8 @@ async def test_a_crash_does_not_lose_history(world: World) -> None:
     await moves.downgrade_since(100)
     assert await since_of(client) == ap.Antichain(10)
     for handle in (keeps, keeps_too, moves):
-        assert handle._own is not None
-        handle._own.stop()  # no more heartbeats: it is dead
+        assert handle._session.own is not None
+        handle._session.own.stop()  # no more heartbeats: it is dead
     for _ in range(12):
         world.pass_time(95)
         await commit(writer)

@@ -1,4 +1,4 @@
-"""The batches of an arrangement as those of a shard, which is what parts are read by."""
+"""The parts of an arrangement, each with a hollow batch as a shard has: `Fetch` reads such pairs."""
 
 from collections.abc import Iterable
 
@@ -11,12 +11,12 @@ ZERO = Antichain(0)
 
 
 def of_unsealed(batches: Iterable[UnsealedBatch]) -> list[Named]:
-    """Their parts, in their order."""
+    """The parts of unsealed batches, in order."""
     return [(hollow, part) for batch in batches for hollow in [_unsealed(batch)] for part in batch.parts]
 
 
 def of_trace(batches: Iterable[TraceBatch]) -> list[Named]:
-    """Their parts, in their order."""
+    """The parts of batches of a trace, in order."""
     return [(hollow, part) for batch in batches for hollow in [_trace(batch)] for part in batch.parts]
 
 
