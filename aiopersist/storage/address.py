@@ -73,7 +73,7 @@ class Address:
     def file_path(self) -> str:
         """The path in the file system: absolute with three slashes, relative with two."""
         if self.user or self.password:
-            raise InvalidLocation(f"{self.scheme}: a path has no user")
+            raise InvalidLocation(f"{self.scheme}: the URL has a user, which a path cannot have")
         path = ("" if self.host == "localhost" else self.host) + self.path
         if re.match(r"/[A-Za-z]:/", path):  # /C:/folder
             path = path[1:]
@@ -85,7 +85,7 @@ class Address:
         """Raise `InvalidLocation` unless `host` is `host:port`, or several of these with commas between."""
         if not _are_servers(self.host):
             raise InvalidLocation(
-                f"{self.scheme}: what follows the host is no port from 1 to {PORT_MAX}; {_ESCAPES}"
+                f"{self.scheme}: the port after the host is not a number from 1 to {PORT_MAX}; {_ESCAPES}"
             )
 
     def __repr__(self) -> str:

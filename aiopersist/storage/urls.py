@@ -132,7 +132,7 @@ def _files(url: str, runtime: Runtime) -> Blob:
     address = Address.parse(url, {"fsync"})
     fsync = _SWITCH.get(address.options.get("fsync", "on"))
     if fsync is None:
-        raise InvalidLocation("file: option 'fsync' is on or off")
+        raise InvalidLocation("file: option 'fsync' must be on or off")
     return FilesBlob(address.file_path, fsync, runtime=runtime)
 
 
@@ -191,7 +191,7 @@ def memory_name(url: str) -> str:
     """The name in `mem://name`; empty for stores that no other handle shares."""
     address = Address.parse(url)
     if address.user or address.password:
-        raise InvalidLocation("mem: a name has no user")
+        raise InvalidLocation("mem: the URL has a user: write mem://name")
     return (address.host + address.path).rstrip("/")
 
 
@@ -209,20 +209,24 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
     if isinstance(location, Location):
         return location
     if not isinstance(location, str | os.PathLike):
-        raise InvalidLocation(f"a location is a directory or mem://, not {type(location).__name__}")
+        raise InvalidLocation(
+            f"a location is a directory, mem:// or a Location, not {type(location).__name__}"
+        )
     text = os.fspath(location)
     scheme = scheme_of(text) if isinstance(location, str) else None
     if scheme == "mem":
         return Location(text, text)
     if scheme is not None:
-        raise InvalidLocation(f"{scheme}: a location is a directory or mem://; else give blob and consensus")
+        raise InvalidLocation(
+            f"{scheme}: a location is a directory or mem://; give other stores as blob and consensus"
+        )
     almost = _ALMOST_A_URL.match(text)
     if almost and (_is_known(almost[1]) or (almost[2] and isinstance(location, str))):
         raise InvalidLocation(
-            f"{almost[1]}: a URL is a text with two slashes after the colon, a directory ./..."
+            f"{almost[1]}: write a URL as a text with two slashes after the colon, a directory as ./..."
         )
     if not text or "\0" in text:
-        raise InvalidLocation("the location names no directory")
+        raise InvalidLocation("the location is no directory: it is empty or has a NUL")
     folder = quote("/" + Path(text).absolute().as_posix().lstrip("/"))
     return Location(f"file://{folder}/blob", f"sqlite://{folder}/state.db")
 

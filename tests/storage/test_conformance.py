@@ -1,4 +1,4 @@
-"""Every backend, and the stack of wrappers, passes the suite that is shipped."""
+"""Goal: every store, and the stack of wrappers, passes the shipped suite."""
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -48,7 +48,7 @@ NOT_KEYS = {
 
 
 class OurBlob(BlobConformance):
-    """What the library's own stores promise beside the contract: they refuse what is against it."""
+    """The library's own stores promise more than the contract: they refuse illegal calls."""
 
     @pytest.mark.parametrize("key", NOT_KEYS.values(), ids=NOT_KEYS.keys())
     async def test_an_illegal_key_is_refused(self, handles: tuple[Blob, Blob], key: str) -> None:
@@ -68,7 +68,7 @@ class OurBlob(BlobConformance):
 
 
 class OurConsensus(ConsensusConformance):
-    """The same of consensus."""
+    """The same for consensus stores."""
 
     @pytest.mark.parametrize("key", ["", "a\0b", "\ud800"], ids=["empty", "nul", "surrogate"])
     async def test_an_illegal_key_is_refused(self, handles: tuple[Consensus, Consensus], key: str) -> None:
@@ -131,7 +131,7 @@ class TestMemoryConsensus(OurConsensus):
 
 
 class Bare(Consensus):
-    """A store of an application that defines what it must, and nothing else."""
+    """A store of an application that defines only the abstract methods."""
 
     def __init__(self, inner: Consensus) -> None:
         self.inner = inner

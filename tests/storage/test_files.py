@@ -58,7 +58,7 @@ async def test_a_key_below_another_is_unsupported(tmp_path: Path) -> None:
     assert tmp_files(tmp_path) == []
 
 
-async def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+async def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     blob = FilesBlob(tmp_path / "root")
     await blob.set("a/b/1", b"x")
     os.unlink(tmp_path / "root/a/b/1")
@@ -74,7 +74,7 @@ async def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> N
 
 
 class Fsyncs:
-    """Counts fsyncs by path, and fails those of paths for which `fails` says so."""
+    """Counts fsyncs by path, and fails those for which `fails(path)` is true."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of: list[str] = []
@@ -226,7 +226,7 @@ async def test_closing_waits_for_the_threads(
 
 @pytest.mark.parametrize("fsync", [True, False])
 async def test_a_file_in_the_place_of_the_root(tmp_path: Path, fsync: bool) -> None:
-    """Goal: it is said at once and not retried, also where the file is further up."""
+    """Goal: the error comes at once, without retries, even if the file stands for a folder further up."""
     (tmp_path / "file").write_bytes(b"")
     for root in (tmp_path / "file", tmp_path / "file" / "blob"):
         blob = FilesBlob(root, fsync=fsync)
@@ -247,7 +247,7 @@ def folders_of(root: Path) -> set[str]:
 
 
 async def test_a_folder_that_a_deletion_leaves_empty_goes(tmp_path: Path) -> None:
-    """Goal: with those above it, as far as they are empty, and never the root."""
+    """Goal: the folder goes with those above it, as far as they are empty, but never the root."""
     blob = FilesBlob(tmp_path / "root")
     for key in ("a/b/1", "a/b/2", "a/c/1", "1"):
         await blob.set(key, b"x")
@@ -264,7 +264,7 @@ async def test_a_folder_that_a_deletion_leaves_empty_goes(tmp_path: Path) -> Non
 async def test_a_folder_that_was_removed_and_made_by_another_is_made_durable_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: that it has the same name, and perhaps the same number, says nothing."""
+    """Goal: the same name, and perhaps the same inode, is not taken for the same folder."""
     blob = FilesBlob(tmp_path)
     await blob.set("a/b/1", b"x")
     os.unlink(tmp_path / "a/b/1")
@@ -277,7 +277,7 @@ async def test_a_folder_that_was_removed_and_made_by_another_is_made_durable_aga
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-async def test_whoever_writes_while_others_remove_folders_loses_nothing(tmp_path: Path, fsync: bool) -> None:
+async def test_a_writer_loses_nothing_while_others_remove_folders(tmp_path: Path, fsync: bool) -> None:
     """Goal: each value is there until it is deleted; at the end no folder is left."""
     blobs = [FilesBlob(tmp_path / "root", fsync) for _ in range(3)]
 

@@ -25,8 +25,8 @@ async def test_racing_first_users_agree() -> None:
     assert len(set(ids)) == 1
 
 
-async def test_a_first_user_races_with_one_who_is_at_work() -> None:
-    """Another creates the location, and data in it, between two of our steps: wherever that falls."""
+async def test_a_first_user_races_with_another() -> None:
+    """Another client creates the location, and data in it, between any two of our steps."""
     for steps in range(12):
         blob, consensus = MemoryBlob(), MemoryConsensus()
         ours = asyncio.create_task(check_identity(blob, consensus))
@@ -40,7 +40,7 @@ async def test_a_first_user_races_with_one_who_is_at_work() -> None:
 
 @pytest.mark.parametrize("moment", ["after the first head", "after the first get"])
 async def test_what_was_read_is_old_when_it_arrives(moment: str) -> None:
-    """Another creates the location and writes to it while an answer is on its way to us."""
+    """Another client creates the location and writes to it while an answer is on its way to us."""
     stores = MemoryBlob("identity " + moment), MemoryConsensus("identity " + moment)
     theirs: list[str] = []
 
@@ -89,7 +89,7 @@ async def test_one_store_of_a_location_and_a_fresh_one() -> None:
         await check_identity(blob, MemoryConsensus())
 
 
-async def test_the_files_of_somebody_else() -> None:
+async def test_files_of_another_program() -> None:
     blob, consensus = MemoryBlob(), MemoryConsensus()
     await blob.set("photos/cat.jpg", b"x")
     with pytest.raises(InvalidLocation, match="holds data"):
@@ -99,8 +99,8 @@ async def test_the_files_of_somebody_else() -> None:
 
 
 @pytest.mark.parametrize("crash", [1, 2, 3])
-async def test_a_crash_in_between_is_gone_on_with(crash: int) -> None:
-    """After the claim, after the blob, and before nothing."""
+async def test_after_a_crash_the_next_client_goes_on(crash: int) -> None:
+    """The crash comes after the claim or after the blob."""
     blob, consensus = MemoryBlob(), MemoryConsensus()
     await consensus.compare_and_set(CONSENSUS_KEY, None, b"the id")
     if crash >= 2:

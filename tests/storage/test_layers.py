@@ -1,4 +1,4 @@
-"""The wrappers: what is repeated and what never is, what is counted, what is kept."""
+"""Goal: the wrappers repeat what may be repeated and nothing else, count requests, and keep blobs."""
 
 import asyncio
 import logging

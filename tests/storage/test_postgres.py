@@ -60,7 +60,7 @@ async def test_groups_go_as_one_statement(consensus: PostgresConsensus, admin: A
 
 
 async def test_each_of_a_group_has_its_own_outcome(consensus: PostgresConsensus, admin: Admin) -> None:
-    """64 shards race for rounds: some expect the wrong head, a trigger refuses others."""
+    """64 keys race: some entries expect the wrong head, a trigger refuses others."""
     keys = await make_keys(consensus, 64)
     await admin.execute(
         """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
@@ -87,9 +87,7 @@ async def test_each_of_a_group_has_its_own_outcome(consensus: PostgresConsensus,
     await check_tables(admin)
 
 
-async def test_a_row_that_another_holds_keeps_nobody_else_waiting(
-    consensus: PostgresConsensus, admin: Admin
-) -> None:
+async def test_a_locked_row_keeps_no_other_key_waiting(consensus: PostgresConsensus, admin: Admin) -> None:
     keys = await make_keys(consensus, 32)
     held = ["k03", "k04", "k30"]
     transaction = admin.transaction()
@@ -193,7 +191,7 @@ async def test_connections_that_are_killed_at_random(
 
 
 async def test_connections_that_idle_are_killed(consensus: PostgresConsensus, admin: Admin) -> None:
-    """A read does not notice, nor does a compare-and-set once the loop has."""
+    """A read does not fail, nor does a compare-and-set after the event loop noticed."""
     await make_keys(consensus, 3)
     for seqno in range(5):
         await asyncio.gather(*(consensus.head("k01") for _ in range(8)))
@@ -228,7 +226,7 @@ async def test_truncate_races_with_compare_and_set(consensus: PostgresConsensus,
 async def test_a_cancelled_caller_leaves_the_statement_alone(
     consensus: PostgresConsensus, admin: Admin, many: bool
 ) -> None:
-    """It waits for a lock when its caller gives up, and lands when it gets it."""
+    """The statement waits for a lock when its caller gives up, and lands when it gets the lock."""
     await make_keys(consensus, 1)
     pids = "SELECT array_agg(pid) FROM pg_stat_activity WHERE application_name = 'aiopersist'"
     before = await admin.fetchval(pids)
@@ -311,7 +309,7 @@ CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1
 
 @pytest.fixture
 async def role(admin: Admin, postgres_schema: str) -> AsyncIterator[str]:
-    """A user who may do everything, and whose settings are nobody else's."""
+    """A superuser for this test alone, so that its settings concern no other test."""
     name = f"r_{postgres_schema}"[:60]
     await admin.execute(f'CREATE ROLE "{name}" LOGIN SUPERUSER')
     yield name
@@ -321,8 +319,8 @@ async def role(admin: Admin, postgres_schema: str) -> AsyncIterator[str]:
 
 
 async def test_what_a_failover_leaves_is_not_used_again(postgres_url: str, role: str, admin: Admin) -> None:
-    """Connections that were made while the server was read-only, and such that read on it when another
-    one was refused: once it is writable the next write is written."""
+    """Connections that were made while the server was read-only, and connections that were reading when
+    another one was refused, are closed: once the server is writable, the next write succeeds."""
     consensus = PostgresConsensus(postgres_url.replace("://postgres@", f"://{role}@"))
     keys = await make_keys(consensus, 4)
     await admin.execute(f'ALTER ROLE "{role}" SET default_transaction_read_only = on')
@@ -344,10 +342,10 @@ async def test_what_a_failover_leaves_is_not_used_again(postgres_url: str, role:
     await consensus.aclose()
 
 
-async def test_a_server_that_lets_nobody_listen_is_asked_ever_less(
+async def test_a_server_that_refuses_listeners_is_asked_ever_less(
     postgres_url: str, role: str, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ends each connection that listens at once: the attempts come further and further apart."""
+    """The server closes each connection that listens at once: the attempts come further and further apart."""
     runtime = Hurried()
     consensus = PostgresConsensus(postgres_url.replace("://postgres@", f"://{role}@"), runtime=runtime)
     await make_keys(consensus, 1)

@@ -1,4 +1,4 @@
-"""Goal: a standby, which may not have what was acknowledged, is never taken for the primary."""
+"""Goal: a standby, which may lack acknowledged commits, is never taken for the primary."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ SETTINGS = ap.Settings(inline_writes_single_max_bytes=0, retry_timeout_s=1.0)
 
 @asynccontextmanager
 async def standby_of(server: servers.PostgresServer) -> AsyncIterator[servers.PostgresServer]:
-    """One that has what `server` has now."""
+    """A standby with the present data of `server`."""
     standby = servers.postgres_standby(server)
     try:
         yield await asyncio.to_thread(standby.__enter__)
@@ -29,8 +29,8 @@ async def standby_of(server: servers.PostgresServer) -> AsyncIterator[servers.Po
 async def test_what_a_standby_does_not_know_is_no_leak(
     postgres_server: servers.PostgresServer, postgres_schema: str, tmp_path: Path
 ) -> None:
-    """Goal: to who has one among his servers appends are there, and their blobs stay, whoever answers first;
-    who has nothing else waits for a primary."""
+    """Goal: a client whose URL names a primary and a standby sees all appends and keeps their blobs,
+    whichever server answers first; with standbys alone it waits for a primary."""
     blob, url = f"file://{tmp_path}", postgres_server.url(postgres_schema)
     async with await ap.open(blob=blob, consensus=url, settings=SETTINGS) as client:
         async with client.writer("t", SCHEMA) as w:
@@ -60,7 +60,7 @@ async def is_passed_over(store: PostgresConsensus) -> None:
 
 
 @pytest.mark.parametrize("which", ["any", "standby", "prefer-standby", "read-only"])
-async def test_only_who_does_not_write_may_ask_for_a_standby(which: str) -> None:
+async def test_only_a_readonly_store_may_ask_for_a_standby(which: str) -> None:
     url = f"postgres://h1,h2/d?target_session_attrs={which}"
     with pytest.raises(ap.InvalidLocation, match="primary or read-write"):
         PostgresConsensus(url)

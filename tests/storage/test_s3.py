@@ -1,4 +1,4 @@
-"""S3: one request for what is small, errors by what they mean, damage told from absence."""
+"""S3: one request for a small value, the meaning of errors, damage told from absence."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from aiopersist.testing.proxy import TcpProxy
 
 
 class Counting:
-    """Counts what a blob store asks of its driver."""
+    """Counts the requests of a blob store to its driver."""
 
     def __init__(self, blob: S3Blob) -> None:
         self.calls: Counter[str] = Counter()
@@ -107,7 +107,8 @@ async def test_no_server(unused_tcp_port: int) -> None:
 
 
 async def test_a_write_whose_answer_is_lost(best_s3_url: str) -> None:
-    """Cut after the request was sent: the driver repeats it where HTTP allows, or nobody knows."""
+    """The connection is cut after the request: the driver repeats it if HTTP allows, or the outcome is
+    unknown."""
     endpoint = urlsplit(best_s3_url.partition("endpoint=")[2].partition("&")[0])
     async with TcpProxy(str(endpoint.hostname), int(endpoint.port or 80)) as proxy:
         blob = open_blob(
@@ -151,7 +152,7 @@ def failure(status: bytes, code: bytes) -> bytes:
 
 
 async def against(answer: bytes, call: Callable[[S3Blob], object]) -> tuple[object, int]:
-    """What a call makes of a server that always gives the answer, and how often it asked."""
+    """The outcome of a call to a server that always gives this answer, and the number of requests."""
     served = Server(answer)
     server = await asyncio.start_server(served, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

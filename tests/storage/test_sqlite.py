@@ -19,7 +19,7 @@ PYTHON = sys.executable
 
 
 def log_of(path: Path, key: str) -> list[int]:
-    """Behind the library's back."""
+    """Open the file without the library."""
     connection = sqlite3.connect(path)
     try:
         rows = connection.execute(
@@ -63,7 +63,7 @@ async def test_after_closing_nothing_is_open(tmp_path: Path, open_files: Callabl
 
 
 async def test_one_of_a_group_fails_alone(tmp_path: Path) -> None:
-    """A trigger refuses one key; what waited with it is committed, each with its own outcome."""
+    """A trigger refuses one key; the others of its group are committed, each with its own outcome."""
     path = tmp_path / "state.db"
     consensus = SqliteConsensus(path)
     await asyncio.gather(*(consensus.compare_and_set(f"k{i}", None, b"0") for i in range(40)))
@@ -156,7 +156,7 @@ async def test_busy_for_long_is_determinate(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_an_error_at_commit_is_of_unknown_outcome(tmp_path: Path) -> None:
-    """Of each that was in the transaction; here by a connection whose COMMIT fails."""
+    """So it is for each entry of the transaction; here a connection's COMMIT fails."""
     consensus = SqliteConsensus(tmp_path / "state.db")
     await consensus.compare_and_set("k", None, b"0")
     real = consensus._file._write_connection

@@ -1,5 +1,5 @@
-"""Goal: whatever a disk refuses at whichever step of a commit, what was acknowledged is there after a crash,
-what was told to have failed is not, and the store goes on."""
+"""Goal: whatever a disk refuses at whichever step of a commit, acknowledged writes are there after a crash,
+writes that failed determinately are not, and the store goes on."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ async def template(tmp_path: Path) -> Path:
 
 
 def heads(path: Path) -> dict[str, int]:
-    """Behind the library's back."""
+    """Read the file without the library."""
     connection = sqlite3.connect(path)
     try:
         return dict(connection.execute("SELECT key, max(seqno) FROM versions GROUP BY key").fetchall())
@@ -56,8 +56,8 @@ def heads(path: Path) -> dict[str, int]:
 
 
 async def together(consensus: SqliteConsensus, break_it: Callable[[], object]) -> dict[str, Any]:
-    """Compare-and-sets of one round, before which something breaks: what was told of each key, and of one
-    that is refused."""
+    """Compare-and-sets of one group, which `break_it` precedes: the outcome of each key, and of one that is
+    refused."""
     entered, gate = threading.Event(), threading.Event()
     gated = consensus._file.write(lambda transaction: (entered.set(), gate.wait()))
     data = b"x" * SIZE
@@ -91,7 +91,7 @@ def check(told: dict[str, Any], found: dict[str, int], where: str) -> None:
 
 
 def opened(path: Path, checkpoint_pages: int) -> SqliteConsensus:
-    """With a cache so small that a transaction writes before its COMMIT."""
+    """Give SQLite a cache so small that a transaction writes before its COMMIT."""
 
     def prepare(connection: sqlite3.Connection) -> None:
         sqlite_sql.prepare(connection)
@@ -103,8 +103,8 @@ def opened(path: Path, checkpoint_pages: int) -> SqliteConsensus:
     return consensus
 
 
-class Place(NamedTuple):
-    """Where rounds are tried, each in a copy of the template, and how to break and to mend what is below."""
+class Disk(NamedTuple):
+    """The folder in which groups are tried, each in a copy of the template, and how to mend the disk."""
 
     template: Path
     folder: Path
@@ -112,7 +112,7 @@ class Place(NamedTuple):
     checkpoint_pages: int = 0
 
     async def survives(self, name: str, break_it: Callable[[], object]) -> set[str]:
-        """One round with something broken; what was told."""
+        """Write one group with a broken disk; return the outcomes."""
         folder = self.folder / name
         folder.mkdir()
         path = folder / "state.db"
@@ -143,29 +143,29 @@ async def test_each_step_of_a_commit_fails(
         counted.update(disk.steps)
         disk.arm(None)
 
-    place = Place(template, tmp_path, mend, pages)
-    assert await place.survives("sound", lambda: disk.arm(None)) == {"bool"}
+    tried = Disk(template, tmp_path, mend, pages)
+    assert await tried.survives("sound", lambda: disk.arm(None)) == {"bool"}
     steps, outcomes = dict(counted), set[str]()
     assert steps["write"] > 10
     for kind, count in steps.items():
         for step in range(count):
             for code, torn, lasts in FAILURES[kind]:
                 fault = Fault(kind, step, code, torn, lasts)
-                outcomes |= await place.survives(str(fault), lambda: disk.arm(fault))  # noqa: B023
+                outcomes |= await tried.survives(str(fault), lambda: disk.arm(fault))  # noqa: B023
     assert outcomes == {"bool", "StorageUnavailable", "Indeterminate"}
 
 
 async def test_too_little_memory(template: Path, tmp_path: Path, disk: FailingDisk) -> None:
-    place = Place(template, tmp_path, lambda: disk.leave_memory(None))
+    tried = Disk(template, tmp_path, lambda: disk.leave_memory(None))
     outcomes = [{"begun"}]
     while outcomes[-1] != {"bool"}:
         spare = 4000 * len(outcomes)
-        outcomes.append(await place.survives(f"{spare} bytes", lambda: disk.leave_memory(spare)))  # noqa: B023
+        outcomes.append(await tried.survives(f"{spare} bytes", lambda: disk.leave_memory(spare)))  # noqa: B023
     assert {"StorageUnavailable"} in outcomes
 
 
 async def test_a_full_disk_at_every_page(template: Path, tmp_path: Path, small_disk: Path) -> None:
-    """A real one: so many pages are left."""
+    """Goal: the same on a real disk, for each number of free pages."""
     ballast = small_disk / "ballast"
 
     def fill(pages: int) -> None:
@@ -173,26 +173,26 @@ async def test_a_full_disk_at_every_page(template: Path, tmp_path: Path, small_d
         free = os.statvfs(small_disk)
         ballast.write_bytes(b"x" * ((free.f_bavail - pages) * free.f_frsize))
 
-    place = Place(template, small_disk, lambda: ballast.write_bytes(b""))
+    tried = Disk(template, small_disk, lambda: ballast.write_bytes(b""))
     outcomes = [{"begun"}]
     while outcomes[-1] != {"bool"}:
         pages = len(outcomes) - 1
-        outcomes.append(await place.survives(f"{pages} pages", lambda: fill(pages)))  # noqa: B023
+        outcomes.append(await tried.survives(f"{pages} pages", lambda: fill(pages)))  # noqa: B023
     assert {"StorageUnavailable"} in outcomes
 
 
-async def limited_rounds(template: Path, folder: Path) -> None:
-    """In a process of its own: files may grow to so many bytes."""
+async def limited_groups(template: Path, folder: Path) -> None:
+    """Try each limit for the size of a file; in a process of its own."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     def limit(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-    place = Place(template, folder, lambda: limit(resource.RLIM_INFINITY))
+    tried = Disk(template, folder, lambda: limit(resource.RLIM_INFINITY))
     outcomes = [{"begun"}]
     while outcomes[-1] != {"bool"}:
         size = 1030 * (len(outcomes) - 1)  # quarters of a frame
-        outcomes.append(await place.survives(f"{size} bytes", lambda: limit(size)))  # noqa: B023
+        outcomes.append(await tried.survives(f"{size} bytes", lambda: limit(size)))  # noqa: B023
     print(*sorted(set[str]().union(*outcomes[1:])))
 
 
@@ -200,7 +200,7 @@ async def test_a_file_that_may_not_grow(template: Path, tmp_path: Path) -> None:
     program = (
         "import asyncio, sys; from pathlib import Path; from tests.storage import test_sqlite_disk as t; "
     )
-    program += "asyncio.run(t.limited_rounds(Path(sys.argv[1]), Path(sys.argv[2])))"
+    program += "asyncio.run(t.limited_groups(Path(sys.argv[1]), Path(sys.argv[2])))"
     command = [sys.executable, "-c", program, str(template), str(tmp_path)]
     done = await anyio.run_process(command, cwd=Path(__file__).parents[2], stderr=None)
     assert done.stdout.split() == [b"Indeterminate", b"StorageUnavailable", b"bool"]

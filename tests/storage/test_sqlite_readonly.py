@@ -1,4 +1,5 @@
-"""Goal: a read of a SQLite file that nobody has open is of one state of it, whoever comes meanwhile."""
+"""Goal: a read of a SQLite file that no process has open sees one state of it, though others open it
+meanwhile."""
 
 import sqlite3
 from pathlib import Path
@@ -20,7 +21,7 @@ async def made(path: Path) -> None:
 
 
 def overwritten(path: Path) -> None:
-    """By somebody who opens the file, commits and closes it."""
+    """Commit as another process that opens the file and closes it."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE versions SET data = CAST(CAST(data AS INTEGER) + 1 AS BLOB)")
     connection.close()
@@ -28,7 +29,7 @@ def overwritten(path: Path) -> None:
 
 @pytest.mark.parametrize("times", [0, 1, 3])
 async def test_a_read_counts_only_if_the_file_stayed_as_it_was(tmp_path: Path, times: int) -> None:
-    """Goal: a read in whose middle the file was written is made again, and gives what is there then."""
+    """Goal: a read during which the file was written is repeated, and returns the newer state."""
     await made(tmp_path / "s")
     reads: list[bytes] = []
 
@@ -47,7 +48,7 @@ async def test_a_read_counts_only_if_the_file_stayed_as_it_was(tmp_path: Path, t
 
 
 async def test_what_fails_while_the_file_changes_is_tried_again(tmp_path: Path) -> None:
-    """Goal: an error is told only if it is of the file as it stayed."""
+    """Goal: an error is raised only if the file did not change during the read."""
     await made(tmp_path / "s")
     errors = [sqlite3.DatabaseError("torn")]
 

@@ -1,5 +1,5 @@
-"""Goal: to truncate many versions keeps no other commit waiting for more than a slice of them, and happens at
-one moment all the same, also where it ends early."""
+"""Goal: a truncation of many versions keeps no other commit waiting for more than one slice, and yet happens
+at one moment, even if it ends early."""
 
 import asyncio
 import sqlite3
@@ -31,7 +31,7 @@ async def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Between(Runtime):
-    """Does something between two slices."""
+    """Calls a function between two slices."""
 
     def __init__(self, what: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Between(Runtime):
 
 
 def rows(path: Path, key: str) -> list[int]:
-    """Behind the library's back."""
+    """Read the file without the library."""
     connection = sqlite3.connect(path)
     found = connection.execute("SELECT seqno FROM versions WHERE key = ? ORDER BY seqno", (key,)).fetchall()
     connection.close()
@@ -68,7 +68,7 @@ async def test_others_commit_between_slices(path: Path) -> None:
 
 
 async def test_another_process_finds_the_lock_free(path: Path) -> None:
-    """It asks for it again and again, as a commit does, and gets it before the end."""
+    """A process that tries again and again, as a commit does, gets the lock before the end."""
     consensus, other = SqliteConsensus(path), SqliteConsensus(path)
     await other.compare_and_set("b", 0, b"")
     truncation = asyncio.create_task(consensus.truncate("a", VERSIONS - 1))
@@ -83,8 +83,9 @@ async def test_another_process_finds_the_lock_free(path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended", [1, 4])
-async def test_one_that_ends_early_has_happened(path: Path, ended: int) -> None:
-    """Cancelled, or ended with its process, between two slices: the next one deletes what is left."""
+async def test_a_truncation_that_ends_early_has_happened(path: Path, ended: int) -> None:
+    """A truncation is cancelled, or ends with its process, between two slices: the next one deletes the
+    rest."""
     reached, pauses = asyncio.Event(), count(1)
 
     async def stop() -> None:

@@ -1,4 +1,4 @@
-"""What each URL and each set of arguments opens; what cannot be used says which part is at fault."""
+"""Goal: each URL and set of arguments opens the right store; an error names the part that is at fault."""
 
 import os
 import re
@@ -101,7 +101,7 @@ def test_a_consensus_url_that_cannot_be_used(url: str, names: str) -> None:
 
 
 def assert_no_secret(url: str, *shown: str) -> None:
-    """Neither as a whole nor a part of it; and Spark, which would show the URL, takes it for secret."""
+    """No part of the secret is shown; and Spark, which would show the URL, takes it for secret."""
     for text in shown:
         assert not re.search("hun|ter2", text)
     try:
@@ -158,7 +158,7 @@ def test_credentials_do_not_show() -> None:
     ],
 )
 def test_what_the_driver_of_postgres_is_told(url: str, password: str, user: str) -> None:
-    """By its own way to take a URL apart."""
+    """As its own parser of URLs reads it."""
     arguments = PostgresAddress.parse(url, schema="s").arguments
     assert arguments["password"] == password
     parts = urlsplit(arguments["dsn"])
@@ -174,7 +174,7 @@ def test_the_credentials_of_s3_are_taken_as_they_are() -> None:
     assert repr(blob) == "<S3Blob s3://b/team@corp/x/>"
 
 
-def test_a_place_is_shown_where_nothing_is_secret() -> None:
+def test_a_url_without_secrets_is_shown() -> None:
     for url in ("file:///home/me@corp/a:b?fsync=off", "s3://b/team@corp?endpoint=http://h:1&region=r"):
         assert url in repr(Location(url, "mem://")) and not has_secrets(url)
     for url in ("postgres://me@h:5432/d?schema=persist", "sqlite:///a:b/c@d.db"):

@@ -1,4 +1,5 @@
-"""Goal: whatever happens to a round of jobs, each caller is told, and never of a success that was none."""
+"""Goal: whatever happens to a group of jobs, each caller gets its outcome, and never a success that was
+none."""
 
 import logging
 from typing import Any
@@ -9,14 +10,14 @@ from aiopersist.errors import Indeterminate
 from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
 
 
-async def test_a_job_of_which_nothing_is_told_has_failed() -> None:
+async def test_a_job_that_is_not_settled_has_failed() -> None:
     thread = WorkerThread("silent", lambda jobs: None)
     with pytest.raises(Indeterminate):
         await thread.run(lambda _: "done")
     await thread.close(lambda: None)
 
 
-async def test_a_round_that_breaks_off_takes_no_success_back(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_group_that_breaks_off_takes_no_success_back(caplog: pytest.LogCaptureFixture) -> None:
     def execute(jobs: list[ThreadJob[Any]]) -> None:
         jobs[0].succeed("done")
         raise RuntimeError("after the commit")
@@ -28,7 +29,7 @@ async def test_a_round_that_breaks_off_takes_no_success_back(caplog: pytest.LogC
     await thread.close(lambda: None)
 
 
-async def test_without_a_thread_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_thread_no_caller_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(work: object) -> None:
         raise RuntimeError("can't start new thread")
 

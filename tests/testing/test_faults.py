@@ -1,4 +1,4 @@
-"""Faults are honest: what they say happened did, and nothing else."""
+"""Goal: faults are honest: a call happened if and only if its outcome says so."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -10,7 +10,7 @@ from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
 
 
 class Shelf(Blob):
-    """Just enough of a store."""
+    """As much of a store as the tests need."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""The servers that other tests stand on are what they say, and leave nothing behind."""
+"""Goal: the servers that other tests use keep their promises, and leave nothing behind."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def test_s3_keeps_what_is_put(s3_server: servers.S3Server, s3_url: str) -> None:
     assert f"endpoint={s3_server.endpoint}&" in s3_url
 
 
-def test_a_program_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOPERSIST_TEST_VERSITYGW", "/nowhere/versitygw")
     with pytest.raises(RuntimeError, match="no program is there"):
         servers.versitygw_path()
