@@ -1,14 +1,14 @@
-"""Who must act is in the type of an error; whether it happened is in the type, too.
+"""The errors. The type of an error says what the caller should do, and whether the operation happened.
 
-- The program is wrong: `InvalidUsage`, `InvalidUpdate`, `CodecMismatch`, `IncompatibleSchema`,
+- The program is wrong, fix it: `InvalidUsage`, `InvalidUpdate`, `CodecMismatch`, `IncompatibleSchema`,
   `InvalidLocation`, `Unsupported`.
 - An expected race, look and go on: `UpperMismatch`, `SinceViolation`, `NotReadable`,
   `OpaqueMismatch`, `SchemaMismatch`, `LeaseExpired`, `BatchExpired`, `AlreadyAppended`,
   `UnknownShard`, `ShardFinalized`.
-- The store: `StorageUnavailable` is *determinate* (it surely did not happen), `Indeterminate` is
-  not (it may have happened, or may still). Nothing in between exists: a backend maps each error
-  of its driver to one of the two, once, at its edge.
-- The data: `Corruption` is never served as data; `DiffOverflow` names a sum beyond 64 bits.
+- The store failed: `StorageUnavailable` is *determinate* (the operation surely did not happen),
+  `Indeterminate` is not (it may have happened, or may still). There is nothing in between: a backend maps
+  each error of its driver to one of the two, once, at its edge.
+- The data is wrong: `Corruption` is never served as data; `DiffOverflow` names a sum beyond 64 bits.
 
 Messages write frontiers as `{3}`, `{(0, 11), (10, 1)}`, `{}`.
 """
@@ -18,14 +18,14 @@ from typing import Any
 
 
 class Error(Exception):
-    """The root of every error of this library. `shard_id` is that of the shard where there is one; the text
-    names the shard as the caller opened it."""
+    """The root of every error of this library. `shard_id` is the id of the shard, if the error is about one;
+    the text names the shard as the caller opened it."""
 
     def __init__(self, message: str, *, shard_id: str | None = None) -> None:
         super().__init__(message)
         self.shard_id = shard_id
         self.label: str | None = None
-        """The shard as its user knows it: `shard 'orders'`. Set where the error leaves the library."""
+        """What the user calls the shard: `shard 'orders'`. Set where the error leaves the library."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -44,7 +44,7 @@ def _rebuild(cls: type[Error], args: tuple[Any, ...], attributes: dict[str, Any]
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """The repr of a value as messages show it: cut where it is long, with its last bracket or quote."""
+    """The repr of a value for a message: a long one is cut, and keeps its last bracket or quote."""
     text = repr(value)
     if len(text) <= limit:
         return text
@@ -53,7 +53,7 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 class UsageKind(StrEnum):
-    """What a caller did wrong; `InvalidUsage.kind`."""
+    """What the caller did wrong: `InvalidUsage.kind`."""
 
     INVALID_BOUNDS = "INVALID_BOUNDS"
     INVALID_EMPTY_TIME_INTERVAL = "INVALID_EMPTY_TIME_INTERVAL"
@@ -79,8 +79,8 @@ class UsageKind(StrEnum):
 
 
 class InvalidUsage(Error, ValueError):
-    """The caller's bug: fix the program. `kind` says which; the values at fault are attributes
-    (`lower`, `upper`, `time`, ... as the kind needs them)."""
+    """The caller's bug: fix the program. `kind` says which bug; the values at fault are attributes
+    (`lower`, `upper`, `time`, ..., depending on the kind)."""
 
     def __init__(self, kind: UsageKind, message: str, *, shard_id: str | None = None, **values: Any) -> None:
         super().__init__(f"{kind}: {message}", shard_id=shard_id)
@@ -101,8 +101,8 @@ class InvalidUpdate(Error, ValueError):
 
 
 class CodecMismatch(Error):
-    """The shard is stored with another schema than the one asked for. Ask for the stored one (a reader
-    without a schema does), or let it evolve: `client.compare_and_evolve_schema`."""
+    """The shard is stored with another schema than the requested one. Request the stored one (a reader
+    without a schema does), or evolve it: `client.compare_and_evolve_schema`."""
 
     def __init__(
         self, requested: object, actual: object, *, differences: str = "", shard_id: str | None = None
@@ -114,7 +114,7 @@ class CodecMismatch(Error):
 
 
 class IncompatibleSchema(Error):
-    """A schema may evolve by adding optional fields, by nothing else."""
+    """The new schema does more than add optional fields, the only way in which a schema may evolve."""
 
 
 class InvalidLocation(Error, ValueError):
@@ -122,11 +122,12 @@ class InvalidLocation(Error, ValueError):
 
 
 class Unsupported(Error):
-    """This backend cannot do it, nothing was written; or Python has no such value: read it as Arrow data."""
+    """This backend cannot do it, and nothing was written; or Python has no such value: read it as Arrow
+    data."""
 
 
 class UnknownShard(Error, LookupError):
-    """No shard of that name or id is here. A writer creates it, or a reader with `create=True`."""
+    """The location has no shard of that name or id. A writer creates it, or a reader with `create=True`."""
 
 
 class ShardFinalized(Error):
@@ -134,7 +135,7 @@ class ShardFinalized(Error):
 
 
 class SchemaMismatch(Error):
-    """Another schema id is the current one: look at it and try again."""
+    """The current schema id is not the expected one: look at the current schema and try again."""
 
     def __init__(self, expected: object, actual: object, *, shard_id: str | None = None) -> None:
         super().__init__(f"schema id is {actual}, expected {expected}", shard_id=shard_id)
@@ -182,22 +183,22 @@ class OpaqueMismatch(Error):
 
 
 class LeaseExpired(Error):
-    """The handle was not heard of for longer than its lease: open a new one."""
+    """The handle sent no heartbeat for longer than its lease: open a new one."""
 
 
 class BatchExpired(Error):
-    """The registration of the writer that built the batch is gone: build it again. An append of rows
-    registers anew and uploads again by itself; it ends so only if the rows came from an iterator and the
+    """The registration of the writer that built the batch is gone: build the batch again. An append of rows
+    registers anew and uploads again by itself; it raises this only if the rows came from an iterator and the
     sweep has deleted their parts meanwhile, or if it loses its registration several times in a row."""
 
 
 class AlreadyAppended(Error):
-    """This very batch was appended before, perhaps from somewhere else. Nothing was written."""
+    """This very batch was appended before, perhaps by another process. Nothing was written."""
 
 
 class StorageUnavailable(Error):
-    """Determinate: it surely did not happen. Retried by the library unless `retry` is false (a full
-    disk, a read-only or forbidden store: waiting does not help)."""
+    """Determinate: the operation surely did not happen. The library retries it unless `retry` is false (a
+    full disk, a read-only or forbidden store: waiting does not help)."""
 
     def __init__(self, message: str, *, retry: bool = True, shard_id: str | None = None) -> None:
         super().__init__(message, shard_id=shard_id)
@@ -205,16 +206,16 @@ class StorageUnavailable(Error):
 
 
 class Indeterminate(Error):
-    """It may have happened, or may still; the message says what to check."""
+    """The operation may have happened, or may still; the message says what to check."""
 
 
 class Corruption(Error):
-    """What was stored is not what was written. It is never served as data."""
+    """The store has other bytes than were written. They are never served as data."""
 
 
 class MissingPart(Corruption):
     """A part that the newest state names is not in the blob store: it was deleted, or the store was restored.
-    `fsck` tells which."""
+    `fsck` reports which parts are missing."""
 
 
 class DiffOverflow(Error):

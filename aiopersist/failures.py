@@ -1,10 +1,10 @@
-"""What background work does with an exception, foreseen or not: it is counted, logged, and the work waits.
+"""What background work does with an exception, foreseen or not: count it, log it, and back off.
 
-- `Failures` counts all of them, and logs each kind (which work, which type) once per interval: what fails
-  for ever, however often it is tried, fills no log. The next line of a kind says how many it stands for.
-- `Backoff` is a loop's patience: each failure waits longer than the one before, until a success.
+- `Failures` counts every failure, and logs each kind (which work, which type) once per interval, so that work
+  that always fails does not fill the log. The next line of a kind says how many failures it stands for.
+- `Backoff` pauses a loop: after each failure longer than after the one before, until a success.
 
-So a bug of ours, or a value that nobody foresaw, costs a few attempts a minute, never a busy loop.
+So a bug of ours, or a value that nobody foresaw, costs a few tries a minute, never a busy loop.
 """
 
 import logging
@@ -16,19 +16,20 @@ from aiopersist.runtime import Runtime
 
 log = logging.getLogger("aiopersist")
 
-LOG_EVERY_S = 60.0  # a kind: often enough to be noticed
-KINDS_MAX = 1024  # remembered: each work of many shards is a kind of its own
+LOG_EVERY_S = 60.0  # of each kind: often enough to be noticed
+KINDS_MAX = 1024  # bounds the memory: each work of each shard is a kind of its own
 
 
 class _Logged(NamedTuple):
-    """When a kind was logged, and how often it has failed since."""
+    """When a kind was logged, and how often it has failed in silence since."""
 
     at: float
     silent: int
 
 
 class Failures:
-    """Of the background work of one client. `label_of` says what the user calls the shard of an id."""
+    """The failures of one client's background work. `label_of` says what the user calls the shard of an
+    id."""
 
     def __init__(
         self, runtime: Runtime, label_of: Callable[[str], str | None] = lambda shard_id: None
@@ -38,9 +39,10 @@ class Failures:
         self.count = 0
         self._logged: dict[tuple[str, type[BaseException]], _Logged] = {}
 
-    def tell(self, what: str, error: BaseException) -> None:
-        """`what` failed: count it, and log it unless its kind was logged within `LOG_EVERY_S`. What a store
-        or a race does is expected; anything else is a bug, and shows where."""
+    def report(self, what: str, error: BaseException) -> None:
+        """`what` failed: count it, and log it unless its kind was logged within `LOG_EVERY_S`. An `Error`
+        comes from a store or a race, and is a warning; any other is a bug, and is logged with its
+        traceback."""
         self.count += 1
         kind, now = (what, type(error)), self.runtime.monotonic()
         last = self._logged.pop(kind, None)
@@ -52,19 +54,19 @@ class Failures:
         self._logged[kind] = _Logged(now, 0)
         more = f" ({last.silent} more since the last line)" if last is not None and last.silent else ""
         if isinstance(error, Error):
-            log.warning("%s failed: %s%s", what, self.signed(error), more)
+            log.warning("%s failed: %s%s", what, self.labelled(error), more)
         else:
             log.error("%s failed: %r%s", what, error, more, exc_info=error)
 
-    def signed(self, error: Error) -> Error:
-        """The error, for the log: it names its shard as the user does."""
+    def labelled(self, error: Error) -> Error:
+        """`error` itself; its text now names the shard as the user does."""
         if error.label is None and error.shard_id is not None:
             error.label = self._label_of(error.shard_id)
         return error
 
 
 class Backoff:
-    """Of one loop, which does `what`."""
+    """The pauses of one loop, which does `what`."""
 
     def __init__(self, failures: Failures, what: str) -> None:
         self._failures = failures
@@ -72,11 +74,11 @@ class Backoff:
         self._delays = failures.runtime.delays()
 
     async def failed(self, error: Exception) -> None:
-        """Tell it, and rest."""
-        self._failures.tell(self._what, error)
-        await self.rest()
+        """Report it, and pause."""
+        self._failures.report(self._what, error)
+        await self.pause()
 
-    async def rest(self) -> None:
+    async def pause(self) -> None:
         """Wait after a failure: some milliseconds at first, 16 s at most."""
         await self._failures.runtime.sleep(next(self._delays))
 

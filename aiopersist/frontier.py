@@ -1,9 +1,9 @@
-"""Times, frontiers and descriptions: the partial order that everything else is said in.
+"""Times, frontiers and descriptions: the partial order on which everything else rests.
 
 A time is an `int` in `[0, 2**63)` or a product time, a tuple of such ints of one fixed length,
 ordered component by component. A *frontier* is an antichain: a set of times none of which is
-less than another. It stands for all times at or beyond one of its elements, so the empty
-frontier stands for no time at all: it is the greatest, the final one.
+less than another. It stands for all times at or beyond one of its elements. So the empty
+frontier stands for no time at all: it is the greatest, the final frontier.
 
 Definitions follow Timely Dataflow's `Antichain` (Murray et al., "Naiad", SOSP 2013) and the
 compaction function of differential dataflow ("advance_by", McSherry et al.).
@@ -19,7 +19,7 @@ TIME_MAX = 2**63 - 1  # times are stored as signed INT64
 
 
 def check_time(time: object) -> Time:
-    """`time` itself if it is one; else `InvalidUsage` of kind `INVALID_TIME`."""
+    """`time` itself if it is a time; else `InvalidUsage` of kind `INVALID_TIME`."""
     if type(time) is int:
         if 0 <= time <= TIME_MAX:
             return time
@@ -64,7 +64,7 @@ class Antichain:
 
     __slots__ = ("elements",)
     elements: tuple[Time, ...]
-    """The times that it is made of: sorted, none less than another; `()` of the empty frontier."""
+    """Its times, sorted, none less than another; `()` for the empty frontier."""
 
     def __init__(self, *elements: Time) -> None:
         if len(elements) != 1:
@@ -89,7 +89,7 @@ class Antichain:
     def less_equal(self, time: Time) -> bool:
         """Whether `time` is at or beyond an element: not yet passed by this frontier."""
         if len(self.elements) == 1 and type(self.elements[0]) is int and type(time) is int:
-            return self.elements[0] <= time  # what most calls are about
+            return self.elements[0] <= time  # a shortcut for most calls
         return any(less_equal(e, _same_shape(self, time)) for e in self.elements)
 
     def less_than(self, time: Time) -> bool:
@@ -100,7 +100,7 @@ class Antichain:
         found = _comparable(other)
         if found is None:
             return NotImplemented
-        if len(found.elements) == 1:  # what most calls are about
+        if len(found.elements) == 1:  # a shortcut for most calls
             return self.less_equal(found.elements[0])
         return all(self.less_equal(t) for t in found.elements)
 
@@ -117,13 +117,13 @@ class Antichain:
         return NotImplemented if found is None else found.__lt__(self)
 
     def join(self, other: "Antichain | Time") -> "Antichain":
-        """The least frontier at or beyond both: times beyond the one *and* the other."""
+        """The least frontier at or beyond both: the times beyond one *and* the other."""
         other = frontier(other)
         _same_length(self, other)
         return Antichain(*(join(a, b) for a in self.elements for b in other.elements))
 
     def meet(self, other: "Antichain | Time") -> "Antichain":
-        """The greatest frontier at or before both: times beyond the one *or* the other."""
+        """The greatest frontier at or before both: the times beyond one *or* the other."""
         return Antichain(*self.elements, *frontier(other).elements)
 
     def __eq__(self, other: object) -> bool:
@@ -152,7 +152,7 @@ class Antichain:
 
 
 def _comparable(value: object) -> Antichain | None:
-    """The frontier that `value` is, or stands for; `None` for what is neither a frontier nor a time."""
+    """`value` as a frontier; `None` if it is neither a frontier nor a time."""
     if isinstance(value, Antichain):
         return value
     is_time = isinstance(value, int | tuple) and not isinstance(value, bool)
@@ -166,15 +166,15 @@ def successor(time: Time) -> Antichain:
 
 
 def predecessor(frontier: Antichain) -> Antichain:
-    """The component-wise predecessors of its elements, at least the minimum. If all times before `frontier`
-    are complete, then one of them is at or beyond it: for ints the last."""
+    """The component-wise predecessors of the elements of `frontier`, at least the minimum. If all times
+    before `frontier` are complete, one of these is at or beyond the result: for ints the last one."""
     return Antichain(
         *(max(e - 1, 0) if isinstance(e, int) else tuple(max(c - 1, 0) for c in e) for e in frontier.elements)
     )
 
 
 def frontier(value: "Antichain | Time") -> Antichain:
-    """Wherever a frontier is asked for, a time is taken as the one-element frontier."""
+    """`value` as a frontier: wherever a frontier is expected, a time stands for the frontier of that time."""
     return value if isinstance(value, Antichain) else Antichain(value)
 
 
@@ -184,7 +184,8 @@ def minimum(time_length: int | None) -> Antichain:
 
 
 def shaped(value: "Antichain | Time", time_length: int | None) -> Antichain:
-    """`value` as a frontier of times of that length (`None`: ints); `INVALID_TIME` for another shape."""
+    """`value` as a frontier of times of that length (`None`: ints); `INVALID_TIME` for times of another
+    shape."""
     found = frontier(value)
     if found.elements:
         minimum(time_length).less_equal(found.elements[0])  # raises for another shape
@@ -192,10 +193,10 @@ def shaped(value: "Antichain | Time", time_length: int | None) -> Antichain:
 
 
 def advance(time: Time, frontier: Antichain | Time) -> Time:
-    """The time that `time` may be replaced by when only reads at times beyond `frontier` remain:
-    the meet over all `f` in the frontier of `join(time, f)`; for ints `max(time, f)`.
+    """The time that may replace `time` when only reads at times beyond `frontier` remain:
+    the meet of `join(time, f)` over all `f` in the frontier; for ints `max(time, f)`.
 
-    The frontier must not be empty (then nobody reads, and there is no time to advance to).
+    The frontier must not be empty: then nobody reads, and there is no time to advance to.
     """
     target = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
     if not target.elements:
@@ -215,8 +216,8 @@ class _DescriptionFields(NamedTuple):
 
 
 class Description(_DescriptionFields):
-    """What a batch holds: updates at times beyond `lower` and not beyond `upper`, as seen by
-    readers at times beyond `since`."""
+    """What a batch contains: the updates at times beyond `lower` and not beyond `upper`, as readers at times
+    beyond `since` see them."""
 
     __slots__ = ()
 

@@ -1,13 +1,13 @@
-"""The one shape of every resource: awaited or entered, closed once, owned by its client.
+"""The life of every resource: awaited or entered, closed once, owned by its client.
 
 - `Opening` is what an opener returns: `await` it, or enter it with `async with`. It enters no task
   group and no cancel scope, so a resource may be closed in another task than it was opened in.
-- `Root` is a resource that no other closes: a client.
-- `Supervisor` owns every task of a client. A failure of its tasks is logged and counted; it never
-  cancels the code of a user.
-- `Scope` is the life of a handle: it refuses calls from another loop, thread or process and calls
-  after the end, and ends calls that wait when it closes (as `asyncio.timeout` ends them: by one
-  cancellation that it takes back).
+- `Root` is a resource that no other resource closes: a client.
+- `Supervisor` owns every task of a client. A failure of a task is logged and counted; it never
+  cancels the user's code.
+- `Scope` is the life of a handle. It refuses calls from another loop, thread or process, and calls
+  after the end. When it closes, it ends the calls that wait, as `asyncio.timeout` does: by one
+  cancellation that it takes back.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.failures import Failures
 from aiopersist.runtime import SYSTEM, Runtime
 
-RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end what it left
+RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end what closing left
 
 
 class Closeable(Protocol):
@@ -37,7 +37,7 @@ E = TypeVar("E", bound=Error)
 
 
 class Resource(ABC):
-    """What an opener gives: may be entered too, which closes it at the end."""
+    """What an opener returns. It can be entered with `async with`, too, which closes it at the end."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -51,10 +51,10 @@ class Resource(ABC):
 
 
 class Root(Resource):
-    """A resource that no other closes: one that is dropped without `aclose` warns."""
+    """A resource that no other resource closes. It warns when it is dropped without `aclose`."""
 
     _tasks: "Supervisor | None" = None
-    """Of one that is open: once they were ended there is nothing left to close."""
+    """Its tasks, once it is open: when they have ended there is nothing left to close."""
 
     def __del__(self) -> None:
         if self._tasks is not None and not self._tasks.closed:
@@ -63,16 +63,16 @@ class Root(Resource):
 
 
 class Opening(Coroutine[Any, Any, R], Generic[R]):
-    """`r = await opening`, or `async with opening as r`, which closes `r` at the end. Used as if it were `r`
-    it says so; dropped unused it warns, as a coroutine does, and a task can be made of it as of one. `call`
-    is what the user wrote."""
+    """`r = await opening`, or `async with opening as r`, which closes `r` at the end. An opening that is used
+    as if it were `r` raises an error that says what to write. Like a coroutine, it warns if it is dropped
+    without an await, and a task can be made of it. `call` is what the user wrote."""
 
     def __init__(self, open: Callable[[], Coroutine[Any, Any, R]], call: str) -> None:
         self._open = open
         self._call = call
         self._begun = False
         self._steps: Coroutine[Any, Any, R] | None = None
-        """Of a task that was made of it."""
+        """The coroutine of a task that was made of it."""
         self._resource: R | None = None
 
     def __await__(self) -> Generator[Any, Any, R]:
@@ -80,15 +80,15 @@ class Opening(Coroutine[Any, Any, R], Generic[R]):
         return self._open().__await__()
 
     def send(self, value: Any) -> Any:
-        """As of a coroutine."""
+        """As a coroutine does."""
         return self._coroutine().send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As of a coroutine."""
+        """As a coroutine does."""
         return self._coroutine().throw(*error)
 
     def close(self) -> None:
-        """As of a coroutine: it will not be awaited."""
+        """As a coroutine does: it will not be awaited."""
         self._begun = True
         if self._steps is not None:
             self._steps.close()
@@ -119,7 +119,7 @@ class Opening(Coroutine[Any, Any, R], Generic[R]):
         call = self._call
         return f"{call} {what}: write `await {call}`, or `async with {call} as ...:`, which also closes it"
 
-    if not TYPE_CHECKING:  # a type checker is to say that an opening has none of these
+    if not TYPE_CHECKING:  # so that a type checker reports their use
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
@@ -143,26 +143,26 @@ class Supervisor:
         self, runtime: Runtime = SYSTEM, label_of: Callable[[str], str | None] = lambda shard_id: None
     ) -> None:
         self.failures = Failures(runtime, label_of)
-        """Of the background work, loops included that go on after one."""
+        """The failures of the background work, also of loops that go on after a failure."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     @property
     def closed(self) -> bool:
-        """Whether its tasks were ended."""
+        """Whether it has ended its tasks."""
         return self._closed
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, abandon: bool = False) -> asyncio.Task[Any]:
-        """Run `work`, whose outcome its caller awaits, or does not want any more. At the end it has a
-        moment to end by itself, unless it may be abandoned."""
+        """Run `work`, whose outcome the caller awaits, or no longer wants. When the supervisor closes, `work`
+        has a moment to end by itself, unless the caller said `abandon`."""
         task = asyncio.create_task(work, name=name)
         (self._loops if abandon else self._tasks).add(task)
         task.add_done_callback(self._done)
         return task
 
     def background(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work`, which nobody awaits: cancelled at the end, its failure logged and counted."""
+        """Run `work`, which nothing awaits: its failure is logged and counted, and closing cancels it."""
         task = asyncio.create_task(work, name=name)
         self._loops.add(task)
         task.add_done_callback(self._loop_done)
@@ -171,29 +171,30 @@ class Supervisor:
         return task
 
     async def aclose(self, deadline_s: float = RELEASE_DEADLINE_S) -> None:
-        """End the background work, give the rest `deadline_s` to end by itself, then cancel it."""
+        """Cancel the background work, give the other tasks `deadline_s` to end by themselves, then cancel
+        them."""
         me = asyncio.current_task()
         self._closed = True
         for task in self._loops - {me}:
             task.cancel()
         loop = asyncio.get_running_loop()
-        for _ in range(2):  # the second time they are told to
+        for _ in range(2):  # the second time they are cancelled
             end = loop.time() + deadline_s
-            while (rest := {*self._loops, *self._tasks} - {me}) and loop.time() < end:
-                await asyncio.wait(rest, timeout=end - loop.time())  # and for what they begin at their end
-            for task in rest:
+            while (left := {*self._loops, *self._tasks} - {me}) and loop.time() < end:
+                await asyncio.wait(left, timeout=end - loop.time())  # also for what these begin
+            for task in left:
                 task.cancel()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         self._loops.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as seen
+            task.exception()  # so that asyncio does not report it as never retrieved
 
     def _loop_done(self, task: asyncio.Task[Any]) -> None:
         self._loops.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failures.tell(task.get_name(), error)
+            self.failures.report(task.get_name(), error)
 
 
 class Scope:
@@ -208,7 +209,7 @@ class Scope:
     ) -> None:
         self.what = what
         self.shard_id = shard_id
-        """Errors of calls within the scope are about this shard, unless they say another."""
+        """Errors of calls within the scope are about this shard, unless they name another."""
         self.label_of: Callable[[str], str | None] = label_of or (parent.label_of if parent else _no_label)
         """What the user calls the shard of an id."""
         self.closed = False
@@ -217,31 +218,31 @@ class Scope:
         self._calls: set[_Call] = set()
         self._children: set[Scope] = set()
         self.on_close: Callable[[], None] = lambda: None
-        """Called once, when it ends."""
+        """Called once, when the scope ends."""
         self._parent = parent
         if parent is not None:
             parent.check()
             parent._children.add(self)
 
     def check(self) -> None:
-        """Raise `InvalidUsage` unless a call may begin here and now."""
+        """Raise `InvalidUsage` unless a call may begin, now and in this loop."""
         if self.closed:
             raise self.closed_error(f"{self.what} is closed")
         self.check_place()
 
     def closed_error(self, message: str) -> InvalidUsage:
-        """What a call gets that comes too late."""
+        """The error of a call that comes after the end."""
         return self.sign(InvalidUsage(UsageKind.CLOSED, message))
 
     def sign(self, error: E) -> E:
-        """Say in the error which shard it is about, as the user knows it."""
+        """`error` itself; it now names its shard as the user does."""
         error.shard_id = error.shard_id or self.shard_id
         if error.shard_id is not None and error.label is None:
             error.label = self.label_of(error.shard_id)
         return error
 
     def check_place(self) -> None:
-        """Raise `InvalidUsage` in another process, thread or event loop than it was opened in."""
+        """Raise `InvalidUsage` in another process, thread or event loop than that of the opening."""
         if os.getpid() != self._pid:
             raise self.sign(InvalidUsage(UsageKind.WRONG_LOOP, f"{self.what} was opened before a fork"))
         if asyncio._get_running_loop() is not self._loop:
@@ -252,8 +253,8 @@ class Scope:
         return _Call(self)
 
     def close(self) -> bool:
-        """End it, with all that hangs below it; `False` if it was closed before. Calls that wait are
-        ended with `CLOSED`."""
+        """End the scope and those below it; `False` if it was closed before. Calls that wait end with
+        `CLOSED`."""
         if self.closed:
             return False
         self.check_place()
@@ -269,7 +270,7 @@ class Scope:
 
 
 def _no_label(shard_id: str) -> None:
-    """Where no shard has a name."""
+    """The `label_of` of a scope without shards."""
 
 
 class _Call:
@@ -313,7 +314,7 @@ class Handle(Closeable, Protocol):
 
 
 async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of `jobs` in their order, at most `at_once` in flight. When one fails the others are
+    """The results of `jobs` in their order, at most `at_once` in flight. When a job fails, the others are
     cancelled, and its error is raised unwrapped."""
     results: dict[int, T] = {}
     todo = iter(enumerate(jobs))
@@ -328,7 +329,7 @@ async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) 
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    if len(results) < len(jobs):  # one of them ended cancelled, which a group takes for an end
+    if len(results) < len(jobs):  # a job ended cancelled, which a task group takes for an end
         raise asyncio.CancelledError
     return [results[number] for number in range(len(jobs))]
 
@@ -336,7 +337,7 @@ async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) 
 async def in_order(
     jobs: Sequence[Callable[[], Awaitable[T]]], ahead: int, supervisor: Supervisor
 ) -> AsyncGenerator[T, None]:
-    """The results of `jobs` in their order, at most `ahead` of them in flight or waiting to be taken."""
+    """The results of `jobs` in their order, at most `ahead` of them in flight or not yet taken."""
     if len(jobs) == 1:
         yield await jobs[0]()
         return
@@ -361,8 +362,8 @@ async def _run(job: Callable[[], Awaitable[T]]) -> T:
 
 
 async def for_each(items: Sequence[T], work: Callable[[T], object], at_once: int, runtime: Runtime) -> None:
-    """`work(item)` for all of them, `at_once` in a turn of the loop; others have theirs in between. Cut off,
-    it does the rest at once: nobody is forgotten."""
+    """`work(item)` for all items, `at_once` in a turn of the loop, so that other tasks have turns in between.
+    If it is cancelled, it does the remaining items at once: none is left out."""
     begun = 0
     try:
         while begun < len(items):

@@ -1,8 +1,7 @@
 """The only door to nondeterminism: clocks, randomness, ids, sleep and the delays of retries.
 
-Everything that decides reads them from a `Runtime`, so the whole library, several clients
-included, runs under a virtual clock from a seed. A lint bans the modules behind this one
-elsewhere.
+All decisions take them from a `Runtime`, so the whole library, with several clients, can run under a
+virtual clock from a seed. A lint rule bans the modules behind this one everywhere else.
 """
 
 import asyncio
@@ -15,15 +14,15 @@ from collections.abc import Iterator
 # Counts suspended time where the system has such a clock: a laptop's sleep must age a lease.
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-RETRY_DELAY_MIN_S = 0.004  # below a round trip to any store: a first retry costs nothing
-RETRY_DELAY_MAX_S = 16.0  # a store that is back is noticed within this
+RETRY_DELAY_MIN_S = 0.004  # shorter than a round trip to any store: a first retry costs nothing
+RETRY_DELAY_MAX_S = 16.0  # a store that is back is noticed within this time
 
 
 class Runtime:
     """The system's clocks and randomness. Simulations replace it."""
 
     def wall(self) -> float:
-        """Unix seconds, for people and for the clock of embedded stores."""
+        """Unix seconds, to show to people and as the clock of embedded stores."""
         return time.time()
 
     def monotonic(self) -> float:
@@ -35,20 +34,20 @@ class Runtime:
         return uuid.uuid4()
 
     def token(self) -> str:
-        """A fresh random text, 128 bits in hex: cheaper than an id."""
+        """128 fresh random bits in hex: cheaper than an id."""
         return os.urandom(16).hex()
 
     def uniform(self, low: float, high: float) -> float:
-        """A random float between the two."""
+        """A random float between `low` and `high`."""
         return random.uniform(low, high)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait that long."""
+        """Wait for `seconds`."""
         await asyncio.sleep(seconds)
 
     def delays(self) -> Iterator[float]:
-        """Delays of successive retries in seconds: exponential, without end, with full jitter
-        (each is drawn between half of its bound and the bound)."""
+        """Delays of successive retries in seconds: exponential, without end, with jitter (each is drawn
+        between half of its bound and its bound)."""
         bound = RETRY_DELAY_MIN_S
         while True:
             yield self.uniform(bound / 2, bound)

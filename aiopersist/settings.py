@@ -1,8 +1,7 @@
 """Every limit, with its unit in its name and its reason beside it.
 
-Each may also be set by an environment variable, `AIOPERSIST_` + the name in capitals; an argument
-wins over the environment. An unknown name is refused in both, so that a typo cannot pass for a
-setting.
+Each setting may also come from an environment variable, `AIOPERSIST_` + the name in capitals; an argument
+wins over the environment. An unknown name is refused in both, so that a typo is not ignored.
 """
 
 import os
@@ -25,19 +24,19 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 
 PREFIX = "AIOPERSIST_"
-# Variables of the environment that are not settings: where the data lies, and what tests need.
+# Variables with the prefix that are no settings: the location, and what tests need.
 LOCATION_NAMES = ("LOCATION", "BLOB", "CONSENSUS")
 TEST_PREFIX = "TEST_"
 
 MIB = 1024 * 1024
 
-SECONDS_MAX = 100 * 365.25 * 24 * 3600  # a century: a longer one is meant as for ever, which no clock can add
+SECONDS_MAX = 100 * 365.25 * 24 * 3600  # a century: longer means for ever, which no clock can add
 Seconds = Annotated[float, Field(gt=0, le=SECONDS_MAX, allow_inf_nan=False)]
 
 
 class UntrimmableColumns(BaseModel):
-    """Columns whose statistics stay, even beyond the budget: patterns in lower case, held against
-    the last component of the dotted name of a column."""
+    """Columns whose statistics stay, even beyond the budget: patterns in lower case, compared with
+    the last component of a column's dotted name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,56 +55,57 @@ def _untrimmable(value: Any) -> Any:
 
 
 class Settings(BaseModel):
-    """The limits of a client. `_s` are seconds, a century at most; `_bytes` are bytes; zero means none or
-    never."""
+    """The limits of a client. Names in `_s` are seconds, a century at most; names in `_bytes` are bytes. Zero
+    means none or never."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # Stores
     open_timeout_s: Seconds = 30.0
-    """How long opening waits for a store that cannot be reached."""
+    """How long an opening waits for a store that it cannot reach."""
     retry_timeout_s: Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)] | None = None
-    """How long transient failures are retried; `None`: for ever, since a caller has timeouts of its own."""
+    """How long transient failures are retried; `None`: for ever, since callers have timeouts of their own."""
     blob_cache_bytes: NonNegativeInt = 64 * MIB
-    """Blobs kept in memory by a client: a snapshot after a snapshot fetches nothing twice."""
+    """Blobs that a client keeps in memory: one snapshot after another fetches nothing twice."""
     watch_timeout_s: Seconds = 5.0
-    """A waiter looks for itself after this long: bounds the latency when a hint was lost."""
+    """How often a waiter looks without a hint: bounds the latency when a hint was lost."""
 
     # Leases
     reader_lease_s: Seconds = 900.0
-    """A reader not heard of for this long no longer holds anything back."""
+    """A reader without a heartbeat for this long no longer holds anything."""
     writer_lease_s: Seconds = 3600.0
-    """A writer not heard of for this long is gone, with all it staged: longer, since uploads are slow."""
+    """A writer without a heartbeat for this long is gone, with all that it staged: longer, since uploads are
+    slow."""
     txn_retention_s: Seconds = 90 * 24 * 3600.0
-    """How long the last transaction number of an application is remembered."""
+    """How long a shard remembers the last transaction number of an application."""
     txn_ids_max: PositiveInt = 1_000_000
     """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
 
     tombstone_retention_s: Seconds = 30 * 24 * 3600.0
-    """How long at least what is left of a dropped shard, and of its name, stays: longer than any process that
-    was about to create it can stand still, and any statement of it can be on its way."""
+    """How long the tombstone of a dropped shard, and its freed name, stay at least: longer than a process
+    that was about to create the shard can stand still, or its statement can be on its way."""
 
     # State
     rollup_every: PositiveInt = 128
-    """Versions between two full copies of a shard's state: bounds what an opener reads."""
+    """Versions between two rollups of a shard: bounds what an opening reads."""
 
     # Parts
     blob_target_size: NonNegativeInt = 128 * MIB
     """Goodbytes at which a buffer becomes a part: large enough that requests do not matter."""
     batch_builder_max_outstanding_parts: PositiveInt = 2
-    """Parts encoding or uploading at once per builder: one computes while the other is sent."""
+    """Parts that a builder encodes or uploads at once: one is encoded while the other is sent."""
     update_size_max: PositiveInt = 64 * MIB
     """Goodbytes of the key and val of one update: an update is never split."""
     row_group_bytes: PositiveInt = 8 * MIB
-    """Goodbytes of a row group: what a reader must load at least of a run."""
+    """Goodbytes of a row group, the least that a reader loads of a run."""
     inline_writes_single_max_bytes: NonNegativeInt = 16 * 1024
-    """Goodbytes below which a part lives in the state: one synced record instead of a file and a record."""
+    """Goodbytes below which a part is inline: one synced record instead of a file and a record."""
     inline_writes_total_max_bytes: NonNegativeInt = MIB
     """Bytes of inline parts per shard: bounds the state."""
     stats_collection_enabled: bool = True
     """Whether parts carry the least and greatest value of each column."""
     stats_budget_bytes: NonNegativeInt = 1024
-    """Statistics per part in the state."""
+    """Bytes of statistics per part in the state."""
     stats_untrimmable_columns: Annotated[UntrimmableColumns, BeforeValidator(_untrimmable)] = Field(
         default_factory=UntrimmableColumns
     )
@@ -115,31 +115,33 @@ class Settings(BaseModel):
     indexed_inline_total_max_bytes: NonNegativeInt = 8 * MIB
     """Bytes of inline parts per `Indexed`: bounds its state, which serves many streams."""
     indexed_step_s: Seconds = 1.0
-    """At most so often the background task of an `Indexed` does a step, while anything changes."""
+    """The least time between two steps of an `Indexed`'s background task, while anything changes."""
     listen_queue_max: PositiveInt = 1024
-    """Commits that a listener of a stream may be behind: bounds what is kept for it."""
+    """Commits that a listener of a stream may lag behind: bounds what is kept for it."""
 
     # Stash
     stash_idle_in_transaction_s: Seconds = 10.0
-    """After this long the server ends a transaction whose client is gone: bounds a take-over's wait."""
+    """After this long the server ends a transaction whose client is gone: bounds how long a take-over
+    waits."""
 
     # Reading
     fetch_max_outstanding_parts: PositiveInt = 8
     """Parts fetched at once per snapshot: hides the latency of an object store."""
     read_memory_bytes: PositiveInt = 256 * MIB
-    """Memory of one read that merges sorted runs (`batches()`, a piece of a shared read), about, at any size
-    of input: of more runs less is decoded at once. Beside it a row group of each is held as fetched."""
+    """About the memory of one read that merges sorted runs (`batches()`, a piece of a shared read), at any
+    size of input: the more runs, the less is decoded at once. In addition it keeps one fetched row group of
+    each run."""
 
     # Maintenance
     compaction_memory_bytes: PositiveInt = 256 * MIB
     """Memory of one compaction, at any size of input."""
     compaction_inputs_min: PositiveInt = 8
-    """Batches, or runs, that are worth a compaction while appends come; an idle shard is compacted to what
+    """Batches, or runs, that are worth a compaction while appends come; an idle shard is compacted as far as
     its spine says."""
     compaction_idle_s: Seconds = 10.0
-    """How often shards that nobody appends to are looked at."""
+    """How often idle shards are looked at."""
     compactions_max: PositiveInt = 2
-    """Compactions of a client at once; the rest waits."""
+    """Compactions that a client runs at once; the others wait."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -152,7 +154,7 @@ class Settings(BaseModel):
 
 
 def _environment() -> dict[str, str]:
-    """Settings by their names, as the environment has them."""
+    """The settings in the environment, by name."""
     given = {n.removeprefix(PREFIX): text for n, text in os.environ.items() if n.startswith(PREFIX)}
     return {
         name.lower(): text
@@ -162,8 +164,8 @@ def _environment() -> dict[str, str]:
 
 
 def _naming(detail: Any, given: dict[str, Any]) -> InitErrorDetails:
-    """The same detail of an error; what came from the environment is named as it is there, and the text of a
-    variable that is no setting, which may be a secret, is not told."""
+    """The same detail of an error, but a value from the environment is named by its variable. The text of a
+    variable that is no setting is hidden, since it may be a secret."""
     name, *rest = map(str, detail["loc"] or ("",))
     prefix, spelled = ("", str) if name in given else (PREFIX, str.upper)
     text, value = detail["msg"], detail["input"]
@@ -176,7 +178,7 @@ def _naming(detail: Any, given: dict[str, Any]) -> InitErrorDetails:
 
 
 def settings_from_environment() -> Settings:
-    """What the environment sets; `InvalidUsage` that names the variable at fault."""
+    """The settings from the environment; `InvalidUsage` that names the variable at fault."""
     try:
         return Settings()
     except ValidationError as error:

@@ -126,17 +126,17 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
     writer = registration.writer
     small = not claims_all and all(part.key is None for run in work.read for _, part in run)
     claim = TakeClaim(writer, work.spec.inputs)
-    if not small and not await commit(shard.register, claim, Slot()):
+    if not small and not await commit(shard.register, claim):
         return False
     try:
         applied = await _compact_or_find_out(shard, work, writer)
     except BaseException:
         if not small:
-            give_back = commit(shard.register, ReleaseClaim(writer, work.spec.first), Slot())
+            give_back = commit(shard.register, ReleaseClaim(writer, work.spec.first))
             shard.stack.supervisor.spawn(give_back, "give back a claim")
         raise
     if not small and not applied:
-        await commit(shard.register, ReleaseClaim(writer, work.spec.first), Slot())
+        await commit(shard.register, ReleaseClaim(writer, work.spec.first))
     return applied
 
 

@@ -23,7 +23,7 @@ from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.rewrite import Budget, Target, rewrite
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
-from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.attempt import Unknowable
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration, begun_anew
 from aiopersist.shard.shard import Shard
@@ -137,7 +137,7 @@ class SharedCompaction(Resource):
             batch = self._work.batch(parts, loose)
             command = Replace(self._registration.writer, self._work.spec.inputs, batch, read, wrote)
             try:
-                done: bool = await commit(self._shard.register, command, Slot())
+                done: bool = await commit(self._shard.register, command)
             except (BatchExpired, Unknowable):
                 return False
             return done
@@ -168,7 +168,7 @@ def shared_compaction(shards: Shards, name: str, goal: Goal | None) -> Opening[S
     async def open_round() -> SharedCompaction:
         found = await shards.existing(name)
         if goal is None:
-            await commit(found.register, ApplyRetention(exact=True), Slot())
+            await commit(found.register, ApplyRetention(exact=True))
         state = found.state
         last = goal or Goal(max(state.batches, default=-1), state.since)
         with shards.calls.call():  # so that closing the client ends what waits for a claim
@@ -222,7 +222,7 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
             if spec is None or not state.since.elements:  # then its batches are only to be forgotten
                 break
             work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
-            if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs), Slot()):
+            if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs)):
                 return SharedCompaction(shard, registration, work, goal, scope)
             stall.note("another process compacts it")
             await shard.stack.runtime.sleep(next(delays))

@@ -1,8 +1,7 @@
 """The end of a shard: finalized, its data deleted, its name freed."""
 
 from aiopersist.errors import InvalidUsage, UnknownShard, UsageKind
-from aiopersist.gc.collect import bury
-from aiopersist.shard.attempt import Slot
+from aiopersist.gc.collect import delete_data
 from aiopersist.shard.catalog import free, resolve
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shards import Shards
@@ -16,8 +15,8 @@ async def drop(shards: Shards, name: str) -> None:
     state = await shard.register.refresh()
     if state is None and name == shard_id:
         raise UnknownShard(f"there is no {shard.label}", shard_id=shard_id)
-    await commit(shard.register, Finalize(shard_id), Slot())
-    await bury(shard)  # first: repeated after a crash, it finds the shard by its name
+    await commit(shard.register, Finalize(shard_id))
+    await delete_data(shard)  # first: after a crash, a repetition still finds the shard by its name
     await free(shards.stack, name, shard_id)
 
 
@@ -27,9 +26,10 @@ async def finalize(shards: Shards, name: str) -> None:
     state = await shard.register.refresh()
     if state is None:
         raise UnknownShard(f"there is no {shard.label}", shard_id=shard.id)
-    if not state.finalized and (state.since.elements or state.upper.elements):
-        message = f"since {state.since} and upper {state.upper} are not both empty"
-        kind, ends = UsageKind.FINALIZATION_ERROR, (state.since, state.upper)
-        raise InvalidUsage(kind, message, shard_id=shard.id, since=ends[0], upper=ends[1])
-    await commit(shard.register, Finalize(shard.id), Slot())
-    await bury(shard)
+    since, upper = state.since, state.upper
+    if not state.finalized and (since.elements or upper.elements):
+        message = f"since {since} and upper {upper} are not both empty"
+        kind = UsageKind.FINALIZATION_ERROR
+        raise InvalidUsage(kind, message, shard_id=shard.id, since=since, upper=upper)
+    await commit(shard.register, Finalize(shard.id))
+    await delete_data(shard)

@@ -1,12 +1,11 @@
 """Rollups: the full state of a shard in the blob store, so that opening it reads few versions.
 
-Written beside the commits, from the state in memory, and named by a commit of its own. Whoever
-commits version `n * rollup_every` owes the rollup; when that one died, any commit a quarter later
-does. A claim of the collection keeps two from doing it at once.
+A rollup is written beside the commits, from the state in memory, and a commit of its own names it. The
+process that commits version `n * rollup_every` owes the rollup; if that process died, any process whose
+commit comes a quarter later does. The claim of the collection keeps two processes from writing it at once.
 """
 
 from aiopersist.errors import BatchExpired
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import checksum_of, encode_rollup
@@ -24,17 +23,17 @@ def due(state: State, every: int) -> bool:
 
 
 async def write_rollup(shard: Shard, writer: str) -> bool:
-    """Write the current state of `shard` under the registered `writer`, and name it; `False` if a newer
-    one is named already. One blob and one commit; more where transaction numbers are forgotten, which were
-    not used for `settings.txn_retention_s`. `BatchExpired` if the writer is not registered."""
+    """Write the current state of `shard` under the registered `writer`, and name the rollup; `False` if a
+    newer one is named already. One blob and one commit, and further commits to forget the transaction numbers
+    that were not used for `settings.txn_retention_s`. `BatchExpired` if the writer is not registered."""
     stack, state = shard.stack, shard.state
     data = await stack.compute(encode_rollup, state)
     key = f"{shard.id}/{writer}/{stack.runtime.uuid()}.rollup"
     await stack.blob.set(key, data)
     rollup = Rollup(key=key, checksum=checksum_of(data), size=len(data))
     try:
-        named: bool = await commit(shard.register, AddRollup(writer, state.seqno, rollup), Slot())
-    except BatchExpired:  # nothing names it, and nothing ever will
+        named: bool = await commit(shard.register, AddRollup(writer, state.seqno, rollup))
+    except BatchExpired:  # no version names it, and none ever will
         stack.supervisor.spawn(stack.blob.delete([key]), "delete a rollup that came too late")
         raise
     if not named:
@@ -51,7 +50,7 @@ async def _forget_transactions(shard: Shard, state: State) -> None:
     stale = await shard.stack.compute(_last_used_before, state, oldest)
     for begin in range(0, len(stale), FORGOTTEN_AT_ONCE):
         apps = stale[begin : begin + FORGOTTEN_AT_ONCE]
-        await commit(shard.register, ForgetTransactions(apps, oldest), Slot())
+        await commit(shard.register, ForgetTransactions(apps, oldest))
 
 
 def _last_used_before(state: State, oldest: float) -> list[str]:

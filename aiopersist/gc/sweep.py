@@ -1,21 +1,20 @@
-"""The leak sweep: blobs that nobody names and nobody can name any more.
+"""The leak sweep: it deletes blobs that no version names and no version can name any more.
 
-First list, then read the head and every live state. A blob that was listed was written by a writer that
-had registered before; if that writer is not registered at the later head it is gone for good, and every
-command that would name the blob is refused in the very state it is applied to. So what no live state
-names either can be deleted, whatever else goes on.
+The sweep first lists the blobs, then reads the head and every live state. A listed blob was written by a
+writer that had registered before. If that writer is not registered at the later head, it is gone for good:
+every command that would name the blob is refused in the very state that it is applied to. So a blob of such a
+writer that no live state names can be deleted, whatever else goes on.
 
-Leases end by commits, of which an idle shard has none: so the sweep makes one, before it reads the head, if
-a lease there has run out. A dry run does not, and counts those writers as gone.
+Leases end by commits, and an idle shard has none. So the sweep commits before it reads the head, if a lease
+there has run out. A dry run commits nothing, and counts those writers as gone.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from typing import NamedTuple
 
 from aiopersist.errors import Corruption
 from aiopersist.gc.collect import trail_from
-from aiopersist.gc.graves import look
-from aiopersist.shard.attempt import Slot
+from aiopersist.gc.tombstones import read_heads
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import Truncated, consensus_key, list_shards
 from aiopersist.shard.register import Register
@@ -28,7 +27,7 @@ from aiopersist.state.names import live_parts, registered
 
 
 class Sweep(NamedTuple):
-    """What a sweep found; `deleted` says whether it is gone."""
+    """The leaked blobs that a sweep found; `deleted` says whether they are gone."""
 
     keys: tuple[str, ...] = ()
     bytes: int = 0
@@ -36,25 +35,25 @@ class Sweep(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Bytes in the blob store, from all that is there to what the contents rest on."""
+    """Bytes in the blob store, from all that is there to what the newest contents need."""
 
     total: int = 0
     """All blobs of shards."""
     referenced: int = 0
-    """Those that some live version names: what open snapshots may need."""
+    """Blobs that some live version names: open snapshots may need them."""
     current: int = 0
-    """Those that the newest versions name, rollups included."""
+    """Blobs that the newest versions name, rollups included."""
     live: int = 0
-    """Parts of the newest versions."""
+    """Parts that the newest versions name."""
 
     def plus(self, other: "Usage") -> "Usage":
         return Usage(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
-    """Look through all shards. Requests: a listing of each shard, a scan of its live versions, a read of its
-    rollups; for those that were dropped one for some hundred. A shard that is damaged is left alone, and told
-    at the end: `Corruption`."""
+    """Look through all shards. Requests for each shard: a listing, a scan of its live versions, a read of its
+    rollups; for dropped shards, one request for some hundred. A damaged shard is left alone; at the end the
+    first `Corruption` is raised."""
     found, damage = Sweep(deleted=not dry_run), list[Corruption]()
     async for shard in _shards(stack):
         listed = await _listed(stack, shard)  # before the head is read
@@ -80,7 +79,7 @@ async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
 
 
 async def usage(stack: Stack) -> Usage:
-    """The funnel over all shards. As many requests as a sweep."""
+    """The sums over all shards. As many requests as a sweep."""
     total = Usage()
     async for shard in _shards(stack):
         listed = await _listed(stack, shard)
@@ -93,16 +92,18 @@ async def usage(stack: Stack) -> Usage:
 class _Named(NamedTuple):
     """What the states of a shard name."""
 
-    writers: frozenset[str]
-    referenced: frozenset[str]
-    current: frozenset[str]
-    parts: frozenset[str]
+    writers: Set[str] = frozenset()
+    """The registered writers."""
+    referenced: Set[str] = frozenset()
+    current: Set[str] = frozenset()
+    parts: Set[str] = frozenset()
+    """Keys of blobs, as `Usage` counts them."""
 
 
 async def _shards(stack: Stack) -> AsyncIterator[str]:
-    """All but those that left nothing but a tombstone."""
-    async for some in look(stack, await list_shards(stack), {}):
-        for shard in some.heads:
+    """All shards that are more than a tombstone."""
+    async for heads in read_heads(stack, await list_shards(stack), {}):
+        for shard in heads.moved:
             yield shard
 
 
@@ -111,39 +112,38 @@ async def _listed(stack: Stack, shard: str) -> dict[str, int]:
 
 
 async def _newest(stack: Stack, shard: str, *, expire: bool) -> State | None:
-    """The newest state, without the writers whose leases have run out; `expire`: for good, by a commit."""
+    """The newest state without the writers whose leases have run out. `expire`: a commit ends their
+    leases."""
     register = Register(stack, shard)
     if (state := await register.refresh()) is None or state.finalized:
         return state
     if expire:
-        await commit(register, ExpireOverdue(), Slot())
+        await commit(register, ExpireOverdue())
         return register.state
     gone = overdue(state, Context(now=await stack.consensus.now()), {}).get("writers", ())
     return state.replace(writers={key: value for key, value in state.writers.items() if key not in gone})
 
 
 async def _named(stack: Stack, shard: str, *, expire: bool) -> _Named | None:
-    """By the head, and by every live state below it; read again if versions were truncated meanwhile."""
+    """What the head and every live state below it name; read again if versions were truncated meanwhile."""
     before: tuple[int, int] | None = None
     while True:
         head = await _newest(stack, shard, expire=expire)
         if head is None:
             return None
         if head.finalized:
-            nothing: frozenset[str] = frozenset()
-            return _Named(nothing, nothing, nothing, nothing)
+            return _Named()
         first = await stack.consensus.scan(consensus_key(shard), 0, 1)
         earliest = first[0].seqno if first else head.seqno + 1
-        current = live_parts(head)
-        rollups = {rollup.key for rollup in head.rollups.values()}
+        parts = live_parts(head)
+        current = parts | {rollup.key for rollup in head.rollups.values()}
         try:
             trail = await trail_from(stack, head, earliest, head.seqno)
         except Truncated as error:
-            if before == (earliest, head.seqno):  # nobody did it meanwhile
+            if before == (earliest, head.seqno):  # no collection explains it
                 text = f"its earliest version has no rollup, or its versions are not contiguous: {error}"
                 raise Corruption(text, shard_id=shard) from error
             before = earliest, head.seqno
             continue
         older = trail.parts | {rollup.key for rollup in trail.rollups.values()}
-        named = frozenset(current | rollups | older)
-        return _Named(frozenset(registered(head)), named, frozenset(current | rollups), frozenset(current))
+        return _Named(registered(head), current | older, current, parts)

@@ -72,7 +72,7 @@ class Background:
         stream = request.stream
         response: CompactionResponse | Exception
         if stream in self._failing:  # its request stays in flight: no step asks for another compaction
-            await self._failing[stream].rest()
+            await self._failing[stream].pause()
         try:
             async with self._at_once:
                 response = await self._maintenance.compact(request)
@@ -90,7 +90,7 @@ class Background:
     def _failed(self, stream: str, error: Exception) -> None:
         failures = self._stack.supervisor.failures
         what = f"a compaction of stream {stream!r} of {self._core.shard.label}, which is repeated,"
-        failures.tell(what, error)
+        failures.report(what, error)
         self._failing.setdefault(stream, Backoff(failures, what))
         self._is_owed = True
 

@@ -285,7 +285,7 @@ class Committer:
         try:
             feed.publish(seqno, changes)
         except Exception as error:
-            self._core.stack.supervisor.failures.tell("telling the listeners of an Indexed", error)
+            self._core.stack.supervisor.failures.report("telling the listeners of an Indexed", error)
             feed.fail(LeaseExpired(f"version {seqno} could not be told: {error!r}"))
 
     def _fail(self, group: list[QueuedCommand], uploads: list[Discardable], error: Exception) -> None:

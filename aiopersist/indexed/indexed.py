@@ -27,7 +27,6 @@ from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.indexed.view import StreamView, view_of
 from aiopersist.parts.fetch import Fetch
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import check_name
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
@@ -236,7 +235,7 @@ class Indexed(Resource):
             steps.push_async_callback(self._maintenance.garbage.registration.release)
             if self._core.owner is not None and self._core.fenced is None:
                 leave = Leave(self._core.owner)
-                steps.push_async_callback(commit, self._shard.register, leave, Slot())
+                steps.push_async_callback(commit, self._shard.register, leave)
 
     # --- what all calls do -----------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from aiopersist.indexed.errors import UnknownStream
 from aiopersist.indexed.indexed import Indexed
 from aiopersist.resource import Opening, Scope
 from aiopersist.shard import catalog
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import IndexedId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
@@ -40,7 +39,7 @@ async def _opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, back
         shard = Shard(stack, await catalog.resolve_or_create(stack, name, IndexedId), name)
         owner = f"w{stack.runtime.uuid()}"
         await shard.register.refresh()
-        await commit(shard.register, TakeOver(shard.id, owner), Slot())
+        await commit(shard.register, TakeOver(shard.id, owner))
     try:
         await shard.open()
         await shard.hold.acquire()
@@ -52,5 +51,5 @@ async def _opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, back
 
 async def _let_go(shard: Shard, owner: str | None) -> None:
     if owner is not None:
-        await commit(shard.register, Leave(owner), Slot())
+        await commit(shard.register, Leave(owner))
     await shard.hold.release()

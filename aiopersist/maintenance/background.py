@@ -1,10 +1,9 @@
 """Decides when the maintenance of a client's shards runs, and runs it.
 
-Each commit of this process is looked at, without any I/O: what does the shard owe (`due.py`)? Each task
-does one kind of thing for one shard and ends. What failed, with whatever exception, is told and waits
+After each commit of this process, `due.py` says from the state alone what the shard owes. Each task does one
+kind of work for one shard and ends. Work that failed, with whatever exception, is reported and backs off
 (`backoff.py`); a later commit that owes the same tries again. Idle shards are looked at every
-`settings.compaction_idle_s`: what is left of their merges is done then, and then what that leaves is
-collected.
+`settings.compaction_idle_s`: first the rest of their merges is done, then the garbage of that is collected.
 """
 
 import asyncio
@@ -27,74 +26,75 @@ from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import MARKS_PER_KEEP
 
 PAUSE_MIN_S = 0.05  # between two looks
-PAUSE_MAX_S = 1.0  # so that a policy that is new is seen
+PAUSE_MAX_S = 1.0  # so that a new policy is seen
 LOOKS_AT_ONCE = 8
-GATHER = 0.25  # of the time between looks: what is due within it is looked at with what is due
-LITTLE_AT_ONCE = 4  # as many as there are worker threads
+GATHER = 0.25  # of the time between looks: a shard due within it is looked at together with those due now
+SMALL_AT_ONCE = 4  # as many as there are worker threads
 
 
-class Gates(NamedTuple):
-    """How many compactions run at once, of all shards: of those that take the memory of a compaction, and
-    of little ones."""
+class CompactionLimits(NamedTuple):
+    """How many compactions of a client run at once: large ones, which take the memory of a compaction, and
+    small ones."""
 
-    much: asyncio.Semaphore
-    little: asyncio.Semaphore
+    large: asyncio.Semaphore
+    small: asyncio.Semaphore
 
     @classmethod
-    def of(cls, settings: Settings) -> "Gates":
-        return cls(asyncio.Semaphore(settings.compactions_max), asyncio.Semaphore(LITTLE_AT_ONCE))
+    def of(cls, settings: Settings) -> "CompactionLimits":
+        return cls(asyncio.Semaphore(settings.compactions_max), asyncio.Semaphore(SMALL_AT_ONCE))
 
 
 class Maintenance:
-    """The maintenance of the shards of one client. `background=False`: only what it is asked for."""
+    """The maintenance of the shards of one client. `background=False`: only on demand."""
 
     def __init__(self, stack: Stack, *, background: bool) -> None:
         self._stack = stack
         self._background = background
-        self._shards: WeakValueDictionary[str, MaintainedShard] = WeakValueDictionary()
-        # Shards whose policy was set here: maintained without any handle.
-        self._retained: dict[str, MaintainedShard] = {}
-        self._gates = Gates.of(stack.settings)
+        self._shards: WeakValueDictionary[str, ShardTasks] = WeakValueDictionary()
+        # Shards whose policy was set here: maintained also while no handle is open.
+        self._retained: dict[str, ShardTasks] = {}
+        self._limits = CompactionLimits.of(stack.settings)
         self._looking: asyncio.Task[None] | None = None
         self._is_loading = False
 
     def add(self, shard: Shard) -> None:
-        """Be ready to maintain `shard`, which keeps this alive, and do in the background what its commits
-        owe."""
-        maintained = self._shards[shard.id] = MaintainedShard(shard, self._gates)
-        shard.register.on_commit = maintained.owed if self._background else maintained.ignored
+        """Be ready to maintain `shard`, and do in the background what its commits owe. The shard keeps its
+        tasks alive."""
+        tasks = self._shards[shard.id] = ShardTasks(shard, self._limits)
+        shard.register.on_commit = tasks.begin_due if self._background else tasks.ignore
         if self._background and self._looking is None:
             self._looking = self._stack.supervisor.background(self._look_at_idle_shards(), "look at shards")
 
     def expect_writes(self) -> None:
-        """There will be something to compact: load what that needs, once, on a thread."""
+        """Appends will come: load what compactions need, once, on a thread."""
         if self._background and not self._is_loading:
             self._is_loading = True
             self._stack.supervisor.background(self._stack.compute(import_polars), "import polars")
 
     def of(self, shard: Shard) -> ShardMaintenance:
-        """Its maintenance, to be asked for."""
-        return self._shards[shard.id].steps
+        """Its maintenance, for work on demand."""
+        return self._shards[shard.id].maintenance
 
     def keep(self, shard: Shard, *, retained: bool) -> None:
-        """Maintain a shard, whose policy was set here, also while no handle is open; or no longer."""
+        """Maintain a shard whose policy was set here also while no handle is open; `retained=False`: no
+        longer."""
         self._retained.pop(shard.id, None)
         if retained:
-            maintained = self._retained[shard.id] = self._shards[shard.id]
-            maintained.due_at = maintained.next_look()
+            tasks = self._retained[shard.id] = self._shards[shard.id]
+            tasks.due_at = tasks.next_look()
 
     async def aclose(self) -> None:
-        """End the registrations, and with them the claims of what was cut off."""
+        """End the registrations, and so the claims of the work that is cut off."""
         every = list(self._shards.values())
         if self._looking is not None:
             self._looking.cancel()
-        for maintained in every:
-            maintained.end()
-        await run_bounded(LOOKS_AT_ONCE, [maintained.steps.registration.release for maintained in every])
+        for tasks in every:
+            tasks.end()
+        await run_bounded(LOOKS_AT_ONCE, [tasks.maintenance.registration.release for tasks in every])
 
     async def _look_at_idle_shards(self) -> None:
         backoff = Backoff(self._stack.supervisor.failures, "looking at shards")
-        while True:  # no shard is named here while it sleeps, which would keep it alive
+        while True:  # while it sleeps no variable refers to a shard, which would keep that alive
             await self._stack.runtime.sleep(self._pause_s())
             try:
                 await self._look_at_due()
@@ -105,38 +105,35 @@ class Maintenance:
 
     def _pause_s(self) -> float:
         now = self._stack.runtime.monotonic()
-        soonest = min((maintained.due_at - now for maintained in self._shards.values()), default=PAUSE_MAX_S)
+        soonest = min((tasks.due_at - now for tasks in self._shards.values()), default=PAUSE_MAX_S)
         return max(min(soonest, PAUSE_MAX_S), PAUSE_MIN_S)
 
     async def _look_at_due(self) -> None:
-        """One request for all of them, and what is new."""
+        """Look at the shards that are due: one request for all of them, and the new versions."""
         due = self._due()
         failures = await self._stack.follower.look([t.shard.register for t in due if t.is_known])
-        looks = [partial(maintained.look, failures.get(maintained.shard.register.key)) for maintained in due]
+        looks = [partial(tasks.look, failures.get(tasks.shard.register.key)) for tasks in due]
         await run_bounded(LOOKS_AT_ONCE, looks)
 
-    def _due(self) -> list["MaintainedShard"]:
-        """What is due, and if anything is what soon will be: so that looks come together."""
+    def _due(self) -> list["ShardTasks"]:
+        """The shards that are due; if there are any, also those that soon will be, so that one request serves
+        all."""
         now = self._stack.runtime.monotonic()
-        if not any(maintained.due_at <= now for maintained in self._shards.values()):
+        if not any(tasks.due_at <= now for tasks in self._shards.values()):
             return []
         soon = now + GATHER * self._stack.settings.compaction_idle_s
-        return [
-            maintained
-            for maintained in self._shards.values()
-            if maintained.due_at <= soon and maintained.may_look
-        ]
+        return [tasks for tasks in self._shards.values() if tasks.due_at <= soon and tasks.may_look]
 
 
-class MaintainedShard:
-    """A shard, its maintenance, and the tasks that run for it: of each kind one at a time."""
+class ShardTasks:
+    """A shard, its maintenance, and the tasks that do it: one of each kind at a time."""
 
-    def __init__(self, shard: Shard, gates: Gates) -> None:
+    def __init__(self, shard: Shard, limits: CompactionLimits) -> None:
         self.shard = shard
-        self.steps = ShardMaintenance(shard)
-        self._gates = gates
+        self.maintenance = ShardMaintenance(shard)
+        self._limits = limits
         self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._seen: object = None  # what tells whether anything was written since the last look
+        self._seen: object = None  # differs once anything was written since the last look
         self._ended = False
         self.due_at = self.next_look()
 
@@ -144,7 +141,7 @@ class MaintainedShard:
     def running(self) -> list[asyncio.Task[Any]]:
         return [task for task in self._tasks.values() if not task.done()]
 
-    def owed(self, state: State) -> None:
+    def begin_due(self, state: State) -> None:
         """Begin what is due after a commit of this process."""
         settings = self.shard.stack.settings
         owes = due(state, settings)
@@ -155,11 +152,11 @@ class MaintainedShard:
         if owes.compaction:
             self._compact(inputs_wanted)
 
-    def ignored(self, state: State) -> None:
-        """Somebody else maintains it."""
+    def ignore(self, state: State) -> None:
+        """Begin nothing: the background is off."""
 
     def end(self) -> None:
-        """Cancel what runs, and begin nothing more."""
+        """Cancel the tasks, and begin no more."""
         self._ended = True
         for task in self.running:
             task.cancel()
@@ -172,25 +169,25 @@ class MaintainedShard:
 
     @property
     def may_look(self) -> bool:
-        """Whether the last look did not fail, or that is long enough ago."""
-        return LOOK not in self.steps.backoffs
+        """Whether no look has failed lately."""
+        return LOOK not in self.maintenance.backoffs
 
     async def look(self, failure: Exception | None) -> None:
-        """At a shard that may be idle, whose state was just brought up to date, unless that was a `failure`.
-        Begins what is due if nothing was written since the last look. A shard that cannot be looked at
-        keeps nobody from the others."""
-        backoffs = self.steps.backoffs
+        """Look at a shard whose state was just brought up to date, unless that ended in `failure`. Begins
+        what is due if nothing was written since the last look. Raises nothing, so that the other shards are
+        looked at."""
+        backoffs = self.maintenance.backoffs
         try:
-            with backoffs.trying(LOOK) as attempt:
+            with backoffs.trying(LOOK) as trial:
                 if failure is not None:
                     raise failure
                 if self.is_known:
                     await self._look(self.shard.state)
-                attempt.done = True
+                trial.done = True
         except ShardFinalized:
             pass
         except Exception as error:
-            self.shard.stack.supervisor.failures.tell(f"looking at {self.shard.label}", error)
+            self.shard.stack.supervisor.failures.report(f"looking at {self.shard.label}", error)
         finally:
             self.due_at = max(self.next_look(), backoffs.until(LOOK))
 
@@ -201,13 +198,13 @@ class MaintainedShard:
             self._move_since()
         if not idle:
             return
-        if await self.steps.has_work():
+        if await self.maintenance.has_work():
             self._compact(all_inputs, claims_all=True)
-        elif self.steps.owes_collection:
+        elif self.maintenance.owes_collection:
             self._begin_collecting()
 
     def next_look(self) -> float:
-        """When it is looked at again: soon enough for what is kept by age."""
+        """When it is looked at again: soon enough for a policy by age."""
         stack, state = self.shard.stack, self.shard.register.state
         kept = [] if state is None else [p.seconds for p in state.retention.values() if p.seconds is not None]
         looks = (max(seconds / MARKS_PER_KEEP, PAUSE_MIN_S) for seconds in kept)
@@ -220,25 +217,25 @@ class MaintainedShard:
             self._tasks[what] = supervisor.background(work(), f"{what} {self.shard.label}")
 
     def _move_since(self) -> None:
-        if SINCE not in self.steps.backoffs:
-            self._begin("move since of", partial(self.steps.move_since, exact=False))
+        if SINCE not in self.maintenance.backoffs:
+            self._begin("move since of", partial(self.maintenance.move_since, exact=False))
 
     def _compact(self, wanted: Callable[[State, Settings], int], *, claims_all: bool = False) -> None:
-        """What is much goes beside what is little, which must not wait for it."""
-        gates = (("compact little of", self._gates.little, False), ("compact", self._gates.much, True))
-        for what, gate, much in gates:
-            work = partial(self.steps.compact, wanted, much=much, claims_all=claims_all)
-            self._begin(what, partial(self._compacting, gate, work))
+        """Begin large and small compactions side by side: the small ones must not wait for the large ones."""
+        kinds = (("compact little of", self._limits.small, False), ("compact", self._limits.large, True))
+        for what, limit, large in kinds:
+            work = partial(self.maintenance.compact, wanted, large=large, claims_all=claims_all)
+            self._begin(what, partial(self._compact_then_collect, limit, work))
 
-    async def _compacting(
-        self, gate: asyncio.Semaphore, compact: Callable[[], Coroutine[Any, Any, int]]
+    async def _compact_then_collect(
+        self, limit: asyncio.Semaphore, compact: Callable[[], Coroutine[Any, Any, int]]
     ) -> None:
-        """Compact, and begin to collect if that leaves much behind."""
-        async with gate:
+        """Compact, and begin to collect if that leaves much garbage."""
+        async with limit:
             done = await compact()
-        if done and self.steps.has_replaced_much and can_collect(self.shard.state):
+        if done and self.maintenance.has_replaced_much and can_collect(self.shard.state):
             self._begin_collecting()
 
     def _begin_collecting(self) -> None:
-        if COLLECTION not in self.steps.backoffs:
-            self._begin("collect", self.steps.collect)
+        if COLLECTION not in self.maintenance.backoffs:
+            self._begin("collect", self.maintenance.collect)

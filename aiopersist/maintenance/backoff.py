@@ -1,11 +1,13 @@
-"""How long each kind of maintenance waits: longer after each failure, a moment after somebody else was at it.
+"""How long each job of maintenance backs off: longer after each failure, a moment after another process had
+claimed its work.
 
-So a blob that is lost, or a value that nobody foresaw, keeps nothing else from being maintained, and nobody
-asks without a pause for what another process holds.
+So a lost blob, or a value that nobody foresaw, stops no other job, and no job asks without a pause for what
+another process holds.
 """
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import NamedTuple
 
 WAIT_MIN_S = 0.5
@@ -13,52 +15,53 @@ WAIT_MAX_S = 300.0
 
 
 class Wait(NamedTuple):
-    """Until when something is not tried again, and how long it waits if it fails then."""
+    """Until when a job is not tried again, and how long it waits if it fails then."""
 
     until: float
     next_s: float
 
 
 class Trial:
-    """One attempt. Whoever makes it says if it was `done`."""
+    """One try at a job, which sets `done` unless another process had claimed its work."""
 
     done = False
 
 
 class Backoffs:
-    """By what was tried: the ordinal that a compaction begins with, or the name of a job."""
+    """Jobs that back off, by key: the ordinal that a compaction begins with, or the name of the job."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._backoffs: dict[Hashable, Wait] = {}
+        self._waits: dict[Hashable, Wait] = {}
 
     def __contains__(self, key: Hashable) -> bool:
-        wait = self._backoffs.get(key)
-        return wait is not None and self._monotonic() < wait.until
+        return self._monotonic() < self.until(key)
 
     def until(self, key: Hashable) -> float:
         """Until when it waits."""
-        return self._backoffs[key].until if key in self._backoffs else 0.0
+        return self._of(key).until
+
+    def _of(self, key: Hashable) -> Wait:
+        return self._waits.get(key, Wait(until=-inf, next_s=WAIT_MIN_S))
 
     def __bool__(self) -> bool:
-        return bool(self._backoffs)
+        return bool(self._waits)
 
     @contextmanager
     def trying(self, key: Hashable) -> Iterator[Trial]:
-        """Around an attempt: it waits unless it was done, and longer each time if it failed."""
-        attempt = Trial()
+        """Around one try: afterwards the job backs off unless it was done, and longer after each failure."""
+        trial = Trial()
         try:
-            yield attempt
+            yield trial
         except Exception:
-            wait_s = self._backoffs[key].next_s if key in self._backoffs else WAIT_MIN_S
-            self._backoffs[key] = Wait(self._monotonic() + wait_s, min(2 * wait_s, WAIT_MAX_S))
+            wait_s = self._of(key).next_s
+            self._waits[key] = Wait(self._monotonic() + wait_s, min(2 * wait_s, WAIT_MAX_S))
             raise
-        if attempt.done:
-            self._backoffs.pop(key, None)
+        if trial.done:
+            self._waits.pop(key, None)
         else:
-            next_s = self._backoffs[key].next_s if key in self._backoffs else WAIT_MIN_S
-            self._backoffs[key] = Wait(self._monotonic() + WAIT_MIN_S, next_s)
+            self._waits[key] = Wait(self._monotonic() + WAIT_MIN_S, self._of(key).next_s)
 
     def forget(self, kept: Callable[[Hashable], bool]) -> None:
-        """Keep only what is still there."""
-        self._backoffs = {key: wait for key, wait in self._backoffs.items() if kept(key)}
+        """Keep only the keys that are `kept`."""
+        self._waits = {key: wait for key, wait in self._waits.items() if kept(key)}

@@ -8,13 +8,13 @@ from aiopersist.gc.rollup import due as rollup_is_due
 from aiopersist.settings import Settings
 from aiopersist.state.model import Retention, State
 
-MANY = 1.5  # batches, per doubling of the versions
+MANY = 1.5  # batches per doubling of the versions
 INPUTS_MIN = 4  # fewer are compacted once the shard is idle
 TAIL_MIN = 5  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
 
 
 class Due(NamedTuple):
-    """What a shard owes while appends come."""
+    """What maintenance a shard owes while appends come."""
 
     since: bool
     collection: bool
@@ -32,26 +32,26 @@ def due(state: State, settings: Settings) -> Due:
 
 
 def inputs_wanted(state: State, settings: Settings) -> int:
-    """How many batches are worth a compaction: usually many, since each is written again; fewer when there
-    are more in all than a reader should meet: `2 * log2(n)` after `n` versions, less what comes while a
-    compaction runs."""
+    """How many batches are worth a compaction: usually many, since each is written again; fewer when the
+    shard has more than a reader should meet. A reader should meet `2 * log2(n)` batches after `n` versions;
+    `MANY` leaves room for those that come while a compaction runs."""
     many = len(state.batches) > MANY * math.log2(state.seqno + 2)
     return min(settings.compaction_inputs_min, INPUTS_MIN) if many else settings.compaction_inputs_min
 
 
 def all_inputs(state: State, settings: Settings) -> int:
-    """Whatever the spine asks for: what an idle shard is compacted to."""
+    """Two: an idle shard is compacted as far as its spine asks."""
     return 2
 
 
 def has_long_tail(state: State, settings: Settings) -> bool:
-    """Whether a shard at rest has more versions beyond its rollup than it must."""
+    """Whether an idle shard has more versions beyond its rollup than it must."""
     every = settings.rollup_every
     return state.seqno - (state.latest_rollup or 0) > max(min(every // 8, every - 1), TAIL_MIN)
 
 
 def _most_inputs(state: State, enough: int) -> int:
-    """The most batches that are one in the spine; 0 if they cannot be `enough`."""
+    """The most batches that one spine batch holds; 0 if these cannot be `enough`."""
     if len(state.batches) - sum(len(level.batches) for level in state.levels.values()) < enough - 1:
         return 0
     ordinals = list(state.batches)
@@ -66,7 +66,7 @@ def _most_inputs(state: State, enough: int) -> int:
 
 
 def _is_overdue(policy: Retention, state: State) -> bool:
-    """Whether a commit's own look says that much more is kept than must be."""
+    """Whether the policy keeps more than twice what it must, as far as a state tells without a clock."""
     upper, hold = state.upper.elements, policy.hold.elements
     if policy.times is None or not upper or not hold:
         return False

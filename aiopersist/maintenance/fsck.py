@@ -1,16 +1,15 @@
-"""Reads a shard from end to end, and says what is not as it must be.
+"""Reads a shard from end to end, and reports every fault.
 
-- The newest state holds what every state must hold, and follows from its versions and rollups.
-- Every rollup and every blob that it names is there, with the checksums and sizes that it names.
-- Every part is sorted and consolidated within itself and along its run; its rows are as many as the state
-  says, and their diffs sum to what the writer of a blob had before it encoded them (an inline part has a
-  checksum alone); its times lie in the bounds of its batch, where the description promises that: after an
+- The newest state satisfies the invariants, and follows from its versions and rollups.
+- Every rollup and every blob that it names exists, with the checksum and size that it names.
+- Every part is sorted and consolidated, within itself and along its run. It has as many rows as the state
+  says. Their diffs sum to what the writer of a blob summed before it encoded them (an inline part has only a
+  checksum). Its times lie in the bounds of its batch, where the description promises that: after an
   advance by compaction they may reach or pass the upper.
 
-Nothing is changed but that a reader holds what is looked at. In memory is one row group at a time.
+It changes nothing, but a reader holds what is read. One row group at a time is in memory.
 
-A store that is away says nothing about the shard: then it ends with `StorageUnavailable`, and there is no
-report.
+An unavailable store says nothing about the shard: then there is no report, but `StorageUnavailable`.
 """
 
 from collections.abc import AsyncIterator
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class FsckReport(BaseModel):
-    """What was found."""
+    """What `fsck` found."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,16 +53,16 @@ class FsckReport(BaseModel):
 
 
 async def fsck(shard: Shard) -> FsckReport:
-    """Check everything. As many requests as there are rollups, parts (two for each) and row groups.
-    `LeaseExpired` if it was suspended for so long that what it looks at may have gone, `StorageUnavailable`
-    if it could not look."""
+    """Check everything. One request for each rollup and row group, two for each part. `LeaseExpired` if the
+    process stood still for so long that what it reads may be gone, `StorageUnavailable` if it could not
+    read."""
     try:
         if await load(shard.stack, shard.id) is not None:
             await shard.open()
     except Corruption as error:
         return FsckReport(shard_id=shard.id, problems=[str(error)], parts=0, updates=0)
     await shard.open()  # `UnknownShard`, `ShardFinalized`
-    await shard.hold.acquire()  # what is looked at stays while it is looked at
+    await shard.hold.acquire()  # what is read stays while it is read
     release = shard.register.pin(shard.state.seqno)
     try:
         return await _checked(shard, shard.state)
@@ -83,7 +82,7 @@ async def _checked(shard: Shard, state: State) -> FsckReport:
                 name = f"{part.key or 'an inline part'} of batch {ordinal}"
                 try:
                     last, rows, faults = await _part(shard, reader, batch, part, last)
-                except (LeaseExpired, StorageUnavailable, Indeterminate):  # it could not be looked at
+                except (LeaseExpired, StorageUnavailable, Indeterminate):  # it could not be read
                     raise
                 except Error as error:
                     problems.append(f"{name}: {error}")
@@ -100,7 +99,7 @@ async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
     if earliest and earliest not in state.rollups and earliest not in (await shard.open()).rollups:
         yield f"the earliest version {earliest} has no rollup"
     for seqno, rollup in state.rollups.items():
-        if seqno < earliest:  # a collection that was cut off: their names go with the next one
+        if seqno < earliest:  # a collection was cut off: the next one removes this name
             continue
         try:
             found = await read_rollup(stack, rollup.key, rollup.checksum)
@@ -118,7 +117,8 @@ async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
 async def _part(
     shard: Shard, reader: str, batch: HollowBatch, part: HollowPart, last: Any
 ) -> tuple[Any, int, list[str]]:
-    """The greatest row of the part, its rows, and what is wrong with it; `last` is the one before it."""
+    """The greatest row of the part, the number of its rows, and its faults; `last` is the greatest row of its
+    run so far."""
     schema = shard.schema(part.schema_id)
     fetch = Fetch(shard, schema, cached=False)
     rows, diffs, faults = 0, 0, set[str]()
@@ -154,7 +154,7 @@ def _faults(table: "pa.Table", batch: HollowBatch, part: HollowPart, last: Any) 
 
 
 def _same(a: "pa.Table", b: "pa.Table") -> bool:
-    """Row by row; to Arrow no NaN equals another."""
+    """Whether both have the same rows, where NaN equals NaN, which Arrow does not say."""
     if a.equals(b):
         return True
     import polars as pl

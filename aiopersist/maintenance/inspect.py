@@ -1,4 +1,4 @@
-"""What a shard looks like from within: a view for people, dashboards and tests."""
+"""A view of a shard's state for people, dashboards and tests."""
 
 from math import inf
 from typing import Literal
@@ -56,19 +56,19 @@ class BatchView(BaseModel):
 
 
 class HoldView(BaseModel):
-    """Who keeps history, and from when on."""
+    """A hold: what keeps history, and from which times on."""
 
     model_config = ConfigDict(frozen=True)
 
     kind: Literal["reader", "named", "critical", "retention"]
-    """A reader that has a lease; a hold by name; a critical since; the policy of `retain`."""
+    """A leased reader, a named hold, a critical since, or the policy of `retain`."""
     id: str
-    """Of the reader, the name of the hold, or the id of the critical since."""
+    """The reader's id, the name of the hold, or the id of the critical since."""
     since: Antichain
     behind: int | None
-    """Times between it and upper, of int times."""
+    """Times between its since and the shard's upper; `None` unless both are one int."""
     pins: bool
-    """Whether the shard's since cannot move on because of it."""
+    """Whether it keeps the shard's since from moving."""
 
     @classmethod
     def of(cls, kind: str, id: str, since: Antichain, state: State) -> "HoldView":
@@ -94,19 +94,19 @@ class ShardView(BaseModel):
     finalized: bool
     seqno: int
     earliest_seqno: int
-    """Of the versions that are held."""
+    """The oldest version that the consensus store has."""
     live_diffs: int
-    """How many versions are held."""
+    """How many versions the consensus store has."""
     batches: list[BatchView]
     """Oldest first."""
     levels: dict[int, Level]
-    """The spine: which neighbouring batches count as one, by ordinals."""
+    """The spine: which neighbouring batches, by ordinal, count as one."""
     claims: dict[int, Claim]
     readers: dict[str, LeasedReader]
     critical: dict[str, CriticalReader]
     holds: list[HoldView]
-    """All that keep history, those that are furthest behind first: a critical since that was forgotten is
-    among the first, and `critical_since(...)` and `release` end it."""
+    """All holds, those that pin since first, of these the furthest behind first: a forgotten critical since
+    is among the first, and `critical_since(...)` and `release` end it."""
     retention: Retention | None
     writers: dict[str, Writer]
     transactions: dict[str, TransactionRecord]
@@ -117,7 +117,7 @@ class ShardView(BaseModel):
 
 
 async def inspect(shard: Shard) -> ShardView:
-    """A linearizable look: two requests."""
+    """A linearizable view. Two requests."""
     state = await shard.register.refresh()
     if state is None:
         raise UnknownShard(f"there is no {shard.label}", shard_id=shard.id)

@@ -1,4 +1,4 @@
-"""Maintenance that a user asks for: the policy of a shard, a compaction, a collection, now."""
+"""Maintenance that a user asks for: the retention policy of a shard, and a collection now."""
 
 from contextlib import suppress
 from datetime import timedelta
@@ -6,7 +6,6 @@ from datetime import timedelta
 from aiopersist.errors import InvalidUsage, LeaseExpired, UsageKind, shown
 from aiopersist.gc.collect import Collected
 from aiopersist.maintenance.background import Maintenance
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shards import Shards
 from aiopersist.state.retention import SetRetention
@@ -16,7 +15,7 @@ async def retain(shards: Shards, maintenance: Maintenance, name: str, keep: int 
     """See `Client.retain`."""
     command = SetRetention(*_kept(keep))
     shard = await shards.existing(name)
-    await commit(shard.register, command, Slot())
+    await commit(shard.register, command)
     maintenance.keep(shard, retained=keep is not None)
 
 

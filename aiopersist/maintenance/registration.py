@@ -1,10 +1,10 @@
-"""One registration for all who work on a shard for this client: it begins when somebody needs one, and ends
-when nobody has for a while. If one of them fails, or is cut off, nobody begins under it any more, and it
-ends, with the claims taken under it, when the others are done. Its lease is short, so that others take
-over soon after this process died.
+"""One registration for all maintenance jobs of a shard in this client: it begins with the first job, and ends
+when there was no job for a while. If a job fails or is cancelled, no further job begins under the
+registration; it ends, with the claims taken under it, when the other jobs are done. Its lease is short, so
+that other processes take over soon after this one died.
 
-A process that stood still for longer than the lease finds its registration gone. That is nobody's failure:
-the job begins anew under another one (`under`). What it uploaded is left to the sweep."""
+A process that stood still for longer than the lease finds its registration gone. That is no failure of the
+job: it begins anew under another registration (`under`). What it uploaded is left to the sweep."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +17,7 @@ from aiopersist.shard.shard import Shard
 
 T = TypeVar("T")
 
-LEASE_S = 60.0  # while somebody works under it, heartbeats keep it
+LEASE_S = 60.0  # heartbeats renew it while a job works under it
 LINGER_S = 30.0  # less than the lease: an hour's appends register once, not at every compaction
 
 
@@ -32,7 +32,7 @@ class SharedRegistration:
         self._lingering: asyncio.Task[None] | None = None
 
     async def under(self, job: Callable[[Registration], Awaitable[T]]) -> T:
-        """Do `job` under a registration; from its beginning under another one, if that ran out meanwhile."""
+        """Do `job` under a registration; if that runs out meanwhile, from the beginning under another one."""
 
         async def attempt() -> T:
             async with self.held() as registration:
@@ -42,6 +42,7 @@ class SharedRegistration:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[Registration]:
+        """Around one job under the registration."""
         async with self._beginning:
             if self._current is None or not self._current.alive:
                 lease_s = min(LEASE_S, self._shard.stack.settings.writer_lease_s)
@@ -59,7 +60,7 @@ class SharedRegistration:
             registration.release()
 
     async def release(self) -> None:
-        """End it as soon as nobody works under it: now, or when the last one is done."""
+        """End the registration as soon as no job works under it: now, or when the last one is done."""
         registration = self._current
         if registration is None:
             return
@@ -93,4 +94,4 @@ class SharedRegistration:
                 await registration.expire()
         except Exception as error:
             what = f"ending a registration of {self._shard.label}, now left to its lease,"
-            self._shard.stack.supervisor.failures.tell(what, error)
+            self._shard.stack.supervisor.failures.report(what, error)

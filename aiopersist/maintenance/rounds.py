@@ -1,10 +1,9 @@
 """Maintenance of all shards of a location, for a process that does nothing else: one round after the other.
 
-A shard that has not changed since the round before, or was dropped, costs a share of a request for some
-hundred. What is due in one is done under claims, so that several processes share the work: whoever comes
-second goes on to the next shard. What an idle shard waits for is a lease that ends: it is looked at again
-then.
-"""
+A shard that has not changed since the round before, or was dropped, costs a share of one request for some
+hundred shards. What is due in a shard is done under claims, so that several processes share the work: a
+process that finds a claim goes on to the next shard. An idle shard is looked at again when a lease in it
+ends."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -14,8 +13,8 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from aiopersist.errors import ShardFinalized, Unsupported
-from aiopersist.gc.collect import bury, can_collect
-from aiopersist.gc.graves import Grave, forget, look
+from aiopersist.gc.collect import can_collect, delete_data
+from aiopersist.gc.tombstones import Tombstone, read_heads, remove_tombstone
 from aiopersist.maintenance.shard import ShardMaintenance
 from aiopersist.resource import run_bounded
 from aiopersist.shard.catalog import Naming, forget_names
@@ -33,11 +32,11 @@ class MaintenanceRound(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     shards: int = 0
-    """Those that there are; finalized ones are no longer."""
+    """Shards of the location, without finalized ones."""
     looked_at: int = 0
-    """Those of them that had changed."""
+    """Shards that had changed."""
     compactions: int = 0
-    """How often batches were made one."""
+    """How often several batches became one."""
     collections: int = 0
     """Shards in which versions and blobs were collected."""
     parts: int = 0
@@ -48,7 +47,7 @@ class MaintenanceRound(BaseModel):
     """What failed, by shard; the others were maintained."""
 
     def plus(self, other: "MaintenanceRound") -> "MaintenanceRound":
-        """Both together."""
+        """The sum of both."""
         return MaintenanceRound(
             shards=self.shards + other.shards,
             looked_at=self.looked_at + other.looked_at,
@@ -64,13 +63,13 @@ class MaintenanceRound(BaseModel):
         return bool(self.compactions or self.collections or self.failures)
 
 
-class Rested(NamedTuple):
-    """Nothing is left to do in a shard."""
+class Idle(NamedTuple):
+    """A shard in which nothing is left to do, as long as it does not change and no lease in it ends."""
 
     seqno: int
-    """As long as this is its version,"""
+    """Its newest version."""
     until: float
-    """and no lease ends, at this time of the store's clock."""
+    """When the first lease ends, by the store's clock."""
 
 
 class Rounds:
@@ -78,85 +77,85 @@ class Rounds:
 
     def __init__(self, stack: Stack, maintenance_of: Callable[[str], ShardMaintenance]) -> None:
         self._stack = stack
-        self._steps_of = maintenance_of
-        self._rested: dict[str, Rested] = {}
-        self._graves: dict[str, Grave] = {}  # what is left of dropped shards
-        self._keeps_graves = False  # since the store removes no keys
+        self._maintenance_of = maintenance_of
+        self._idle: dict[str, Idle] = {}
+        self._tombstones: dict[str, Tombstone] = {}
+        self._keeps_tombstones = False  # true where the store cannot remove keys
         self._names: dict[str, Naming] = {}  # those in use
-        self._began_at = inf  # of the store's clock, the round before
-        self._resting: dict[str, ShardMaintenance] = {}  # they know what failed there, and how often
+        self._began_at = inf  # the round before, by the store's clock
+        self._backing_off: dict[str, ShardMaintenance] = {}  # kept alive with what they know of failures
 
     async def once(self) -> MaintenanceRound:
         """Look at every shard, and do what is due."""
         shards = await list_shards(self._stack)
-        for remembered in (self._rested, self._graves):
+        for remembered in (self._idle, self._tombstones):
             for shard in remembered.keys() - {*shards}:
                 del remembered[shard]
         now = await self._stack.consensus.now()
-        self._doubt_what_is_old(now)
-        known = {shard: rested.seqno for shard, rested in self._rested.items() if now <= rested.until}
-        known |= {shard: grave.seqno for shard, grave in self._graves.items()}
-        rounds = [MaintenanceRound(shards=len(self._rested))]
-        async for some in look(self._stack, shards, known):
-            self._graves |= some.graves
-            moved = len(self._rested.keys() & some.heads.keys())
-            jobs = [partial(self._try, shard, head) for shard, head in some.heads.items()]
-            rounds.append(MaintenanceRound(shards=-moved))
+        self._forget_old_rounds(now)
+        known = {shard: idle.seqno for shard, idle in self._idle.items() if now <= idle.until}
+        known |= {shard: tombstone.seqno for shard, tombstone in self._tombstones.items()}
+        rounds = [MaintenanceRound(shards=len(self._idle))]
+        async for heads in read_heads(self._stack, shards, known):
+            self._tombstones |= heads.tombstones
+            counted = len(self._idle.keys() & heads.moved.keys())
+            jobs = [partial(self._maintain_or_report, *moved) for moved in heads.moved.items()]
+            rounds.append(MaintenanceRound(shards=-counted))
             rounds += await run_bounded(self._stack.settings.compactions_max, jobs)
-        await self._forget()
+        await self._remove_tombstones()
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
 
-    def _doubt_what_is_old(self, now: float) -> None:
-        """Remember nothing for longer than what a drop leaves stays: once that is removed, numbers of
-        versions come again, and what moved looks as if it had not."""
+    def _forget_old_rounds(self, now: float) -> None:
+        """Forget everything if the round before is longer ago than tombstones stay: once a tombstone is
+        removed, numbers of versions come again, and a shard that moved looks as if it had not."""
         if now - self._began_at > self._stack.settings.tombstone_retention_s:
-            for remembered in (self._rested, self._graves, self._names):
+            for remembered in (self._idle, self._tombstones, self._names):
                 remembered.clear()
         self._began_at = now
 
-    async def _forget(self) -> None:
-        """Remove what is left of dropped shards for long enough; what has a name yet stays, since under that
-        it would be made again. What fails is tried in the next round."""
-        if self._keeps_graves:
+    async def _remove_tombstones(self) -> None:
+        """Remove old names that name nothing, and old tombstones. A tombstone that has a name yet stays,
+        since a shard could be created under that name. After a failure the next round tries again."""
+        if self._keeps_tombstones:
             return
         oldest = await self._stack.consensus.now() - self._stack.settings.tombstone_retention_s
         try:
             await forget_names(self._stack, self._names)
             named = {naming.shard for naming in self._names.values()}
-            old = [(s, g) for s, g in self._graves.items() if g.at < oldest and s not in named]
-            jobs = [partial(forget, self._stack, shard, grave) for shard, grave in old]
+            old = [(s, t) for s, t in self._tombstones.items() if t.at < oldest and s not in named]
+            jobs = [partial(remove_tombstone, self._stack, *found) for found in old]
             await run_bounded(self._stack.settings.compactions_max, jobs)
         except Unsupported:
-            self._keeps_graves = True
+            self._keeps_tombstones = True
         except Exception as error:
-            self._stack.supervisor.failures.tell("the removal of what dropped shards left", error)
+            self._stack.supervisor.failures.report("the removal of what dropped shards left", error)
 
-    async def _try(self, shard: str, head: Versioned) -> MaintenanceRound:
+    async def _maintain_or_report(self, shard: str, head: Versioned) -> MaintenanceRound:
         try:
-            return await self._tend(shard, head)
+            return await self._maintain(shard, head)
         except ShardFinalized:
-            return MaintenanceRound(shards=1)  # meanwhile: the next round ends it
-        except Exception as error:  # also one that nobody foresaw keeps nobody from the other shards
-            if (found := self._steps_of(shard)).backoffs:
-                self._resting[shard] = found
-            self._stack.supervisor.failures.tell(f"steps of {shard}", error)
-            return MaintenanceRound(
-                shards=1, looked_at=1, failures={shard: f"{type(error).__name__}: {error}"}
-            )
+            return MaintenanceRound(shards=1)  # finalized meanwhile: the next round deletes its data
+        except Exception as error:  # whatever it is: the other shards are maintained
+            maintenance = self._maintenance_of(shard)
+            if maintenance.backoffs:
+                self._backing_off[shard] = maintenance
+            self._stack.supervisor.failures.report(f"maintenance of {shard}", error)
+            failures = {shard: f"{type(error).__name__}: {error}"}
+            return MaintenanceRound(shards=1, looked_at=1, failures=failures)
 
-    async def _tend(self, shard: str, head: Versioned) -> MaintenanceRound:
+    async def _maintain(self, shard: str, head: Versioned) -> MaintenanceRound:
+        maintenance = self._maintenance_of(shard)
         if decode_diff(head.data).changes.finalized:
-            buried = await bury(self._steps_of(shard).shard)
-            return MaintenanceRound(looked_at=1, parts=buried.parts, versions=buried.versions)
-        steps = self._steps_of(shard)
-        await steps.shard.open()
-        await steps.expire_overdue()
-        if steps.shard.state.retention:
-            await steps.move_since(exact=False)
-        compactions = await steps.compact(claims_all=True)
-        collected = await steps.collect() if steps.owes_collection else None
-        await steps.registration.release()
-        await self._remember(shard, steps)
+            deleted = await delete_data(maintenance.shard)
+            return MaintenanceRound(looked_at=1, parts=deleted.parts, versions=deleted.versions)
+        await maintenance.shard.open()
+        await maintenance.expire_overdue()
+        if maintenance.shard.state.retention:
+            await maintenance.move_since(exact=False)
+        compactions = await maintenance.compact(claims_all=True)
+        collected = await maintenance.collect() if maintenance.owes_collection else None
+        await maintenance.registration.release()
+        await self._remember(shard, maintenance)
         return MaintenanceRound(
             shards=1,
             looked_at=1,
@@ -166,14 +165,14 @@ class Rounds:
             versions=collected.versions if collected else 0,
         )
 
-    async def _remember(self, shard: str, steps: ShardMaintenance) -> None:
-        """A claim of somebody else may become void without a new version, and what is kept by age falls due
-        without one."""
-        state = steps.shard.state
+    async def _remember(self, shard: str, maintenance: ShardMaintenance) -> None:
+        """Note whether the shard is idle. It is not while it has a claim, which may become void without a new
+        version, or a policy by age, which falls due without one."""
+        state = maintenance.shard.state
         by_age = any(policy.seconds is not None for policy in state.retention.values())
         left = plan(state, 2, await self._stack.consensus.now()) is not None or can_collect(state)
         if not left and not by_age and not state.claims:
-            self._rested[shard] = Rested(state.seqno, first_expiry(state))
-        self._resting.pop(shard, None)
-        if left and steps.backoffs:
-            self._resting[shard] = steps
+            self._idle[shard] = Idle(state.seqno, first_expiry(state))
+        self._backing_off.pop(shard, None)
+        if left and maintenance.backoffs:
+            self._backing_off[shard] = maintenance

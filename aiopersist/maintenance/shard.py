@@ -1,8 +1,8 @@
-"""The maintenance of one shard by one client, as single steps. When they run is decided
-elsewhere (`background.py`); what they do is told in `compact/local.py` and `gc/`.
+"""The maintenance of one shard by one client, as single steps. `background.py` decides when they run;
+`compact/local.py` and `gc/` do the work.
 
 All steps work under one *registration* of a writer (`registration.py`), since every blob and every claim
-carries one.
+names a writer.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from aiopersist.maintenance.due import all_inputs, has_long_tail
 from aiopersist.maintenance.registration import SharedRegistration
 from aiopersist.parts.rewrite import whole_bytes
 from aiopersist.settings import MIB, Settings
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
@@ -25,9 +24,9 @@ from aiopersist.state.lifecycle import ExpireOverdue
 from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import ApplyRetention
 
-GARBAGE_SHARE = 4  # replaced bytes beside those in use, that are collected before the next rollup is due
-GARBAGE_BYTES_MIN = MIB // 4
-SINCE, PLAN, LOOK = "since", "plan", "look"  # what else backoffs after a failure
+GARBAGE_SHARE = 4  # garbage of a quarter of the bytes in use is collected before the next rollup is due
+GARBAGE_BYTES_MIN = MIB // 4  # unless it is less than this
+SINCE, PLAN, LOOK = "since", "plan", "look"  # jobs that back off, beside the collection
 JOBS = (COLLECTION, SINCE, PLAN, LOOK)
 
 
@@ -44,101 +43,101 @@ class ShardMaintenance:
     # --- steps -----------------------------------------------------------------------------------
 
     async def expire_overdue(self) -> None:
-        """End the readers and writers whose leases ran out, as any commit does: an idle shard has none. No
-        request where there are none."""
-        await commit(self.shard.register, ExpireOverdue(), Slot())
+        """End the readers and writers whose leases ran out, as any commit does: an idle shard has no commits.
+        No commit where no lease ran out."""
+        await commit(self.shard.register, ExpireOverdue())
 
     async def move_since(self, *, exact: bool) -> None:
         """Move since to where the policy wants it. At most one commit."""
-        with self.backoffs.trying(SINCE) as attempt:
-            await commit(self.shard.register, ApplyRetention(exact), Slot())
-            attempt.done = True
+        with self.backoffs.trying(SINCE) as trial:
+            await commit(self.shard.register, ApplyRetention(exact))
+            trial.done = True
 
     async def compact(
         self,
         wanted: Callable[[State, Settings], int] = all_inputs,
         *,
-        much: bool | None = None,
+        large: bool | None = None,
         claims_all: bool = False,
     ) -> int:
-        """Do what the spine asks for, where it makes one of as many batches as are `wanted`, until nothing is
-        left; says how often something was compacted. `much`: only what takes the memory of a compaction,
-        or only what does not. `claims_all`: take a claim also for what costs less than a claim. What
-        failed backoffs."""
+        """Compact what the spine asks for, until no spec has as many inputs as are `wanted`; says how many
+        compactions were applied. `large`: only those that take the memory of a compaction (`True`), or only
+        the others (`False`). `claims_all`: take a claim also for what costs less than a claim. A compaction
+        that failed backs off."""
         done = 0
-        while (spec := await self._next(wanted, much)) is not None:
+        while (spec := await self._next(wanted, large)) is not None:
             job = partial(compact, self.shard, spec, claims_all=claims_all)
-            with self.backoffs.trying(spec.first) as attempt:
-                attempt.done = await self.registration.under(job)
-            if attempt.done:
+            with self.backoffs.trying(spec.first) as trial:
+                trial.done = await self.registration.under(job)
+            if trial.done:
                 self._replaced_bytes += spec.blob_bytes
                 done += 1
         return done
 
-    async def _next(self, wanted: Callable[[State, Settings], int], much: bool | None) -> Spec | None:
+    async def _next(self, wanted: Callable[[State, Settings], int], large: bool | None) -> Spec | None:
         now = await self._stack.consensus.now()
         if PLAN in self.backoffs:
             return None
-        with self.backoffs.trying(PLAN) as attempt:
-            spec = self._planned(wanted, much, now)
-            attempt.done = True
+        with self.backoffs.trying(PLAN) as trial:
+            spec = self._planned(wanted, large, now)
+            trial.done = True
         return spec
 
     def _planned(
-        self, wanted: Callable[[State, Settings], int], much: bool | None, now: float
+        self, wanted: Callable[[State, Settings], int], large: bool | None, now: float
     ) -> Spec | None:
         state, settings = self.shard.state, self._stack.settings
         self.backoffs.forget(lambda key: key in JOBS or key in state.batches)
 
         def suits(spec: Spec) -> bool:
-            is_much = spec.goodbytes > whole_bytes(settings)
-            return much in (None, is_much) and spec.first not in self.backoffs
+            is_large = spec.goodbytes > whole_bytes(settings)
+            return large in (None, is_large) and spec.first not in self.backoffs
 
         return plan(state, wanted(state, settings), now, suits)
 
     async def has_work(self) -> bool:
-        """Whether the spine asks for anything that does not rest."""
+        """Whether the spine asks for a compaction that does not back off."""
         return await self._next(all_inputs, None) is not None
 
     @property
     def owes_collection(self) -> bool:
-        """Whether a shard at rest is to be collected, and that does not rest."""
+        """Whether an idle shard has anything to collect, and the collection does not back off."""
         state = self.shard.state
         owed = can_collect(state) or has_long_tail(state, self._stack.settings)
         return owed and COLLECTION not in self.backoffs
 
     async def collect(self) -> Collected | None:
-        """Write a rollup of now, if that lets more go, and collect what nobody needs any more; `None` if
-        somebody else is at it, or was."""
-        seen = self.shard.state  # before it registers: what others do from here on, they have done
-        with self.backoffs.trying(COLLECTION) as attempt:
+        """Write a rollup of the current state, if that lets more go, and collect what nobody needs any more;
+        `None` if another process collects, or has meanwhile."""
+        seen = self.shard.state  # before it registers: a collection by another process after this counts
+        with self.backoffs.trying(COLLECTION) as trial:
             collected = await self.registration.under(partial(self._collect, seen))
-            attempt.done = collected is not None
+            trial.done = collected is not None
         if collected is not None:
             self._replaced_bytes = 0
         return collected
 
     async def _collect(self, seen: State, registration: Registration) -> Collected | None:
         register, writer = self.shard.register, registration.writer
-        if not await commit(register, ClaimCollection(writer, seen.latest_rollup, seen.collected), Slot()):
+        if not await commit(register, ClaimCollection(writer, seen.latest_rollup, seen.collected)):
             return None
         if (seen.latest_rollup or 0) < seen.dropped_at or has_long_tail(seen, self._stack.settings):
             await write_rollup(self.shard, writer)
         collected = await collect(self.shard, writer)
-        # a collection that reached nothing has not ended its claim; for the others this is no commit
-        await commit(register, ReleaseClaim(writer, COLLECTION), Slot())
+        # a collection that reached nothing has not ended its claim; after any other this is no commit
+        await commit(register, ReleaseClaim(writer, COLLECTION))
         return collected
 
     @property
     def has_replaced_much(self) -> bool:
-        """Whether compactions of this process have left blobs of many bytes, beside those in use."""
+        """Whether compactions of this process have left much garbage, compared with the bytes in use."""
         live = sum(part.size for batch in self.shard.state.batches.values() for part in batch.parts)
         return self._replaced_bytes > max(live // GARBAGE_SHARE, GARBAGE_BYTES_MIN)
 
-    # --- what somebody waits for -----------------------------------------------------------------
+    # --- on demand -------------------------------------------------------------------------------
 
     async def force_compaction(self) -> None:
-        """Make everything that is there one batch, and return when that is applied."""
+        """Make all batches one, and return when that is applied."""
         await self.shard.open()
         await self.move_since(exact=True)
         state = self.shard.state
@@ -148,11 +147,12 @@ class ShardMaintenance:
         await self.registration.under(partial(compact_all, self.shard, last=last, since=since))
 
     async def roll_up(self) -> None:
-        """Write a rollup of now, unless a newer one is there."""
+        """Write a rollup of the current state, unless a newer one is there."""
         await self.registration.under(lambda registration: write_rollup(self.shard, registration.writer))
 
     async def force_collection(self) -> Collected:
-        """Write a rollup of now, and collect what nobody needs any more, whoever else is at it."""
+        """Write a rollup of the current state, and collect what nobody needs any more, even while another
+        process collects."""
         state = await self.shard.register.refresh()
         if state is not None and not state.finalized:
             await self.roll_up()

@@ -147,7 +147,7 @@ class SharedRead(Resource):
 
     async def _expire(self) -> None:
         try:
-            await commit(self._fetch.shard.register, ExpireReader(self._reader), Slot())
+            await commit(self._fetch.shard.register, ExpireReader(self._reader))
         except Error as error:  # what was read stays right
             label = self._fetch.shard.label
             log.warning("the lease of a shared read of %s could not be ended, and expires: %s", label, error)
@@ -269,12 +269,12 @@ def _heartbeats(shard: Shard, reader: str, lease_s: float) -> asyncio.Task[None]
 
 
 async def _keep(shard: Shard, reader: str) -> None:
-    await commit(shard.register, KeepReader(reader), Slot())
+    await commit(shard.register, KeepReader(reader))
 
 
 async def _end(shard: Shard, reader: str, slot: Slot) -> None:
     await settle(slot)  # the registration may be on its way
-    await commit(shard.register, ExpireReader(reader), Slot())
+    await commit(shard.register, ExpireReader(reader))
 
 
 async def _renew(shard: Shard, reader: str) -> None:

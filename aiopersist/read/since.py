@@ -31,7 +31,7 @@ class SinceHandle(Resource):
         own = Scope(f"the critical since {reader!r}", scope, shard.id)
         try:
             command = RegisterCritical(reader, _opaque(opaque))
-            record: CriticalReader = await commit(shard.register, command, Slot())
+            record: CriticalReader = await commit(shard.register, command)
         except BaseException:
             own.close()
             raise

@@ -1,4 +1,4 @@
-"""One attempt to write a version, and the place where a handle keeps it until its outcome is known."""
+"""One attempt to write a version, and the slot where a handle keeps it until its outcome is known."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ from aiopersist.state.model import State
 
 
 class Unknowable(Indeterminate):
-    """It was decided whether the version was written, and every proof of how is gone."""
+    """Whether the version was written is decided, but every proof of the outcome is gone."""
 
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """The statement that writes an attempt, or several at once, and how often it was sent: an answer to
-    a second sending says nothing of the first."""
+    """The statement that writes one attempt, or several at once, and how often it was sent: the answer to
+    a second sending says nothing about the first."""
 
     statement: asyncio.Task[bool] | None = None
     sent: int = 0
 
 
 class Slot:
-    """A handle's place for the one attempt whose outcome is not known yet."""
+    """Where a handle keeps the one attempt whose outcome it does not know yet."""
 
     __slots__ = ("pending",)
 
@@ -34,7 +34,7 @@ class Slot:
 
     @property
     def busy(self) -> bool:
-        """Whether an attempt is to be settled before anything else."""
+        """Whether an attempt must be settled before anything else."""
         return self.pending is not None
 
 
@@ -51,10 +51,10 @@ class Attempt:
     diff: Diff
     data: bytes
     result: Any
-    """What the command says happened, if this is what happened."""
+    """What the command returns if the attempt happened."""
     sending: Sending = field(default_factory=Sending)
     happened: bool | None = None
-    """Known once it was settled."""
+    """Known once the attempt was settled."""
 
     @property
     def seqno(self) -> int:

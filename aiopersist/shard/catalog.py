@@ -1,8 +1,7 @@
-"""Names of shards: keys of the consensus store, each naming a shard id or nothing any more.
+"""Names of shards: keys of the consensus store. Each names a shard id, or, once freed, nothing.
 
-A name is created by compare-and-set, so of two first users both get the same shard. A lost answer
-needs no settling here: the name is read again, and whatever it says by then is the truth for
-everybody.
+A name is created by compare-and-set, so two first users get the same shard. A lost answer
+needs no settling here: the name is read again, and what it says then is the truth for all.
 """
 
 import json
@@ -25,13 +24,13 @@ _UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 
 class ShardId(str):
-    """`s` and a random UUID: the name of a shard that nobody else has."""
+    """The id of a shard: `s` and a random UUID."""
 
     __slots__ = ()
     kind: ClassVar[str] = "shard"
     letter: ClassVar[str] = "s"
     names: ClassVar[str] = "name/"
-    """Under which keys of the consensus store their names are."""
+    """The prefix of the keys that the names have in the consensus store."""
 
     def __new__(cls, text: str) -> Self:
         if not isinstance(text, str) or not cls.is_id(text):
@@ -41,12 +40,12 @@ class ShardId(str):
 
     @classmethod
     def is_id(cls, text: str) -> bool:
-        """Whether it has the form of one."""
+        """Whether `text` has the form of an id of this class."""
         return re.fullmatch(cls.letter + _UUID4, text) is not None
 
     @classmethod
     def new(cls, runtime: Runtime = SYSTEM) -> Self:
-        """A fresh one."""
+        """A fresh id."""
         return cls(f"{cls.letter}{runtime.uuid()}")
 
     @classmethod
@@ -63,7 +62,7 @@ class ShardId(str):
 
 
 class IndexedId(ShardId):
-    """`i` and a random UUID: of an `Indexed`, whose names are others than those of shards."""
+    """The id of an `Indexed`: `i` and a random UUID. Its names are apart from those of shards."""
 
     __slots__ = ()
     kind = "Indexed"
@@ -93,7 +92,7 @@ async def find(stack: Stack, name: str, kind: type[Id]) -> Id | None:
 
 
 async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
-    """What `name` names, which may have to be created yet. Two requests for a new name."""
+    """What `name` names; a free name names a fresh id from now on. Two requests for a new name."""
     fresh = kind.new(stack.runtime)
     stall = StallLog(lambda: f"the creation of {kind.kind} {name!r}", stack.runtime)
     for pause in _pauses(stack.runtime):
@@ -119,12 +118,12 @@ async def free(stack: Stack, name: str, shard: ShardId) -> None:
 
 
 def _pauses(runtime: Runtime) -> Iterator[float]:
-    """Before each read: the second one sees at once what the first write did."""
+    """The pauses before each read. The second read follows the first write at once, to see what that did."""
     return chain(repeat(0.0, 2), runtime.delays())
 
 
 async def names(stack: Stack) -> dict[str, ShardId]:
-    """All names in use. Two requests, one more for every few hundred."""
+    """All names in use. Two requests, and one more for every few hundred names."""
     keys = await stack.consensus.list_keys(ShardId.names)
     heads = await stack.consensus.heads(dict.fromkeys(keys))
     found = ((_name(key), head) for key, head in heads.items() if head is not None)
@@ -133,16 +132,16 @@ async def names(stack: Stack) -> dict[str, ShardId]:
 
 
 class Naming(NamedTuple):
-    """What a name names, and since which version."""
+    """What a name names, and the version that says so."""
 
     seqno: int
     shard: str
 
 
 async def forget_names(stack: Stack, seen: dict[str, Naming]) -> None:
-    """Remove the names that name nothing, and have not for `settings.tombstone_retention_s`. Those that name
-    something are kept in `seen`, and are not read again until they move. Two requests, one more for every few
-    hundred names, and one for each that is removed."""
+    """Remove the names that were freed more than `settings.tombstone_retention_s` ago. Names in use are kept
+    in `seen`, and are not read again until they move. Two requests, one more for every few hundred names, and
+    one for each name that is removed."""
     keys = await stack.consensus.list_keys(ShardId.names)
     heads = await stack.consensus.heads({key: seen[key].seqno if key in seen else None for key in keys})
     oldest = await stack.consensus.now() - stack.settings.tombstone_retention_s
@@ -161,7 +160,7 @@ async def forget_names(stack: Stack, seen: dict[str, Naming]) -> None:
 
 async def _forget_name(stack: Stack, key: str, head: Versioned, oldest: float) -> None:
     freed_at = json.loads(head.data).get("at")
-    if freed_at is None:  # an earlier version of the library freed it, and did not say when
+    if freed_at is None:  # an earlier version of the library freed it without a time: free it again, with one
         name = _name(key)
         stall = StallLog(lambda: f"a look at the name {name!r}", stack.runtime)
         await _write(stack, name, ShardId, head.seqno, None, stall)
@@ -179,7 +178,7 @@ async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int
 
 
 def _named(name: str, head: Versioned, kind: type[Id]) -> Id | None:
-    """What the name names by this version."""
+    """What this version of the name says."""
     try:
         value: dict[str, Any] = json.loads(head.data)
         return kind(value["shard"]) if value["shard"] else None

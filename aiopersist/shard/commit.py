@@ -1,29 +1,28 @@
 """The one loop that makes commands durable: for one shard, or for several at one moment.
 
-1. Run each command on the newest state that is known; it says what it changes, or refuses.
-2. Read the bytes of the diffs back: what they do not say would be known here alone, and a version that
-   nobody can read ends the shard. A sixth of an append of one row in memory, a twentieth of one on disk, a
-   fiftieth of one of a hundred rows.
-3. Write the diffs by compare-and-set, all of them or none. This is the only caller of
+1. Run each command on the newest state that is known. It says what it changes, or it refuses.
+2. Read the bytes of the diffs back: what they do not say would be known in this process alone, and a version
+   that nobody can read ends the shard. This takes a sixth of an append of one row in memory, a twentieth on
+   disk, and a fiftieth of an append of a hundred rows on disk.
+3. Write the diffs by compare-and-set, all of them or none. This module is the only caller of
    `Consensus.compare_and_set` for shards.
-4. On a mismatch, or to be sure of a refusal, read what is new and begin again.
+4. On a mismatch, and before a refusal is raised, read what is new and begin again.
 
-Once the compare-and-set has won, nothing that follows is told as its failure: who listens to versions is
-told by `Register.committed`, which keeps what listeners raise.
+Once the compare-and-set has won, nothing that follows counts as its failure: `Register.committed` notifies
+the listeners and keeps what they raise.
 
 **Outcomes.** An attempt writes version `e + 1`, with a commit id of its own. The statement runs in
-a task of the client: a caller that is cancelled stops waiting, the statement goes on. Where the
+a task of the client: when the caller is cancelled it stops waiting, and the statement goes on. Where the
 answer is lost, the attempt is *settled* before its slot does anything else:
-- version `e + 1` is there: its commit id says whether it is ours;
-- it is vacant: nothing is known, since the statement may still be on its way. So the same bytes
-  are sent again, to the same version, until it exists. After a cancellation the caller no longer
-  wants it: then the version is occupied by a heartbeat (`Occupy`), which decides it as well;
-- it was truncated: the state tells, if the command leaves a proof there (`happened`).
+- Version `e + 1` exists: its commit id says whether it is ours.
+- It is vacant: nothing is known, since the statement may still be on its way. So the same bytes
+  are sent again, to the same version, until the version exists. After a cancellation nobody wants
+  the attempt any more: then a heartbeat (`Occupy`) takes the version, which decides the attempt as well.
+- It was truncated: the state tells, if the command leaves a proof there (`happened`).
 
-**Several shards.** Their statement needs every head as it was, so any one of the versions decides
-for all: if it is ours, all are; if it is another's, none is and none ever will be. So each handle can
-settle its own shard by itself, and all come to the same answer.
-"""
+**Several shards.** Their statement needs every head to be the expected one, so any one of the versions
+decides for all: if it is ours, all are; if it is another's, none is and none ever will be. So each handle can
+settle its own shard by itself, and all reach the same answer."""
 
 import asyncio
 from collections.abc import Sequence
@@ -40,37 +39,39 @@ from aiopersist.state.writing import Occupy
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.stall import StallLog
 
-ANSWER_S = 1.0  # how long settling waits for the statement's own answer before it looks
+ANSWER_S = 1.0  # settling waits so long for the statement's own answer, then it looks at the store
 
 
 class Intent(NamedTuple):
-    """A command for a shard, and the slot of the handle that wants it."""
+    """A command for a shard, and the slot of the handle that gives it."""
 
     register: Register
     command: Command
     slot: Slot
 
 
-async def commit(register: Register, command: Command, slot: Slot) -> Any:
+async def commit(register: Register, command: Command, slot: Slot | None = None) -> Any:
     """Apply `command` and return its result, or raise its refusal. `Indeterminate` only if the store
-    fails for longer than it is retried, or the version and every proof of it are gone; then, and
-    after a cancellation, the attempt stays in `slot` until `settle`."""
-    return (await commit_all([Intent(register, command, slot)]))[0]
+    fails for longer than it is retried, or the version and every proof of it are gone. Then, and
+    after a cancellation, the attempt stays in `slot` until `settle`; a caller that passes no slot never
+    settles."""
+    return (await commit_all([Intent(register, command, slot or Slot())]))[0]
 
 
-async def commit_all(jobs: Sequence[Intent]) -> list[Any]:
-    """`commit` for different shards of one client, in one order for all callers: all of them happen at
-    one moment, or none does. The results are in the order of `jobs`; a refusal names its shard."""
+async def commit_all(intents: Sequence[Intent]) -> list[Any]:
+    """`commit` for different shards of one client: all commands become versions at one moment, or none does.
+    The results are in the order of `intents`; a refusal names its shard."""
+    in_order = sorted(intents, key=lambda intent: intent.register.shard)  # the same for all: no deadlock
     fresh = False
     while True:
         turns: list[Register] = []
         try:
-            for job in sorted(jobs, key=lambda job: job.register.shard) if len(jobs) > 1 else jobs:
-                if await job.register.take_turn():
-                    turns.append(job.register)  # noqa: PERF401  # one by one: a cancelled wait releases them
-            now = await jobs[0].register.stack.consensus.now()
+            for intent in in_order:
+                if await intent.register.take_turn():
+                    turns.append(intent.register)  # noqa: PERF401  # a cancelled wait releases those taken
+            now = await intents[0].register.stack.consensus.now()
             attempts: list[Attempt] = []
-            results = [_run(job, now, attempts) for job in jobs]
+            results = [_run(intent, now, attempts) for intent in intents]
             refusals = [result for result in results if isinstance(result, _Rejection)]
             if refusals and fresh:
                 raise refusals[0].error
@@ -79,8 +80,8 @@ async def commit_all(jobs: Sequence[Intent]) -> list[Any]:
         finally:
             for register in turns:
                 register.release_turn()
-        for job in jobs:
-            await job.register.refresh()
+        for intent in intents:
+            await intent.register.refresh()
         fresh = True
 
 
@@ -88,32 +89,32 @@ class _Rejection(NamedTuple):
     error: Exception
 
 
-def _run(job: Intent, now: float, attempts: list[Attempt]) -> Any:
-    """The result of the command; what must be written for it is added to `attempts`."""
-    register, state = job.register, job.register.state
+def _run(intent: Intent, now: float, attempts: list[Attempt]) -> Any:
+    """The result of the command; the version that it needs, if any, is added to `attempts`."""
+    register, state = intent.register, intent.register.state
     context = Context(now=now, pinned=min(register.pins, default=None))
-    outcome = job.command(state, context)
+    outcome = intent.command(state, context)
     if isinstance(outcome, Commit):
-        attempts.append(_prepared(job, state, outcome, now))
+        attempts.append(_prepared(intent, state, outcome, now))
     elif outcome.error is not None:
         outcome.error.shard_id, outcome.error.label = register.shard, register.label_of()
         return _Rejection(outcome.error)
     return outcome.result
 
 
-def _prepared(job: Intent, state: State | None, outcome: Commit, now: float) -> Attempt:
+def _prepared(intent: Intent, state: State | None, outcome: Commit, now: float) -> Attempt:
     """The version after `state`, checked."""
-    diff = diff_of(outcome.changes, state, commit=job.register.stack.runtime.token(), at=now)
+    diff = diff_of(outcome.changes, state, commit=intent.register.stack.runtime.token(), at=now)
     after = apply(diff, state)
     check_version(diff, state, after)
     expected = None if state is None else state.seqno
     data = encode_diff(diff)
-    return Attempt(*job, state, after, expected, diff, data, outcome.result)
+    return Attempt(*intent, state, after, expected, diff, data, outcome.result)
 
 
 async def _attempt(attempts: Sequence[Attempt]) -> bool:
-    """Write all these versions; whether they are ours. `Corruption` if one cannot be read back, before any
-    is sent."""
+    """Write all these versions, and say whether they are ours. `Corruption`, before any is sent, if one
+    cannot be read back."""
     for attempt in attempts:
         await attempt.register.stack.compute_few(len(attempt.data), reads_as, attempt.data, attempt.diff)
     for attempt in attempts:
@@ -136,8 +137,8 @@ def _clear(attempts: Sequence[Attempt]) -> None:
 
 
 async def _send(attempts: Sequence[Attempt]) -> bool:
-    """Whether the versions are these attempts'. `StorageUnavailable` only if it surely did not happen;
-    anything else, a cancellation too, leaves it unknown."""
+    """Send the statement until it is known whether the versions are these attempts'. `StorageUnavailable`
+    only if they surely were not written; any other error, and a cancellation, leaves it unknown."""
     stack, sending = attempts[0].register.stack, Sending()
     runtime, limit_s = stack.runtime, stack.settings.retry_timeout_s
     began, delays = runtime.monotonic(), runtime.delays()
@@ -145,22 +146,9 @@ async def _send(attempts: Sequence[Attempt]) -> bool:
     for attempt in attempts:
         attempt.sending = sending
     while True:
-        sending.sent += 1
-        sending.statement = stack.supervisor.spawn(_statement(attempts), "write a version")
-        cause: Exception | None = None
-        try:
-            ours: bool = await asyncio.shield(sending.statement)
-            if ours or sending.sent == 1:
-                return ours
-        except (StorageUnavailable, Unsupported) as error:
-            if sending.sent == 1:
-                raise
-            cause = error
-        except (Corruption, InvalidUsage):
-            raise
-        except Exception as error:
-            cause = error
-        decided = await _look_at_all(attempts, cause)
+        answer = await _send_once(attempts, sending)
+        cause = None if isinstance(answer, bool) else answer
+        decided = answer if isinstance(answer, bool) else await _look_at_all(attempts, cause)
         if decided is not None:
             return decided
         stall.note(cause or "another sending of it was refused")
@@ -175,6 +163,23 @@ def _labels(attempts: Sequence[Attempt]) -> str:
     return ", ".join(attempt.register.label_of() for attempt in attempts)
 
 
+async def _send_once(attempts: Sequence[Attempt], sending: Sending) -> bool | Exception | None:
+    """The answer where it decides; else `None` or the error, and nothing is known. A second sending decides
+    only if it won: its refusal, or its determinate error, says nothing about the first."""
+    is_first = not sending.sent
+    sending.sent += 1
+    sending.statement = attempts[0].register.stack.supervisor.spawn(_statement(attempts), "write a version")
+    try:
+        ours: bool = await asyncio.shield(sending.statement)
+    except (Corruption, InvalidUsage):
+        raise
+    except Exception as error:
+        if is_first and isinstance(error, StorageUnavailable | Unsupported):
+            raise
+        return error
+    return ours if ours or is_first else None
+
+
 async def _statement(attempts: Sequence[Attempt]) -> bool:
     consensus = attempts[0].register.stack.consensus
     entries = [Entry(a.register.key, a.expected, a.data) for a in attempts]
@@ -184,7 +189,7 @@ async def _statement(attempts: Sequence[Attempt]) -> bool:
 
 
 async def _look_at_all(attempts: Sequence[Attempt], cause: BaseException | None) -> bool | None:
-    """Any version that can be decided decides for all."""
+    """`_look` at one version after the other: the first that is decided decides for all."""
     unknowable: Unknowable | None = None
     for attempt in attempts:
         try:
@@ -198,7 +203,7 @@ async def _look_at_all(attempts: Sequence[Attempt], cause: BaseException | None)
 
 
 async def _look(attempt: Attempt, cause: BaseException | None) -> bool | None:
-    """Whether the attempt happened, by what is there now; `None` if its version is vacant."""
+    """Whether the attempt happened, by what the store holds now; `None` if its version is vacant."""
     register = attempt.register
     consensus = register.stack.consensus
     try:
@@ -208,23 +213,21 @@ async def _look(attempt: Attempt, cause: BaseException | None) -> bool | None:
             if seqno == attempt.expected:
                 return None
             if seqno is None or seqno < attempt.seqno:
-                state = await register.refresh()  # says that the store was restored
-                if state is not None and state.finalized:  # or that the shard is long gone
+                state = await register.refresh()  # raises if the store was restored
+                if state is not None and state.finalized:  # even the tombstone is gone
                     break
         if versions and versions[0].seqno == attempt.seqno:
             return decode_commit(versions[0].data) == attempt.diff.commit
         state = await register.refresh()
     except StorageUnavailable as error:
         raise Indeterminate(
-            f"version {attempt.seqno} may have been written, its answer and the store were lost: {error}",
+            f"version {attempt.seqno} may have been written: its answer was lost, then the store: {error}",
             shard_id=register.shard,
         ) from cause
     happened = getattr(attempt.command, "happened", lambda state: False)(state)
     if happened is None:
-        raise Unknowable(
-            f"version {attempt.seqno} may have been written: it is no longer there, nor is its writer",
-            shard_id=register.shard,
-        ) from cause
+        text = f"version {attempt.seqno} may have been written: it is no longer there, nor is its writer"
+        raise Unknowable(text, shard_id=register.shard) from cause
     return bool(happened)
 
 
@@ -236,11 +239,11 @@ async def settle(slot: Slot) -> Attempt | None:
     try:
         attempt.happened = await _settle(attempt)
     except Unknowable:
-        slot.pending = None  # decided long ago, only nobody can tell how
+        slot.pending = None  # it is decided, and nobody can find out how
         raise
     if attempt.happened:
         await attempt.register.refresh()
-    slot.pending = None  # last: who is cancelled before has it settled again
+    slot.pending = None  # last: a caller that is cancelled before settles again
     return attempt
 
 
@@ -268,6 +271,5 @@ async def _occupy(attempt: Attempt) -> None:
         await register.refresh()
         return
     occupy = Occupy(getattr(attempt.command, "writer", ""))
-    job = Intent(register, occupy, Slot())
     outcome = occupy(state, Context(now=now))
-    await _attempt([_prepared(job, state, outcome, now)])
+    await _attempt([_prepared(Intent(register, occupy, Slot()), state, outcome, now)])

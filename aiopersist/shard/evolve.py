@@ -5,7 +5,6 @@ from typing import Any
 from aiopersist.data.types.evolve import check_evolution
 from aiopersist.data.types.schema import Schema, checked_schema
 from aiopersist.errors import IncompatibleSchema, SchemaMismatch
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.lifecycle import EvolveSchema
@@ -21,5 +20,5 @@ async def evolve_schema(shard: Shard, expected_id: int, schema: Schema[Any, Any,
     except IncompatibleSchema as error:
         error.shard_id = shard.id
         raise
-    evolved: int = await commit(shard.register, EvolveSchema(expected_id, schema.to_record()), Slot())
+    evolved: int = await commit(shard.register, EvolveSchema(expected_id, schema.to_record()))
     return evolved

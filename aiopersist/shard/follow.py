@@ -1,18 +1,17 @@
-"""One follower for all shards of a client that somebody waits on: what it costs does not grow with them.
+"""One follower for all shards of a client that have waiters, at a cost that does not grow with their number.
 
-Each shard that is *followed* is watched, all of them by one `Watch`. Its state is looked at
+One `Watch` watches all shards that are *followed*. The follower looks at the state of a shard
 
-- when a hint comes: at once, alone with one read of its head, several together with one request for all;
-- when none has come for `watch_timeout_s`, since hints may be lost: many at a time, with one request.
+- when a hint comes: at once; a single shard by a read of its head, several by one request for all;
+- when no hint has come for `watch_timeout_s`, since hints may be lost: many shards by one request.
 
-A shard is watched anew before each look, so no version slips in between. While a look is on its way a
-hint for the same shard is kept for after it; other shards do not wait for it.
+A shard is watched anew before each look, so no version slips in between. A hint that comes during a look at
+its shard is kept until after the look; other shards do not wait for it.
 
-**Hints in vain** bring no version: those of a store whose `watch` returns or fails at once, or that tells
-everybody of everything. After `VAIN_MAX` in a row the next look waits `VAIN_S`, for all such shards
-together, until one brings news. A look that fails tells those who wait, and the next one waits longer
-each time. So nothing here spins, whatever a store does.
-"""
+**Vain hints** bring no new version: a store's `watch` may return or fail at once, or give hints of everything
+to all. After `VAIN_MAX` vain hints in a row the next look waits `VAIN_S`, for all such shards together, until
+a look brings news. A look that fails ends in an error for the waiters, and the next look waits longer each
+time. So nothing here spins, whatever a store does."""
 
 import asyncio
 from collections import defaultdict
@@ -29,37 +28,38 @@ LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
 VAIN_MAX = 8
 VAIN_S = 0.5
 ROUND_MIN_S = 0.01
-ROUND_MAX_S = 1.0  # so that a shard that nobody waits on is soon forgotten
-NEWS_AT_ONCE = 8  # versions that one look found are read so many at a time
-GATHER = 0.5  # of the time between looks: what is due within it is looked at with what is due
+ROUND_MAX_S = 1.0  # so that a shard without waiters is soon forgotten
+NEWS_AT_ONCE = 8  # shards whose new versions are read at the same time
+GATHER = 0.5  # of the time between looks: a shard due within it is looked at together with those due now
 
 
 class Followed(Protocol):
-    """What is followed: the state of one shard."""
+    """What is followed: the state of one shard, a `Register`."""
 
     key: str
     state: Any
-    """The newest that is known; `None` for none."""
+    """The newest known state; `None` for none."""
 
     @property
     def seqno(self) -> int | None:
-        """Of the newest version that is known."""
+        """The version of the newest known state."""
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody waits for news."""
+        """Whether anything waits for news."""
 
     def label(self) -> str:
-        """For the log."""
+        """What logs call it."""
 
     async def refresh(self) -> object:
         """Look at it alone."""
 
     async def offer(self, sent: Any, head: Versioned | None) -> None:
-        """A look at several found another head than that of the state `sent`, which was known before it."""
+        """A look at several shards found `head`, which is not the version of `sent`, the state known
+        before."""
 
     def fail(self, error: Exception) -> None:
-        """A look failed: tell those who wait."""
+        """A look failed: raise `error` in the waiters."""
 
 
 class _Awaited:
@@ -102,7 +102,7 @@ class Follower:
         self._tasks: list[asyncio.Task[None]] = []
 
     def follow(self, followed: Followed) -> None:
-        """Somebody waits on it from now on. A look at once, unless it is followed already."""
+        """It has a waiter from now on. Look at it at once, unless it is followed already."""
         self._begin()
         if followed not in self._entries:
             now = self._runtime.monotonic()
@@ -111,7 +111,7 @@ class Follower:
             self._ask(entry)
 
     async def look(self, several: Collection[Followed]) -> dict[str, Exception]:
-        """Bring what is known of them up to date, by one request and what is new; the errors by key."""
+        """Bring the states up to date, by one request and the new versions; returns the errors by key."""
         known = {followed.key: followed.seqno for followed in several}
         sent = {followed.key: followed.state for followed in several}
         errors: dict[str, Exception] = {}
@@ -128,7 +128,7 @@ class Follower:
                     await followed.offer(sent[followed.key], found[followed.key])
             except Exception as error:
                 errors[followed.key] = error
-            await self._runtime.sleep(0)  # others have their turn: there may be thousands
+            await self._runtime.sleep(0)  # other tasks have their turn: there may be thousands of shards
 
         moved = [followed for followed in several if followed.key in found]
         await run_bounded(NEWS_AT_ONCE, [partial(take, followed) for followed in moved])
@@ -155,8 +155,8 @@ class Follower:
             while True:
                 try:
                     keys = await watch.moved()
-                except Exception as error:  # no hints: what moves is found by the next look
-                    self._supervisor.failures.tell("waiting for hints", error)
+                except Exception as error:  # without hints the next look finds what moved
+                    self._supervisor.failures.report("waiting for hints", error)
                     await self._runtime.sleep(next(delays))
                     continue
                 delays = self._runtime.delays()
@@ -181,7 +181,8 @@ class Follower:
         return min(max(min(waiting, default=inf) - self._runtime.monotonic(), ROUND_MIN_S), ROUND_MAX_S)
 
     def _due(self) -> list[_Awaited]:
-        """What is due, and if anything is what soon will be: so that looks come together."""
+        """The shards that are due; if there are any, also those that soon will be, so that one request serves
+        all."""
         now = self._runtime.monotonic()
         waiting = [entry for entry in self._entries.values() if not entry.is_looking]
         if not any(entry.ready_at <= now for entry in waiting):
@@ -205,8 +206,9 @@ class Follower:
     # --- looks -----------------------------------------------------------------------------------
 
     def _ask(self, entry: _Awaited) -> None:
-        """Look at it with all that are asked for in this turn of the loop; later, if it must wait."""
-        if entry.is_looking:  # then after that look
+        """Look at it together with all that are asked for in this turn of the loop; later, if it must
+        wait."""
+        if entry.is_looking:  # `_looked` asks again
             return
         if self._runtime.monotonic() < entry.not_before:
             entry.due_at = min(entry.due_at, entry.not_before)
@@ -229,7 +231,7 @@ class Follower:
             entry.is_looking, entry.is_hinted = True, False
             watch.add(entry.followed.key)
         self._supervisor.spawn(self._look(together, hinted), "look at shards", abandon=True)
-        self._look_at([entry for entry in entries if not entry.is_looking])  # of one key: by themselves
+        self._look_at([entry for entry in entries if not entry.is_looking])  # others of the same keys
 
     async def _look(self, entries: list[_Awaited], hinted: list[_Awaited]) -> None:
         errors: dict[str, Exception] = {}
@@ -238,7 +240,7 @@ class Follower:
                 errors = await self.look([entry.followed for entry in entries])
             else:
                 await entries[0].followed.refresh()
-        except Exception as error:  # whatever it is: who waits must hear of it
+        except Exception as error:  # whatever it is: the waiters must hear of it
             errors = dict.fromkeys([entry.followed.key for entry in entries], error)
         finally:
             for entry in hinted:
@@ -257,7 +259,7 @@ class Follower:
             entry.due_at = now + self._timeout_s
         else:
             entry.followed.fail(error)
-            self._supervisor.failures.tell(f"following {entry.followed.label()}", error)
+            self._supervisor.failures.report(f"following {entry.followed.label()}", error)
             entry.not_before = entry.due_at = now + next(entry.delays)
         if entry.is_hinted:
             self._ask(entry)

@@ -1,18 +1,18 @@
 """The leases of readers.
 
-A process has one leased reader per shard (`SharedHold`) that serves all its handles. It holds
-nothing but the blobs of the versions that it may still read, and the history that open
+A client has one leased reader per shard (`SharedHold`) that serves all its handles. The reader holds
+only the blobs of the versions that it may still read, and the history that open
 snapshots and listens need: what each of them *needs* is a frontier, and the hold is the meet of
-all needs. Opening something with an older need than the hold says so with a commit; letting go
-is told by the next heartbeat. After an expiry it registers anew by itself; only what was open at
+all needs. An opening whose need is older than the hold commits that; a need that ends
+is told by the next heartbeat. After an expiry the reader registers anew by itself; only what was open at
 that moment is lost (`LeaseExpired`).
 
-A client that may not write has no lease (`Unheld`): it reads what the retention of others leaves.
+A client that may not write has no lease (`ReadonlyHold`): it reads what the retention of others leaves.
 
-A handle that was opened with `hold=` has a reader of its own beside it (`OwnHold`), perhaps under
-a name that a restarted process takes over. It moves when its user moves it; its expiry is final. It holds
-history alone: what the handle opens is read under the shared reader, which holds its blobs. So a hold whose
-process is gone, or that is seldom heard of, keeps no version and no replaced blob for as long as its lease.
+A handle that was opened with `hold=` has a second reader of its own (`OwnHold`), perhaps under
+a name that a restarted process takes over. It moves when its user moves it, and its expiry is final. It holds
+history alone: what the handle opens is read under the shared reader, which holds the blobs. So a hold whose
+process is gone, or whose heartbeats are rare, keeps no version and no replaced blob for as long as its lease.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ class Need:
 
 @dataclass(eq=False)
 class SharedHold:
-    """See the header."""
+    """The leased reader that all handles of a client on one shard share."""
 
     keeps: ClassVar[bool] = True
-    """Whether what was opened stays readable until it is let go, or the lease is lost."""
+    """Whether what was opened stays readable until it is dropped, or the lease is lost."""
 
     stack: Stack
     register: Register
@@ -64,7 +64,7 @@ class SharedHold:
     _beating: asyncio.Task[None] | None = None
 
     async def acquire(self) -> None:
-        """One more handle. A commit, if none was there or the registration has run out."""
+        """One more handle. A commit, if it is the first one or the registration has run out."""
         self._users += 1
         try:
             await self.ensure()
@@ -84,7 +84,7 @@ class SharedHold:
                 await self._commit(ExpireReader(reader))
 
     async def ensure(self) -> None:
-        """Be registered. No request, unless the lease has run out."""
+        """Register, if that is needed. No request, unless the lease has run out."""
         if self.registered and not await self._overdue():
             return
         async with self._turn:
@@ -94,7 +94,7 @@ class SharedHold:
         if self.registered and await self._overdue():
             try:
                 await self._commit(RenewReader(self.reader, hold=self.since))
-            except LeaseExpired:  # somebody has expired it, as is known by now
+            except LeaseExpired:  # another commit has ended the registration, and the state says so by now
                 pass
         while not self.registered:
             reader = f"r{self.stack.runtime.uuid()}"
@@ -108,7 +108,7 @@ class SharedHold:
                 )
 
     async def _overdue(self) -> bool:
-        """Whether others may expire the registration by now."""
+        """Whether any commit may end the registration by now."""
         now = await self.stack.consensus.now()
         record = self._record
         return record is None or record.heartbeat + record.lease_s < now
@@ -134,7 +134,7 @@ class SharedHold:
     async def need(self, frontier: Antichain) -> Need:
         """Hold history at `frontier` until `drop`. A commit, unless the hold reaches back so far already;
         `SinceViolation` if the shard's since has passed it."""
-        async with self._turn:  # so that no heartbeat which does not know of it is on its way
+        async with self._turn:  # so that no heartbeat without this need is on its way
             while True:
                 await self._ensure()
                 self._needs[frontier] += 1
@@ -143,7 +143,7 @@ class SharedHold:
                     record = self._record
                     if record is None or self._slot.busy or not record.since <= frontier:
                         await self._commit(RenewReader(self.reader, hold=self.since))
-                except LeaseExpired:  # nothing was open under it yet: register anew
+                except LeaseExpired:  # nothing was open under the registration yet: register anew
                     self.drop(need)
                 except BaseException:
                     self.drop(need)
@@ -152,7 +152,7 @@ class SharedHold:
                     return need
 
     def move(self, need: Need, frontier: Antichain) -> None:
-        """`need` is of `frontier` from now on; told by the next heartbeat."""
+        """`need` is at `frontier` from now on; the next heartbeat tells the shard."""
         if need.open:
             self.drop(need)
             need.frontier, need.open = frontier, True
@@ -160,7 +160,7 @@ class SharedHold:
                 self._needs[frontier] += 1
 
     def drop(self, need: Need) -> None:
-        """`need` is no more; told by the next heartbeat. Idempotent."""
+        """End `need`; the next heartbeat tells the shard. Idempotent."""
         if need.open and need.reader == self.reader:
             self._needs[need.frontier] -= 1
             if self._needs[need.frontier] <= 0:
@@ -169,7 +169,7 @@ class SharedHold:
 
     def check(self, reader: str) -> None:
         """`LeaseExpired` if `reader`, under which something was opened, is no longer registered."""
-        self._check_there()
+        self._check_not_finalized()
         state = self.register.state
         if state is None or reader not in state.readers:
             raise LeaseExpired(
@@ -177,13 +177,13 @@ class SharedHold:
                 shard_id=self.register.shard,
             )
 
-    def _check_there(self) -> None:
+    def _check_not_finalized(self) -> None:
         state = self.register.state
         if state is not None and state.finalized:
             raise ShardFinalized("it is finalized", shard_id=self.register.shard)
 
     async def heartbeat(self) -> None:
-        """Tell that the reader lives, and what it needs now."""
+        """Renew the lease, and tell the shard what is needed now."""
         async with self._turn:
             if self.reader:
                 await self._commit(RenewReader(self.reader, hold=self.since))
@@ -193,9 +193,9 @@ class SharedHold:
         await commit(self.register, command, self._slot)
 
 
-class Unheld(SharedHold):
-    """Stands for the lease where none may be taken. History may end and blobs may go at any moment; who
-    reads finds out, and plans again on a newer state or raises."""
+class ReadonlyHold(SharedHold):
+    """Takes the place of a lease in a client that may not write. History and blobs may go at any moment; a
+    read finds out, and plans again on a newer state or raises."""
 
     keeps = False
     reader: str = "readonly"  # no registration has this id
@@ -204,7 +204,7 @@ class Unheld(SharedHold):
         """Nothing is registered."""
 
     async def release(self) -> None:
-        """Nothing was."""
+        """Nothing was registered."""
 
     async def ensure(self) -> None:
         """Nothing can run out."""
@@ -228,15 +228,15 @@ class Unheld(SharedHold):
 
     def check(self, reader: str) -> None:
         """`ShardFinalized`; no lease can have run out."""
-        self._check_there()
+        self._check_not_finalized()
 
     async def heartbeat(self) -> None:
-        """Nobody is told anything."""
+        """There is no lease to renew."""
 
 
 @dataclass(eq=False)
 class OwnHold:
-    """A reader of one handle's own."""
+    """The reader of one handle that was opened with `hold=`."""
 
     stack: Stack
     register: Register
@@ -253,8 +253,8 @@ class OwnHold:
     async def open(
         cls, stack: Stack, register: Register, since: Antichain | None, name: str | None, lease_s: float
     ) -> "OwnHold":
-        """Register it at `since`; or take over the one of that name, which keeps its frontier (a new one
-        begins at `since`, or at the shard's). One commit."""
+        """Register a hold at `since`; or take over the hold of that name, which keeps its frontier (a new one
+        begins at `since`, or at the shard's since). One commit."""
         fresh = str(stack.runtime.uuid())
         if name is None:
             assert since is not None
@@ -270,7 +270,7 @@ class OwnHold:
         return hold
 
     def check(self) -> None:
-        """Raise what a heartbeat found: the registration is gone, or somebody else's."""
+        """Raise `LeaseExpired` if the registration is gone, as far as this process knows."""
         state = self.register.state
         if self._lost is None and state is not None and not state.finalized:
             record = state.readers.get(self.reader)
@@ -293,8 +293,8 @@ class OwnHold:
             return self.since
 
     async def confirm(self) -> None:
-        """Raise unless it is still there and ours, by a fresh look: a takeover must be noticed by the very
-        next call. One request."""
+        """Raise unless the hold still exists and is ours, by a fresh look: the next call after a takeover
+        must notice it. One request."""
         state = await self.register.refresh()
         self.check()
         record = state.readers.get(self.reader) if state else None
@@ -309,6 +309,6 @@ class OwnHold:
             await commit(self.register, ExpireReader(self.reader, self.owner), self._slot)
 
     def stop(self) -> None:
-        """No more heartbeats: the lease runs out by itself."""
+        """Stop the heartbeats: the lease runs out by itself."""
         if self._beating is not None:
             self._beating.cancel()

@@ -1,10 +1,9 @@
-"""Heartbeats: what keeps a registration alive.
+"""Heartbeats: they keep a registration alive.
 
-A heartbeat is due after a quarter of the lease, so three may fail before it runs out. One that is
-late, because the process was suspended or the loop was busy, goes out at once. A heartbeat that
-fails ends nothing, whatever it fails with: it is told and tried again; that the lease is gone is told by
-the next use.
-"""
+A heartbeat is due after a quarter of the lease, so three may fail before the lease runs out. A late
+heartbeat, because the process was suspended or the loop was busy, goes out at once. A heartbeat that fails
+ends nothing, whatever the error: it is reported and tried again. If the lease is gone, the next use of the
+handle says so."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,7 @@ from aiopersist.shard.stack import Stack
 log = logging.getLogger("aiopersist")
 
 HEARTBEATS_PER_LEASE = 4
-TICKS_PER_HEARTBEAT = 4  # how often the clock is looked at, since sleep does not count suspended time
+TICKS_PER_HEARTBEAT = 4  # looks at the clock, since sleep does not count suspended time
 
 
 def check_lease_s(lease_s: float) -> None:
@@ -26,7 +25,7 @@ def check_lease_s(lease_s: float) -> None:
 
 
 class Heartbeat:
-    """When the next heartbeat of a lease is due. Pure but for the clock that it is asked with."""
+    """When the next heartbeat of a lease is due. Pure: callers pass the time."""
 
     def __init__(self, lease_s: float, now: float) -> None:
         self.every_s = lease_s / HEARTBEATS_PER_LEASE
@@ -49,11 +48,10 @@ async def keep_alive(stack: Stack, lease_s: float, renew: Callable[[], Awaitable
         try:
             await renew()
         except (LeaseExpired, OpaqueMismatch, ShardFinalized) as error:
-            log.warning(
-                "a heartbeat found that its registration is gone: %s", stack.supervisor.failures.signed(error)
-            )
+            found = stack.supervisor.failures.labelled(error)
+            log.warning("a heartbeat found that its registration is gone: %s", found)
             return
         except Exception as error:
-            stack.supervisor.failures.tell("a heartbeat, which is repeated,", error)
+            stack.supervisor.failures.report("a heartbeat, which is repeated,", error)
             continue
         heartbeat.beat(stack.runtime.monotonic())

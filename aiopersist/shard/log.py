@@ -1,10 +1,9 @@
-"""Reading a shard's state: rollup, then diffs.
+"""Reading a shard's state: a rollup, then diffs.
 
-Consensus holds the newest versions, as diffs; the blob store holds rollups. The earliest live
-version is 0, or has a rollup at exactly its seqno, and every diff names the latest rollup. So the
-state is: the head, the rollup that it names, and the diffs after that. Between those reads others
-may commit, and truncate what is no longer needed: then it begins again from a newer head.
-"""
+The consensus store has the newest versions, as diffs; the blob store has rollups. The earliest live version
+is 0, or has a rollup at exactly its seqno, and every diff names the latest rollup. So a state is read in
+three steps: the head, the rollup that it names, and the diffs after that. Between these reads other processes
+may commit, and truncate versions: then the read begins again from a newer head."""
 
 from collections.abc import AsyncIterator, Sequence
 from math import inf
@@ -22,11 +21,11 @@ FEW = 8  # versions: applying them takes less than a millisecond
 
 
 class Truncated(Exception):
-    """Versions that were to be read are not there any more: somebody collects."""
+    """Versions that were to be read are gone: another process collects."""
 
 
 def consensus_key(shard: str) -> str:
-    """Where the versions of `shard` are."""
+    """The key of the versions of `shard`."""
     return PREFIXES[shard[0]] + shard
 
 
@@ -39,7 +38,7 @@ async def list_shards(stack: Stack) -> list[str]:
 async def versions_between(
     stack: Stack, shard: str, first: int, last: int
 ) -> AsyncIterator[Sequence[Versioned]]:
-    """The versions from `first` to `last`, a request's worth at a time. `Truncated`."""
+    """The versions from `first` to `last`, as many at a time as one request reads. `Truncated`."""
     at = first
     while at <= last:
         found = await stack.consensus.scan(consensus_key(shard), at, min(SCAN_LIMIT, last + 1 - at))
@@ -50,9 +49,11 @@ async def versions_between(
 
 
 async def load(stack: Stack, shard: str) -> State | None:
-    """The state at the head, read anew; `None` where the shard is not. Costs a read of the head, of the
+    """The state at the head, read anew; `None` if there is no such shard. Costs a read of the head, of the
     latest rollup if there is one, and a scan for every 512 versions since then."""
-    fault: tuple[int, str] | None = None  # what the head named and was not there, unless that head was old
+    fault: tuple[int, str] | None = (
+        None  # a head and what is missing of it: `Corruption`, unless the head moves
+    )
     while True:
         head = await stack.consensus.head(consensus_key(shard))
         if head is None:
@@ -75,7 +76,7 @@ async def load(stack: Stack, shard: str) -> State | None:
 
 
 async def read_rollup(stack: Stack, key: str, checksum: str) -> State | None:
-    """The state in a rollup; `None` if it is not there. Damaged bytes are read again at most twice."""
+    """The state in a rollup; `None` if the blob is gone. Damaged bytes are read again at most twice."""
     for last in (False, False, True):
         data = await stack.blob.uncached.get(key)
         if data is None:
@@ -93,7 +94,7 @@ def _decode_rollup(data: bytes, checksum: str) -> State:
 
 
 async def replay(stack: Stack, shard: str, state: State | None, head: Versioned) -> State | None:
-    """`state` after the versions up to `head`; `None` if some of them were truncated meanwhile."""
+    """The state after `state` and the versions up to `head`; `None` if some were truncated meanwhile."""
     at = -1 if state is None else state.seqno
     if at + 1 == head.seqno:
         return await stack.compute_few(len(head.data), _applied, [head], shard, state)
@@ -113,7 +114,7 @@ def _applied(versions: Sequence[Versioned], shard: str, state: State | None) -> 
 
 
 async def version_at(stack: Stack, shard: str, seqno: int, commit: str) -> bool:
-    """Whether version `seqno` is that of `commit`, or was truncated. One request."""
+    """Whether version `seqno` has the commit id `commit`, or was truncated. One request."""
     versions = await stack.consensus.scan(consensus_key(shard), seqno, 1)
     return not versions or versions[0].seqno != seqno or _decode(versions[0], shard).commit == commit
 

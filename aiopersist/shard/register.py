@@ -1,12 +1,14 @@
 """The one in-memory state of a shard, shared by all handles of a process.
 
-It only moves forward, in three ways: a *refresh* reads the head and the versions since ours (one read
-serves all who asked before it was sent, so each sees everything that was written before it asked:
-linearizable); a commit of our own installs what it wrote (`shard/commit.py`); and what a look at many
-shards found is *offered*, which serves nobody who asked: he has a read of his own.
+The state only moves forward, in three ways:
+- A *refresh* reads the head and the versions after our state. One read serves all callers that asked before
+  it was sent, so each caller sees everything that was written before it asked: a refresh is linearizable.
+- A commit of our own installs what it wrote (`shard/commit.py`).
+- A look at many shards *offers* the head that it found. An offer serves no caller of `refresh`: it may have
+  been read before the caller asked.
 
-**Waiting.** Waiters are woken by every new state, from own commits without any I/O. While there
-are waiters the client's follower brings news of the shard (`shard/follow.py`). A lost hint costs
+**Waiting.** Every new state wakes the waiters, a commit of our own without any I/O. While there
+are waiters, the client's follower brings news of the shard (`shard/follow.py`). A lost hint costs
 `settings.watch_timeout_s`.
 """
 
@@ -27,8 +29,8 @@ T = TypeVar("T")
 
 Waiter: TypeAlias = "asyncio.Future[None]"
 
-WOKEN_AT_ONCE = 16  # waiters; each goes on for some 0.1 ms
-TURN_S = 0.25  # long for a statement, short for a caller: past it commits race instead of waiting
+WOKEN_AT_ONCE = 16  # waiters in a turn of the loop; each runs for some 0.1 ms
+TURN_S = 0.25  # long for a statement, short for a caller: after it commits race instead of waiting
 
 
 class Register:
@@ -38,12 +40,13 @@ class Register:
         self.shard = shard
         self.state: State | None = None
         self.label_of: Callable[[], str] = lambda: f"shard {shard}"
-        """What the user calls it."""
+        """What the user calls the shard."""
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] = lambda state: None
-        """Told of each own commit, without an await: says what maintenance is due."""
+        """Called with the state after each commit of our own, without an await: begins what maintenance is
+        due."""
         self.on_news: Callable[[State], None] = lambda state: None
-        """Told of each newer state, without an await."""
+        """Called with each newer state, without an await."""
         self.stack = stack
         self.key = consensus_key(shard)
         self._turn = asyncio.Lock()
@@ -54,7 +57,7 @@ class Register:
 
     @property
     def seqno(self) -> int | None:
-        """Of the newest state that is known."""
+        """The version of the newest known state."""
         return None if self.state is None else self.state.seqno
 
     def label(self) -> str:
@@ -65,7 +68,7 @@ class Register:
 
     async def refresh(self) -> State | None:
         """The state as it was at some moment after this call began, or newer. One request when nothing
-        or one version is new; shared with all who ask meanwhile."""
+        or one version is new, shared by all callers that ask meanwhile."""
         if self._reading is None or self._reading.done():
             task = self._reading = self.stack.supervisor.spawn(self._read(), "read a shard's head")
         else:
@@ -88,8 +91,8 @@ class Register:
         await self.offer(sent, await self.stack.consensus.head(self.key))
 
     async def offer(self, sent: State, head: Versioned | None) -> None:
-        """The newest version is `head`, as was read at a moment after `sent` was known here."""
-        if sent.finalized and (head is None or head.seqno < sent.seqno):  # for good, be its tombstone gone
+        """Take `head`, which was read at a moment after `sent` was known here, as the newest version."""
+        if sent.finalized and (head is None or head.seqno < sent.seqno):  # final, even without its tombstone
             return
         if head is None and await self._may_be_forgotten(sent):
             self.install(finalized(sent))
@@ -97,7 +100,7 @@ class Register:
         if head is None or head.seqno < sent.seqno:
             raise self._restored(f"its head is {head.seqno if head else 'gone'}", sent)
         now = self.state
-        assert now is not None  # a version of it is known
+        assert now is not None  # `sent` was known, and states only move forward
         if head.seqno < now.seqno:
             return
         if head.seqno == now.seqno:
@@ -108,7 +111,7 @@ class Register:
         self.install(read if read is not None else await load(self.stack, self.shard))
 
     async def _may_be_forgotten(self, state: State) -> bool:
-        """Whether it may have been finalized since `state`, for so long that its tombstone is gone."""
+        """Whether the shard may have been finalized after `state`, so long ago that its tombstone is gone."""
         return await self.stack.consensus.now() - state.at > self.stack.settings.tombstone_retention_s
 
     def _restored(self, what: str, state: State) -> Corruption:
@@ -117,33 +120,33 @@ class Register:
         )
 
     def install(self, state: State | None) -> None:
-        """`state` is known from now on, if it is newer than what was."""
+        """Make `state` the known one, if it is newer."""
         if state is None or (self.state is not None and state.seqno <= self.state.seqno):
             return
         self.state = state
         self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_result(None))
-        self._tell(self.on_news, state)
+        self._notify(self.on_news, state)
 
     def committed(self, before: State | None, after: State) -> None:
-        """`after`, which followed `before`, is durable: a commit of our own."""
+        """A commit of our own made `after`, which follows `before`, durable."""
         if self.state is before:
             self.install(after)
-        self._tell(self.on_commit, after)
+        self._notify(self.on_commit, after)
 
-    def _tell(self, listener: Callable[[State], None], state: State) -> None:
-        """A version that is durable stays so, whatever a listener does with it: its failure is not the
-        caller's, who would take the commit for failed."""
+    def _notify(self, listener: Callable[[State], None], state: State) -> None:
+        """Call `listener`, and keep what it raises: the caller would take the commit for failed, though the
+        version is durable."""
         try:
             listener(state)
         except Exception as error:
-            self.stack.supervisor.failures.tell(f"telling of a version of {self.label_of()}", error)
+            self.stack.supervisor.failures.report(f"telling of a version of {self.label_of()}", error)
 
     # --- waiting ---------------------------------------------------------------------------------
 
     async def wait(self, ready: Callable[[State], T | None]) -> T:
-        """The first result of `ready(state)` that is not `None`, looked at whenever the state is newer.
-        `ready` may raise. While it waits the client's follower looks at the shard when a hint comes, and
-        every `settings.watch_timeout_s`."""
+        """The first result of `ready(state)` that is not `None`; `ready` is called with each newer state, and
+        may raise. Meanwhile the client's follower looks at the shard when a hint comes, and every
+        `settings.watch_timeout_s`."""
         loop = asyncio.get_running_loop()
         while True:
             if (state := self.state) is not None:
@@ -161,16 +164,16 @@ class Register:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody waits."""
+        """Whether there are waiters."""
         return bool(self._waiters)
 
     def fail(self, error: Exception) -> None:
-        """Tell those who wait that a look failed."""
+        """Raise `error` in the waiters: a look failed."""
         self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_exception(error))
 
     def _wake(self, waiters: Iterator[Waiter], settle: Callable[[Waiter], None]) -> None:
-        """Some in this turn of the loop, the others in the next ones: thousands may wait, and what they do
-        then must not keep everybody else waiting."""
+        """Wake some waiters in this turn of the loop, the others in the next ones: there may be thousands,
+        and other tasks must not wait for what all of them do then."""
         some = list(islice(waiters, WOKEN_AT_ONCE))
         for waiter in some:
             if not waiter.done():
@@ -181,8 +184,8 @@ class Register:
     # --- pins ------------------------------------------------------------------------------------
 
     def pin(self, seqno: int) -> Callable[[], None]:
-        """Keep the blobs that are named from version `seqno` on for this process's readers, until the result
-        is called."""
+        """Keep the blobs that versions from `seqno` on name, for this process's readers, until the result is
+        called."""
         self.pins[seqno] += 1
         released = False
 
@@ -199,9 +202,10 @@ class Register:
     # --- turns -----------------------------------------------------------------------------------
 
     async def take_turn(self) -> bool:
-        """Wait for the turn to commit, but not for long; whether it was taken. Of several statements for
-        one version only one can win; but a statement that hangs blocks nobody else."""
-        if not self._turn.locked() and not self._queueing:  # whoever was woken first goes first
+        """Wait for the turn to commit, `TURN_S` at most; says whether it was taken. Turns save vain
+        statements, since only one of several for the same version can win; the limit keeps a statement that
+        hangs from blocking the others."""
+        if not self._turn.locked() and not self._queueing:  # else those that wait go first
             return await self._turn.acquire()
         self._queueing += 1
         try:
@@ -213,5 +217,5 @@ class Register:
             self._queueing -= 1
 
     def release_turn(self) -> None:
-        """Let the next one commit."""
+        """Let the next caller commit."""
         self._turn.release()

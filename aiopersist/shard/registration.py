@@ -1,8 +1,8 @@
-"""A registered writer, kept alive while somebody here needs it: the handle, its builders, and the
+"""A registered writer, kept alive while something in this process needs it: the handle, its builders, and the
 batches that were built under it and are not consumed yet; or batches that another process built.
 
-Heartbeats go their own way, past the appends of the handle: an append that waits for a slow store must
-not cost the registration. One that is lost is repeated by the next; none needs settling.
+Heartbeats do not wait for the appends of the handle: an append that waits for a slow store must
+not cost the registration. The next heartbeat repeats a lost one, so none needs settling.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWrit
 
 T = TypeVar("T")
 
-LOST_MAX = 5  # registrations that a call may lose on its way, since the process stood still each time
+LOST_MAX = 5  # registrations that one call may lose; each time the process stood still
 BATCHES_MAX = 256  # batches built under one registration: the state keeps the ids of those handed over
-LENT_BATCHES_MAX = 65_536  # of one that others build under: some MB of ids in rollups
+LENT_BATCHES_MAX = 65_536  # the same where other processes build under it: some MB of ids in rollups
 
 
 async def begun_anew(job: Callable[[], Awaitable[T]]) -> T:
-    """Do `job`, which works under a registration that it finds or makes; from its beginning, if that ran out
-    on the way: the process stood still."""
+    """Do `job`, which finds or makes a registration and works under it. If that runs out meanwhile, since the
+    process stood still, begin anew."""
     for _ in range(LOST_MAX - 1):
         try:
             return await job()
@@ -41,13 +41,13 @@ class Registration:
     def __init__(self, shard: Shard, writer: str, lease_s: float) -> None:
         self.writer = writer
         self.handed_over: set[str] = set()
-        """Ids of batches that left this process: its record must outlive this handle."""
+        """Ids of batches that left this process: the registration must outlive this handle."""
         self.lent = False
-        """Whether others, elsewhere, may build under it: then only its handle's end is its own."""
+        """Whether other processes may build under it: then heartbeats keep it while the handle is open."""
         self.built = 0
-        """Batches that were begun under it here."""
+        """Batches that this process began under it."""
         self.on_unused: Callable[[], object] = lambda: None
-        """Called when nobody here needs it any more."""
+        """Called when nothing in this process needs it any more."""
         self._shard = shard
         self._lease_s = lease_s
         self._users = 0
@@ -58,21 +58,21 @@ class Registration:
 
     @classmethod
     async def fresh(cls, shard: Shard, lease_s: float | None = None) -> "Registration":
-        """A new one, with the lease of writers unless another is given; one commit. An id whose registration
-        failed is never used again."""
+        """A new registration, with the lease of writers unless another is given. One commit. An id whose
+        registration failed is never used again."""
         writer, slot = f"w{shard.stack.runtime.uuid()}", Slot()
         lease_s = shard.stack.settings.writer_lease_s if lease_s is None else lease_s
         try:
             await commit(shard.register, RegisterWriter(writer, lease_s), slot)
         except BaseException:
-            if slot.busy:  # it may land, or land yet, and nobody knows of it
+            if slot.busy:  # it may have happened, or may still, and no handle knows the id
                 shard.stack.supervisor.spawn(_undo(shard, writer, slot), "end a registration nobody knows of")
             raise
         return cls(shard, writer, lease_s)
 
     @classmethod
     def of_another(cls, shard: Shard, writer: str) -> "Registration":
-        """That of a writer elsewhere; `renew` it first."""
+        """The registration of a writer in another process; `renew` it first."""
         record = shard.state.writers.get(writer)
         return cls(shard, writer, shard.stack.settings.writer_lease_s if record is None else record.lease_s)
 
@@ -89,16 +89,16 @@ class Registration:
 
     @property
     def alive(self) -> bool:
-        """As far as this process knows."""
+        """Whether the writer is registered, as far as this process knows."""
         return self.writer in self._shard.state.writers
 
     @property
     def in_use(self) -> bool:
-        """Whether its record is needed by more than the handle that releases it."""
+        """Whether anything but the handle that releases it needs it."""
         return self._users > 0 or bool(self.handed_over)
 
     def hold(self) -> None:
-        """One more needs it."""
+        """Add a user: a handle, a builder, or a batch."""
         self._users += 1
         if self._beating is None and not self._stopped:
             self._beating = self._shard.stack.supervisor.background(
@@ -106,7 +106,7 @@ class Registration:
             )
 
     def release(self) -> None:
-        """One less."""
+        """Remove a user."""
         self._users -= 1
         if not self._users:
             self._end_heartbeats()
@@ -120,9 +120,9 @@ class Registration:
             pass
 
     def retire(self) -> None:
-        """The handle has a newer one. It is kept while batches of it are here, or were handed over and are
-        not spent yet: heartbeats look. One that is full is kept by those who still build under it, or have
-        batches of it."""
+        """The handle has a newer registration. Heartbeats keep this one while batches that were built under
+        it are in this process, or were handed over and are not spent yet. If it is full, only its users keep
+        it."""
         if self.alive and not self.is_full:
             self._retired = True
         else:
@@ -130,17 +130,17 @@ class Registration:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further batches are to be built under it elsewhere."""
+        """Whether other processes must build no further batches under it."""
         return spent_under(self._shard.state, self.writer) >= LENT_BATCHES_MAX
 
     def stop(self) -> None:
-        """No more heartbeats, whoever needs it: the lease ends it."""
+        """Stop the heartbeats, whatever needs it: the lease ends it."""
         self._stopped = True
         self._end_heartbeats()
 
     async def expire(self) -> None:
-        """End it at once: what was built under it can no longer be appended. One commit."""
-        await commit(self._shard.register, ExpireWriter(self.writer), Slot())
+        """End the registration at once: what was built under it can no longer be appended. One commit."""
+        await commit(self._shard.register, ExpireWriter(self.writer))
 
     def _end_heartbeats(self) -> None:
         if self._beating is not None:
@@ -151,16 +151,16 @@ class Registration:
         is_needed = not self._retired or self.lent or self._users != 1 or not self.alive
         if not is_needed and spent_under(self._shard.state, self.writer) >= len(self.handed_over):
             await self.expire()
-            self.release()  # the handle's hold; last, since it cancels this very task
+            self.release()  # the handle's use; last, since it cancels this very task
             return
-        await commit(self._shard.register, HeartbeatWriter(self.writer), Slot())
+        await commit(self._shard.register, HeartbeatWriter(self.writer))
 
 
 def spent_under(state: State, writer: str) -> int:
-    """How many batches of that writer are known to have been appended or deleted."""
+    """How many batches built under `writer` are known to have been appended or deleted."""
     return len(state.spent.get(writer, ()))
 
 
 async def _undo(shard: Shard, writer: str, slot: Slot) -> None:
     await settle(slot)
-    await commit(shard.register, ExpireWriter(writer), Slot())
+    await commit(shard.register, ExpireWriter(writer))

@@ -1,4 +1,4 @@
-"""A shard as one process sees it: its register, its schemas, and the reader all handles share."""
+"""A shard as one client sees it: its register, its schemas, and the reader that all handles share."""
 
 from typing import Any
 
@@ -6,10 +6,9 @@ from aiopersist.data.types.evolve import mismatch
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain, Time, minimum, shaped
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId, find
 from aiopersist.shard.commit import commit
-from aiopersist.shard.hold import SharedHold, Unheld
+from aiopersist.shard.hold import ReadonlyHold, SharedHold
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.lifecycle import Create, Finalize
@@ -22,11 +21,11 @@ class Shard:
     def __init__(self, stack: Stack, shard_id: ShardId, name: str | None = None) -> None:
         self.id = shard_id
         self.name = name
-        """By which it was opened last; `None`: by its id."""
+        """The name by which it was opened last; `None`: by its id."""
         self.stack = stack
         self.register = Register(stack, shard_id)
         self.register.label_of = lambda: self.label
-        self.hold: SharedHold = (Unheld if stack.readonly else SharedHold)(stack, self.register)
+        self.hold: SharedHold = (ReadonlyHold if stack.readonly else SharedHold)(stack, self.register)
         self._schemas: dict[int, Schema[Any, Any, Any]] = {}
 
     @property
@@ -42,8 +41,8 @@ class Shard:
         return state
 
     async def open(self) -> State:
-        """Find it: `UnknownShard`, `ShardFinalized`. A read of the head, the rollup and the diffs since, if
-        this process has not seen it yet; else one request."""
+        """Read its newest state: `UnknownShard`, `ShardFinalized`. A read of the head, of the rollup and of
+        the diffs since then, if this client has not read it yet; else one request."""
         state = await self.register.refresh()
         if state is None:
             raise UnknownShard(f"there is no {self.label}", shard_id=self.id)
@@ -52,17 +51,17 @@ class Shard:
         return state
 
     async def open_or_create(self, schema: Schema[Any, Any, Any]) -> State:
-        """Find it or make it: one commit more for a new one, and a look at its name: if that was dropped
-        meanwhile, however long ago, what was made is finalized, and nobody has seen it."""
+        """Open the shard, or create it by one commit more. After a creation the name is read again: if it was
+        dropped meanwhile, however long ago, the new shard is finalized, and no user has seen it."""
         if await self.register.refresh() is None:
             command = Create(self.id, schema.to_record(), minimum(schema.time_length))
-            await commit(self.register, command, Slot())
+            await commit(self.register, command)
             if self.name is not None and await find(self.stack, self.name, type(self.id)) != self.id:
-                await commit(self.register, Finalize(self.id), Slot())
+                await commit(self.register, Finalize(self.id))
         return await self.open()
 
     def schema(self, schema_id: int) -> Schema[Any, Any, Any]:
-        """The stored schema of that id, by Arrow types."""
+        """The stored schema of that id, in Arrow types."""
         if schema_id not in self._schemas:
             self._schemas[schema_id] = Schema.from_record(self.state.schemas[schema_id])
         return self._schemas[schema_id]

@@ -1,7 +1,7 @@
-"""What all calls of one client share: its shards by id, and the life of what it opens on them.
+"""What all calls of one client share: its shards by id, and the life of the handles that it opens.
 
 `Client` is a list of forwards: each of its calls is a function of this object, in the package that the call
-is about. So what a client can do is read in one file, and how, where it belongs.
+is about. So one file shows what a client can do, and each package shows how.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from aiopersist.storage.consensus import Consensus
 
 H = TypeVar("H", bound=Handle)
 
-KEPT_FOR_PIECES = 8
-CLOSE_AT_ONCE = 64  # handles released at the same time: their commits go as a few statements
+KEPT_FOR_PIECES = 8  # shards
+CLOSE_AT_ONCE = 64  # handles closed at the same time: their commits go as a few statements
 
 
 class Shards:
@@ -36,9 +36,9 @@ class Shards:
         self._known: WeakValueDictionary[str, Shard] = WeakValueDictionary()
         label_of = _labels(self._known)
         self.calls = Scope("the client", label_of=label_of)
-        """Of the client's calls; it ends first: then nothing new begins."""
+        """The scope of the client's calls. It ends first: then nothing new begins."""
         self.scope = Scope("the client", label_of=label_of)
-        """Of handles; it ends once they are released."""
+        """The scope of handles. It ends once they are closed."""
         owner = Supervisor(runtime, label_of)
         follower = Follower(consensus, settings.watch_timeout_s, owner)
         self.stack = Stack(blob, consensus, settings, runtime, owner, follower, readonly=readonly)
@@ -59,24 +59,24 @@ class Shards:
         return shard
 
     async def existing(self, name: str) -> Shard:
-        """The shard of that name or id, as it is now; `UnknownShard`."""
+        """The shard of that name or id, with its newest state; `UnknownShard`."""
         shard = self.at(await resolve(self.stack, name), name)
         await shard.open()
         return shard
 
     async def of_a_piece(self, name: str) -> Shard:
-        """`existing`, for a piece of work from elsewhere: the last few shards of pieces are kept, since no
-        handle keeps them, and their states are not to be loaded anew for each piece."""
+        """`existing`, for a piece of work of another process. No handle keeps such a shard, so the last few
+        are kept here: each piece would load the state anew otherwise."""
         shard = await self.existing(name)
         self._recent.append(shard)
         return shard
 
     async def named(self, name: str) -> Shard:
-        """The shard of that name or id; a name that is free is taken for a shard that does not exist yet."""
+        """The shard of that name or id; a free name is taken for a shard that does not exist yet."""
         return self.at(await resolve_or_create(self.stack, name, ShardId), name)
 
     def opening(self, opener: Callable[[], Awaitable[H]], call: str) -> Opening[H]:
-        """What `opener` gives, as a handle of the client; `call` is what the user wrote."""
+        """The opening of what `opener` returns, as a handle of the client; `call` is what the user wrote."""
         return Opening(lambda: self._opened(opener), call)
 
     async def release(self) -> None:
@@ -92,7 +92,7 @@ class Shards:
         try:
             with self.scope.call():
                 handle = await opener()
-            self._handles.add(handle)  # also one that nobody keeps must be released
+            self._handles.add(handle)  # a handle that the user drops must be closed, too
             handle._scope.on_close = partial(self._ended, handle, handle._scope.on_close)
             if self.calls.closed:
                 await handle.aclose()
@@ -107,13 +107,14 @@ class Shards:
         before()
 
     async def _drain(self) -> None:
-        """What is being opened has a moment to be there; whoever opens it then releases it."""
+        """Wait a moment for handles that are being opened; `_opened` then closes them."""
         if self._openings:
             await asyncio.wait(self._openings, timeout=RELEASE_DEADLINE_S)
 
 
 def _labels(shards: WeakValueDictionary[str, Shard]) -> Callable[[str], str | None]:
-    """What the user calls the shard of an id, if it is open. The function keeps no client alive."""
+    """A function that says what the user calls the shard of an id, if it is open. It keeps no client
+    alive."""
 
     def label_of(shard_id: str) -> str | None:
         shard = shards.get(shard_id)

@@ -1,4 +1,4 @@
-"""What every part of a client works with, built once."""
+"""The stores, limits, clock and tasks that every part of a client uses, built once."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from aiopersist.storage.consensus import Consensus
 
 T = TypeVar("T")
 
-ON_THE_LOOP_BYTES = 32 * 1024  # less is worked on faster than a thread is reached
+ON_THE_LOOP_BYTES = 32 * 1024  # the work on fewer takes less time than reaching a thread
 THREADS = 4  # for work on columns, whose kernels release the GIL; more would only cost memory
 
 
@@ -33,15 +33,15 @@ class Stack:
     runtime: Runtime
     supervisor: Supervisor
     follower: Follower
-    """What brings news of the shards that somebody waits on."""
+    """Brings news of the shards that have waiters."""
     threads: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, THREADS))
     thread: ThreadPoolExecutor | None = None
-    """The one to work on, if it must be one; see `on_one_thread`."""
+    """The only thread to compute on; `None`: any of `threads`. See `on_one_thread`."""
     readonly: bool = False
     """Whether nothing may be written, leases included."""
 
     async def compute(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `work` on a worker thread: for what takes more than a millisecond. A cancelled caller stops
+        """Run `work`, which takes more than a millisecond, on a worker thread. A cancelled caller stops
         waiting; the work goes on, and its result is dropped."""
         if self.thread is not None:
             loop = asyncio.get_running_loop()
@@ -52,8 +52,8 @@ class Stack:
 
     @contextmanager
     def on_one_thread(self) -> Iterator["Stack"]:
-        """A stack that computes on a thread of its own: for long work in bounded memory, since what one
-        thread frees serves its next step, which allocators do not manage between threads."""
+        """A stack that computes on a thread of its own, for long work in bounded memory: an allocator reuses
+        for the next step what the same thread freed, but not what another thread freed."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="aiopersist compute")
         try:
             yield replace(self, thread=thread)
@@ -61,5 +61,5 @@ class Stack:
             thread.shutdown(wait=False)
 
     async def compute_few(self, size: float, work: Callable[..., T], *args: Any) -> T:
-        """`work(*args)`, about so many bytes of updates: on a worker thread unless they are few."""
+        """`work(*args)` on about `size` bytes of updates: on a worker thread unless they are few."""
         return work(*args) if size <= ON_THE_LOOP_BYTES else await self.compute(work, *args)

@@ -20,9 +20,8 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Error, InvalidUsage, SinceViolation, UnknownShard, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain
-from aiopersist.gc.collect import bury
+from aiopersist.gc.collect import delete_data
 from aiopersist.read.shared_read import SharedRead
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId, free
 from aiopersist.shard.commit import commit
 from aiopersist.spark import tasks
@@ -144,8 +143,8 @@ async def give_up(client: Client, begun: Begun) -> None:
     try:
         with client._shards.calls.call():
             await shard.register.refresh()
-            if await commit(shard.register, FinalizeUnused(shard.id), Slot()):
-                await bury(shard)
+            if await commit(shard.register, FinalizeUnused(shard.id)):
+                await delete_data(shard)
                 await free(shard.stack, begun.spec.shard, shard.id)
     except Error as error:
         log.warning("shard %r, which a failed job made, may be left empty: %s", begun.spec.shard, error)

@@ -3,15 +3,15 @@
 A command decides on the very state that its version will follow, and says what it changes. It
 does no I/O and reads no clock and no settings: `now` comes with the context, sampled anew for each
 attempt; limits come with the command. The one loop that makes commands durable
-(`shard/register.py`) runs a command again, on the newer state, when another version came first.
+(`shard/commit.py`) runs a command again, on the newer state, when another version came first.
 
-`Keep` means: no version is needed. With an `error` it is a refusal, reported only after a look at
-a fresh state; without, it is a success that follows from a frontier (or a transaction number)
+`Keep` means: no version is needed. With an `error` it is a refusal, raised only after a look at
+a fresh state. Without, it is a success that follows from a frontier (or a transaction number)
 that never goes back, so a cached state suffices.
 
-A commit renews the handle it is made for, then drops the readers and writers that are overdue:
-their leases need no process that maintains them. A heartbeat that lies ahead of the store's clock, which was
-wrong once, becomes one of now: so a lease ends, at the latest, its length after the clock is right again.
+A commit renews the handle it is made for, then drops the readers and writers that are overdue: so leases end
+without any process for that. A heartbeat that lies in the future comes from a clock that was wrong; a commit
+sets it to now, so a lease ends at the latest its length after the clock is right again.
 """
 
 from collections.abc import Mapping
@@ -23,22 +23,22 @@ from aiopersist.frontier import Antichain
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, LeasedReader, Retention, State, Writer
 
-AHEAD_S = 1.0  # what processes may differ in, as they tell the store's clock between two of its answers
+AHEAD_S = 1.0  # two processes' readings of the store's clock differ by less between two of its answers
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a command may know beside the state: sampled anew for each attempt."""
+    """What a command may know beside the state, sampled anew for each attempt."""
 
     now: float
     """The consensus store's clock, Unix seconds."""
     pinned: int | None = None
-    """The oldest seqno that an open snapshot of this process was planned at."""
+    """The oldest version that an open snapshot of this process reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A version is to be written; once it is, `result` is what happened."""
+    """A version must be written; once it is, the command returns `result`."""
 
     changes: Changes
     result: Any = None
@@ -53,16 +53,16 @@ class Keep:
 
 
 class Command(Protocol):
-    """One transition. A command that does more than once what it does once has
-    `happened(state) -> bool | None`, too: whether a *later* state proves that it was applied, for the
+    """One transition. A command that must not be applied twice also has
+    `happened(state) -> bool | None`: whether a *later* state proves that it was applied, for the
     case that its own version is gone (`None`: that cannot be known)."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep: ...
 
 
 def live(state: State | None) -> State:
-    """`state` of a shard that is there and not finalized. Both errors are final, or nearly: nobody
-    runs a command before the shard was created."""
+    """`state` itself, if the shard exists and is not finalized. Its errors are raised without a look at a
+    fresh state: a finalized shard stays so, and no command runs before the shard was created."""
     if state is None:
         raise UnknownShard("the shard was never created")
     if state.finalized:
@@ -71,7 +71,7 @@ def live(state: State | None) -> State:
 
 
 def refusal_if_gone(state: State, writer: str) -> Keep | None:
-    """The refusal of what `writer` wants to be named, if it is no longer registered."""
+    """The refusal to name a blob of `writer`, if that is no longer registered."""
     if writer in state.writers:
         return None
     return Keep(error=BatchExpired(f"writer {writer} is no longer registered"))
@@ -94,8 +94,8 @@ def commit(
     drop: Mapping[str, tuple[int | str, ...]] | None = None,
     **changes: Any,
 ) -> Commit:
-    """The commit of `changes`, which drops what is overdue, moves what is ahead of the clock back to it, and
-    moves since if a *moving* hold is renewed by it."""
+    """The commit of `changes`. It also drops overdue readers and writers, and sets heartbeats in the future
+    to now. `moved`: it renews a *moving* hold, and so moves since."""
     for name, records in ahead(state, context, changes).items():
         changes[name] = {**changes.get(name, {}), **records}
     dropped = {name: keys for name, keys in (drop or {}).items() if keys} | overdue(state, context, changes)
@@ -112,12 +112,12 @@ def commit(
 
 
 def claims_of(state: State, writers: tuple[int | str, ...]) -> tuple[int, ...]:
-    """The claims of these writers, which end with them."""
+    """The keys of the claims of `writers`: claims end with their writers."""
     return tuple(at for at, claim in state.claims.items() if claim.writer in writers) if writers else ()
 
 
 def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping[str, Any]) -> Antichain:
-    """How far since may go: the meet of all holds, of those that move and those that only keep."""
+    """How far since may go: the meet of all holds, those that move and those that only keep."""
     readers: dict[str, LeasedReader] = {**state.readers, **changes.get("readers", {})}
     critical: dict[str, CriticalReader] = {**state.critical, **changes.get("critical", {})}
     policies: dict[int, Retention] = {**state.retention, **changes.get("retention", {})}
@@ -131,12 +131,13 @@ def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping
 
 
 def is_ahead(at: float, now: float) -> bool:
-    """Whether only a clock that was wrong can have told `at`."""
+    """Whether only a wrong clock can have said `at`."""
     return at > now + AHEAD_S
 
 
 def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The readers and writers whose heartbeats lie in the future, as of now; but those of `changes`."""
+    """The readers and writers whose heartbeats lie in the future, with heartbeats of now; without those in
+    `changes`."""
     latest = context.now + AHEAD_S
     found = {
         name: {
@@ -150,7 +151,7 @@ def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[st
 
 
 def overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:
-    """The readers and writers that a commit of `changes` drops, since their leases have run out."""
+    """The keys of the readers and writers that a commit of `changes` drops: their leases have run out."""
     gone = {
         name: tuple(
             key

@@ -1,10 +1,9 @@
 """Commands and plans of compaction: which batches become one, who does it, and what is accepted.
 
-A *spec* names neighbouring batches and what they were when it was made. A *claim* keeps two processes
-from doing one spec twice; it is void once its writer is gone, not after a time. A result is applied
-(`Replace`) if its inputs are still exactly what was read. It may replace a part of what was asked
-for, so an attempt that is bounded in memory, or in runs, helps as far as it got.
-"""
+A *spec* names neighbouring batches, with their metadata at the time of the plan. A *claim* keeps two
+processes from doing one spec twice; it is void once its writer is gone, not after a time. A result is applied
+(`Replace`) if its inputs are still exactly what was read. It may replace only some of the batches that the
+spec names, so a compaction that is bounded in memory, or in runs, helps as far as it got."""
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State
 from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
-PASSED_MIN = 1024  # updates: less is not worth a thought
+PASSED_MIN = 1024  # updates: fewer are not worth a compaction
 
 
 class Spec(NamedTuple):
-    """What should be compacted: neighbouring batches, by ordinal, as they were, and to which since."""
+    """What should be compacted: neighbouring batches, by ordinal, as they were, and the since to advance
+    to."""
 
     inputs: dict[int, HollowBatch]
     since: Antichain
@@ -44,12 +44,12 @@ class Spec(NamedTuple):
 
     @property
     def blob_bytes(self) -> int:
-        """Of the blobs that it replaces."""
+        """Bytes of the blobs that the compaction replaces."""
         return sum(part.size for part in self.parts if part.key is not None)
 
     @property
     def goodbytes(self) -> float:
-        """Of all its updates, at most; infinite if a part does not say."""
+        """An upper bound of the goodbytes of all its updates; infinite if a part does not say."""
         return sum(map(goodbytes_at_most, self.parts))
 
 
@@ -63,8 +63,8 @@ def run_count(batch: HollowBatch) -> int:
 
 
 def is_compact(batch: HollowBatch, since: Antichain) -> bool:
-    """Whether nothing would be gained by reading and writing it again: at most one run, nothing to leave
-    out or to move when it is read, and as far advanced as it may be."""
+    """Whether nothing is gained by reading and writing the batch again: it has at most one run, a reader need
+    not truncate it or move its times, and its times are advanced as far as they may be."""
     marked = any(part.truncated is not None or part.rewrite is not None for part in batch.parts)
     return not batch.parts or (not marked and not batch.runs and since <= batch.since)
 
@@ -72,22 +72,22 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
 def plan(
     state: State, inputs_min: int, now: float, suits: Callable[[Spec], bool] = lambda spec: True
 ) -> Spec | None:
-    """What to compact next, of what `suits` and nobody claims whose lease lasts `now`: the spine batch of the
-    most batches or runs, if these are at least `inputs_min`; else what since has passed, if that is much."""
-    spec = max(filter(suits, _specs(state, now)), key=_need, default=None)
-    if spec is not None and _need(spec) >= max(inputs_min, 2):
+    """What to compact next, among the specs that `suits` accepts and no live writer claims: the spine batch
+    of the most batches or runs, if these are at least `inputs_min`; else `plan_passed`."""
+    spec = max(filter(suits, _specs(state, now)), key=_inputs, default=None)
+    if spec is not None and _inputs(spec) >= max(inputs_min, 2):
         return spec
     passed = plan_passed(state, now)
     return passed if passed is not None and suits(passed) else None
 
 
 def plan_passed(state: State, now: float) -> Spec | None:
-    """The batches that begin before since, if that would make much of them less: with times advanced to
-    since, insertions meet their retractions. It is much if half as many updates are *loose*, in batches that
-    since has passed as a whole, as lie there for good. So what since has passed takes half as much again
-    as it must, and an update is written three times more for that. (Levels alone would let three times as
-    much lie there; in LSM trees this is the bound on space amplification.) If since is empty, all that has
-    parts: nobody will ever read it."""
+    """The batches that begin before since, if a compaction would make them much smaller: with times advanced
+    to since, insertions meet their retractions. In batches that since has passed as a whole some updates are
+    *loose*: they may cancel; the others stay. A compaction is due when there are half as many loose updates
+    as others. So history before since takes at most half as much again as it must, and an update is written
+    three times more for that. (Levels alone would allow three times as much; in LSM trees this is the bound
+    on space amplification.) If since is empty, all batches that have parts: nobody will ever read them."""
     inputs: dict[int, HollowBatch] = {}
     loose = 0
     for ordinal, batch in state.batches.items():
@@ -104,13 +104,14 @@ def plan_passed(state: State, now: float) -> Spec | None:
     return Spec(inputs, state.since)
 
 
-def _need(spec: Spec) -> int:
+def _inputs(spec: Spec) -> int:
+    """Its batches or its runs, whichever are more."""
     return max(len(spec.inputs), spec.runs)
 
 
 def plan_all(state: State, last: int, since: Antichain) -> Spec | None:
-    """Everything up to the batch of ordinal `last` as one batch, at `since` or later; `None` if it is that
-    already."""
+    """Everything up to the batch of ordinal `last` as one batch, at `since` or later; `None` if it is one
+    compact batch already."""
     inputs = {ordinal: batch for ordinal, batch in state.batches.items() if ordinal <= last}
     if len(inputs) <= 1 and all(is_compact(batch, since) for batch in inputs.values()):
         return None
@@ -131,19 +132,20 @@ def _specs(state: State, now: float) -> Iterator[Spec]:
 
 
 def _claimed(state: State, now: float) -> list[tuple[int, int]]:
-    """What is claimed by writers that are registered, and not overdue."""
+    """The ranges of ordinals that registered writers claim which are not overdue."""
     lives = {writer for writer, record in state.writers.items() if record.heartbeat + record.lease_s >= now}
     return [(c.first, c.last) for c in state.claims.values() if c.writer in lives]
 
 
 def _overlaps(ranges: list[tuple[int, int]], first: int, last: int) -> bool:
-    """Whether any of them has an ordinal from `first` to `last`."""
+    """Whether any of `ranges` has an ordinal from `first` to `last`."""
     return any(a <= last and first <= b for a, b in ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class TakeClaim:
-    """Say that `writer` compacts these batches; `False` if somebody else does, or has."""
+    """Claim the compaction of these batches for `writer`; `False` if another writer claims one of them, or
+    has replaced one."""
 
     writer: str
     inputs: dict[int, HollowBatch]
@@ -153,21 +155,19 @@ class TakeClaim:
         if (refusal := refusal_if_gone(state, self.writer)) is not None:
             return refusal
         first, last = next(iter(self.inputs)), next(reversed(self.inputs))
-        if _overlaps(_claimed(state, context.now), first, last):
-            return Keep(result=False)
-        if not _are(self.inputs, state):
+        if _overlaps(_claimed(state, context.now), first, last) or not _unchanged(self.inputs, state):
             return Keep(result=False)
         return _claim(state, context, self.writer, first, last)
 
     def happened(self, state: State) -> bool:
-        """Nobody else gives it back."""
+        """Only its writer releases a claim."""
         return _is_claimed_by(state, next(iter(self.inputs)), self.writer)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimCollection:
-    """Say that `writer` rolls up and collects; `False` if somebody else does, or has since the state whose
-    latest rollup and collection these are."""
+    """Claim rollup and collection for `writer`; `False` if another writer claims them, or has rolled up or
+    collected since the state with this `latest_rollup` and `collected`."""
 
     writer: str
     latest_rollup: int | None
@@ -183,7 +183,7 @@ class ClaimCollection:
         return _claim(state, context, self.writer, COLLECTION, COLLECTION)
 
     def happened(self, state: State) -> bool:
-        """Nobody else gives it back."""
+        """Only its writer releases a claim."""
         return _is_claimed_by(state, COLLECTION, self.writer)
 
 
@@ -193,19 +193,19 @@ def _claim(state: State, context: Context, writer: str, first: int, last: int) -
     return commit(state, context, result=True, claims={first: claim}, writers=writers)
 
 
-def _are(inputs: dict[int, HollowBatch], state: State) -> bool:
+def _unchanged(inputs: dict[int, HollowBatch], state: State) -> bool:
     """Whether these neighbours are still what was read."""
     first, last = next(iter(inputs)), next(reversed(inputs))
     there = {o: b for o, b in state.batches.items() if first <= o <= last}
     newest = there.get(last)
-    if newest is not None and not newest.parts:  # an empty batch that empty appends made longer
+    if newest is not None and not newest.parts:  # appends without updates may have extended an empty batch
         there[last] = newest.replace(upper=inputs[last].upper)
     return there == inputs
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim:
-    """Give it back."""
+    """Release the claim that begins at ordinal `first`, if it is that of `writer`."""
 
     writer: str
     first: int
@@ -230,9 +230,9 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Put `batch` in the place of its `inputs`, if they are still what was read. It holds the same
-    contents at every time at or beyond its since: the sums of diffs agree, and there are not more
-    updates. The result is whether it was done."""
+    """Put `batch` in the place of its `inputs`, if they are still what was read. The batch has the same
+    contents at every time at or beyond its since; checked is that the sums of diffs agree, and that there are
+    not more updates. The result is whether it was applied."""
 
     writer: str
     inputs: dict[int, HollowBatch]
@@ -263,14 +263,14 @@ class Replace:
 
     def _fits(self, state: State) -> bool:
         return (
-            _are(self.inputs, state)
+            _unchanged(self.inputs, state)
             and self.batch.since <= state.since
             and self.read.diffs == self.wrote.diffs
             and self.wrote.rows <= self.read.rows
         )
 
     def happened(self, state: State) -> bool | None:
-        """Its batch is there, or its inputs are; once both are gone nobody can tell."""
+        """Its batch is there, or its inputs are; once both are gone the state proves nothing."""
         first = next(iter(self.inputs))
         found = state.batches.get(first)
         if found is not None and found.replace(upper=self.batch.upper) == self.batch:
@@ -279,8 +279,8 @@ class Replace:
 
 
 def largest_inline_run(state: State) -> tuple[int, ...]:
-    """The neighbouring batches without blobs that hold the most inline bytes, ends without updates left
-    out; and those that somebody has claimed, if there are others."""
+    """The neighbouring batches without blobs that hold the most inline bytes; empty batches at the ends are
+    left out. Claimed batches are left out, too, if there are others."""
     claimed = [(c.first, c.last) for c in state.claims.values()]
     free = {ordinal for ordinal in state.batches if not _overlaps(claimed, ordinal, ordinal)}
     return _largest_inline_run(state, free) or _largest_inline_run(state, state.batches.keys())

@@ -1,8 +1,8 @@
 """Diffs of the state, the only form in which a change of a shard is written.
 
-A command says what it *changes* (`Changes`); `diff_of` makes it a `Diff`, one version; `apply` makes
+A command says what it *changes* (`Changes`); `diff_of` makes that a `Diff`, one version; `apply` makes
 the next state. The process that commits and every process that reads run the same `apply` on the
-same bytes, so there is no second way for two states of one version to differ.
+same bytes, so two states of one version cannot differ.
 
 Each diff names the commit id of the version before it: a version that does not follow from ours
 comes from a store that was restored from a backup (`follows`).
@@ -50,11 +50,11 @@ MAPS = (
     "rollups",
 )
 
-COMMIT_BYTES = 256  # where the commit id of a version is looked for: it ends before
+COMMIT_BYTES = 256  # the commit id of a version lies within the first bytes
 
 
 class Changes(Record):
-    """What a command sets (maps: by key) and drops (keys by map). What is unset stays as it is."""
+    """What a command sets (in maps: by key) and drops (keys by map). Unset fields stay as they are."""
 
     shard: str | None = None
     since: Antichain | None = None
@@ -66,7 +66,7 @@ class Changes(Record):
     retention: dict[int, Retention] = {}
     writers: dict[str, Writer] = {}
     spent: dict[str, list[str]] = {}
-    """By writer, the ids that are new; those of a writer that is dropped go with it."""
+    """By writer, the ids that are new. The ids of a dropped writer go with it."""
     transactions: dict[str, TransactionRecord] = {}
     batches: dict[int, HollowBatch] = {}
     levels: dict[int, Level] = {}
@@ -87,7 +87,7 @@ class RollupName(Record):
 
 
 class Diff(Record):
-    """One version: the changes against the version before it, and which one that is."""
+    """One version: its changes against the version before it, and which version that is."""
 
     format: int
     seqno: int
@@ -117,8 +117,8 @@ def diff_of(changes: Changes, state: State | None, *, commit: str, at: float) ->
 
 
 def _latest(rollups: Mapping[int, Rollup]) -> RollupName | None:
-    """The newest of `rollups`. A version that adds one names that one: what is older may be truncated
-    as soon as it is there."""
+    """The newest of `rollups`. A version that adds a rollup names that very rollup: older versions may be
+    truncated as soon as it exists."""
     if not rollups:
         return None
     seqno = max(rollups)
@@ -140,16 +140,12 @@ def apply(diff: Diff, state: State | None) -> State:
             shard_id=state.shard if state else diff.changes.shard,
         )
     changes = diff.changes
-    update: dict[str, Any] = {"seqno": diff.seqno, "commit": diff.commit, "at": diff.at}
     if state is None:
-        maps = {name: getattr(changes, name) for name in MAPS}
-        maps["transactions"] = Ids(changes.transactions)
-        first = {name: getattr(changes, name) for name in ("shard", "since", "upper", "finalized")}
-        streams = None if changes.streams is None else changed_streams(changes.streams, None)
-        return State.of(**first, **maps, **update, streams=streams)
+        return _first_state(diff)
     if changes.finalized:
         return tombstone(diff, state.shard)
-    for name in changes.model_fields_set - _CHANGED_BY_OTHERS:
+    update: dict[str, Any] = {"seqno": diff.seqno, "commit": diff.commit, "at": diff.at}
+    for name in changes.model_fields_set - _CHANGED_APART:
         value = getattr(changes, name)
         update[name] = {**getattr(state, name), **value} if name in MAPS else value
     for name, keys in changes.drop.items():
@@ -172,11 +168,20 @@ def apply(diff: Diff, state: State | None) -> State:
     return state.replace(**update)
 
 
-_CHANGED_BY_OTHERS = {"drop", "streams", "spent", "transactions"}
+_CHANGED_APART = {"drop", "streams", "spent", "transactions"}
+
+
+def _first_state(diff: Diff) -> State:
+    """The state at version 0."""
+    changes = diff.changes
+    values = {name: getattr(changes, name) for name in (*MAPS, "shard", "since", "upper", "finalized")}
+    values["transactions"] = Ids(changes.transactions)
+    streams = None if changes.streams is None else changed_streams(changes.streams, None)
+    return State.of(**values, seqno=diff.seqno, commit=diff.commit, at=diff.at, streams=streams)
 
 
 def _changed_ids(changes: Changes, state: State) -> dict[str, Any]:
-    """What becomes of the maps of many ids; nothing of them is copied that stays."""
+    """The changed maps of ids, which may hold a million: what stays is not copied."""
     update: dict[str, Any] = {}
     if changes.transactions or "transactions" in changes.drop:
         gone = map(str, changes.drop.get("transactions", ()))
@@ -192,57 +197,47 @@ def _changed_ids(changes: Changes, state: State) -> dict[str, Any]:
 
 
 def without_spent(record: Writer) -> Writer:
-    """The record as it is kept in memory."""
+    """The record as the state in memory keeps it."""
     return record.replace(spent=()) if record.spent else record
 
 
 def tombstone(diff: Diff, shard: str) -> State:
     """The state of a finalized shard, from its newest version alone."""
-    empty = Antichain()
-    return State.of(
-        shard=shard,
-        seqno=diff.seqno,
-        commit=diff.commit,
-        at=diff.at,
-        since=empty,
-        upper=empty,
-        finalized=True,
-        collected=diff.changes.collected or 0,
-    )
+    return _end(shard, diff.seqno, diff.commit, diff.at, diff.changes.collected or 0)
 
 
 def finalized(state: State) -> State:
-    """What follows `state` where the shard was finalized, and even its tombstone is gone."""
-    seqno = state.seqno + 1
-    changes = tombstone_of(state.shard, buried=seqno)
-    diff = Diff.of(
-        format=FORMAT, seqno=seqno, commit="", prev=None, at=state.at, rollup=None, changes=changes
-    )
-    return tombstone(diff, state.shard)
+    """The state after `state` where the shard was finalized, and even its tombstone is gone."""
+    return _end(state.shard, state.seqno + 1, "", state.at, state.seqno + 1)
 
 
-def tombstone_of(shard: str, buried: int = 0) -> Changes:
+def _end(shard: str, seqno: int, commit: str, at: float, collected: int) -> State:
+    values = {"shard": shard, "seqno": seqno, "commit": commit, "at": at, "collected": collected}
+    return State.of(**values, since=Antichain(), upper=Antichain(), finalized=True)
+
+
+def tombstone_of(shard: str, data_deleted_at: int = 0) -> Changes:
     """The changes of every version of a finalized shard: nothing before it counts, so nothing is dropped.
-    `buried`: this version, if the data of the shard is deleted."""
+    `data_deleted_at`: the seqno of this version, if the data of the shard is deleted."""
     empty = Antichain()
     changes = Changes(shard=shard, since=empty, upper=empty, finalized=True)
-    return changes.replace(collected=buried) if buried else changes
+    return changes.replace(collected=data_deleted_at) if data_deleted_at else changes
 
 
 def added_parts(changes: Changes) -> list[HollowPart]:
-    """The parts of the batches that are set."""
+    """The parts of the batches that `changes` sets."""
     return [part for batch in changes.batches.values() for part in batch.parts] + new_parts(changes.streams)
 
 
 def replaced_parts(changes: Changes, state: State) -> list[HollowPart]:
-    """The parts of the batches of `state` that are replaced or dropped."""
+    """The parts of the batches of `state` that `changes` replaces or drops."""
     ordinals = (*changes.batches, *map(int, changes.drop.get("batches", ())))
     gone = (state.batches[ordinal] for ordinal in ordinals if ordinal in state.batches)
     return [part for batch in gone for part in batch.parts] + gone_parts(changes.streams, state.streams)
 
 
 def inline_bytes(parts: Iterable[HollowPart]) -> int:
-    """Of those that are inline."""
+    """Bytes of the inline ones of `parts`."""
     return sum(part.size for part in parts if part.inline is not None)
 
 
@@ -254,7 +249,7 @@ _INT_KEYS = ("schemas", "retention", "batches", "levels", "claims", "rollups")
 
 
 def encode_diff(diff: Diff) -> bytes:
-    """JSON. Fields that are not set are left out."""
+    """The diff as JSON, without unset fields."""
     return diff.__pydantic_serializer__.to_json(diff, exclude_unset=True)
 
 
@@ -269,8 +264,8 @@ def decode_diff(data: bytes) -> Diff:
 
 
 def decode_commit(data: bytes) -> str:
-    """The commit id of a version. It stands at the beginning, and a version may be large: the rest is read
-    only if it does not stand there."""
+    """The commit id of a version. It stands at the beginning; the rest, which may be large, is decoded only
+    if it does not."""
     try:
         begin = from_json(data[:COMMIT_BYTES], allow_partial=True)
     except ValueError:
@@ -281,12 +276,12 @@ def decode_commit(data: bytes) -> str:
 
 
 def reads_as(data: bytes, diff: Diff) -> None:
-    """Return if `data` says `diff` to whoever reads it; `Corruption` before it is written if not: what JSON
-    cannot say (an infinity is null in it) would be known here alone, and nobody else could go on.
+    """`Corruption`, before it is written, unless `data` decodes to `diff`: what JSON cannot say (an infinity
+    is null in it) would be known in this process alone, and no other process could go on.
 
-    Then `apply` makes the same state of both: it is a function of the state before, of the values of
-    the diff, which are equal, and of which of its changes are set. JSON keeps the order of maps.
-    A rollup needs no such look: it is made of records that passed it, or were read.
+    If it does, `apply` makes the same state of both: it is a function of the state before, of the values of
+    the diff, which are equal, and of which changes are set. JSON keeps the order of maps.
+    A rollup needs no such check: it consists of records that passed it, or were read.
     """
     read = decode_diff(data)
     if read != diff or read.changes.model_fields_set != diff.changes.model_fields_set:
@@ -307,16 +302,16 @@ class RollupFile(Record):
 
 
 class _Page(Record):
-    """A further line: some of the ids. To build or read one takes a millisecond, in which a worker thread
-    holds the interpreter's lock; a state of a million ids in one piece would take it for a second."""
+    """A further line: some of the ids. To build or read a page takes a millisecond, during which a worker
+    thread holds the interpreter's lock; a million ids in one piece would hold it for a second."""
 
     transactions: dict[str, TransactionRecord] = {}
     spent: dict[str, list[str]] = {}
 
 
 def encode_rollup(state: State) -> bytes:
-    """JSON, compressed: a line `{"format": 1, "state": {...}}`. Many ids are left out there, and follow as
-    lines of their own."""
+    """The state as compressed JSON: a line `{"format": 1, "state": {...}}`. Where there are many ids, they
+    follow as lines of their own."""
     if not state.spent and len(state.transactions) <= PAGE:
         known = are_known_earlier(state.readers.values())
         file = RollupFile.of(format=FORMAT_OF_MOST if known else FORMAT, state=state)
@@ -340,7 +335,7 @@ def _line(record: Record) -> bytes:
 
 
 def decode_rollup(data: bytes, checksum: str) -> State:
-    """The state in a rollup whose diff promised `checksum`."""
+    """The state in a rollup; `Corruption` unless the bytes have the `checksum` that the state names."""
     if checksum_of(data) != checksum:
         raise Corruption("a rollup's bytes do not have the checksum that the state names")
     try:
@@ -353,7 +348,8 @@ def decode_rollup(data: bytes, checksum: str) -> State:
 
 
 def _with_pages(state: State, pages: Iterator[_Page]) -> State:
-    """The whole state; what an earlier version wrote into the records of writers is where it is now."""
+    """The whole state. Spent ids that earlier versions of the library wrote into the records of writers are
+    moved to `State.spent`."""
     transactions, spent = state.transactions, dict(state.spent)
     for writer, record in state.writers.items():
         if record.spent:
@@ -372,7 +368,7 @@ def checksum_of(data: bytes) -> str:
 
 
 def check_format(what: str, found: int) -> None:
-    """`Corruption` for a later format: its fields may be ours, and mean something else."""
+    """`Corruption` for a later format: its fields may have our names and another meaning."""
     if found > FORMAT:
         raise _from_the_future(what, found)
 

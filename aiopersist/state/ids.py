@@ -1,8 +1,9 @@
-"""Maps of so many ids that no commit may copy them: a change shares with the map before it what it leaves.
+"""Maps of so many ids that no commit may copy them: a changed map shares what did not change with the old
+one.
 
-Ids lie in buckets by their hash, a few in one and many in `_WIDE`; a change copies the buckets that it
-touches and the row of buckets. So one id among a million costs what a thousand cost. Values are frozen, and
-so is the map.
+Ids lie in buckets by their hash: few ids in one bucket, many in `_WIDE`. A change copies the buckets that it
+touches, and the list of buckets. So the change of one id among a million costs as much as among a thousand.
+Values are frozen, and so is the map.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,8 +11,8 @@ from typing import Any, Generic, TypeVar, final, get_args
 
 V = TypeVar("V")
 
-_WIDE = 1024  # buckets: at a million ids, what is copied is a thousand of each
-PAGE = 1024  # ids in one bucket, before there are many
+_WIDE = 1024  # buckets: among a million ids, a change copies the list of them, and a bucket of a thousand
+PAGE = 1024  # ids in the only bucket, before there are `_WIDE`
 
 
 @final
@@ -27,11 +28,11 @@ class Ids(Mapping[str, V], Generic[V]):
 
     @classmethod
     def of(cls, ids: Mapping[str, V]) -> "Ids[V]":
-        """`ids` itself if it is one."""
+        """`ids` itself if it is an `Ids`, else a copy."""
         return ids if isinstance(ids, Ids) else cls(ids)
 
     def changed(self, added: Mapping[str, V], dropped: Iterable[str] = ()) -> "Ids[V]":
-        """The map after that; what is dropped may be absent."""
+        """The map with the `added` ids and without the `dropped` ones, which may be absent."""
         buckets, mine = list(self._buckets), dict[int, dict[str, V]]()
         length = self._len
 
@@ -52,7 +53,7 @@ class Ids(Mapping[str, V], Generic[V]):
         return _made(_widened(buckets) if len(buckets) == 1 and length > PAGE else buckets, length)
 
     def pages(self) -> Iterator[dict[str, V]]:
-        """All, in pieces that take no time each."""
+        """All ids, in pieces that take about a millisecond each."""
         return filter(None, self._buckets)
 
     def __getitem__(self, key: str) -> V:

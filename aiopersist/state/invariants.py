@@ -1,4 +1,4 @@
-"""What holds of every state, as named predicates: checked before a version is written, and of every
+"""What is true of every state, as named predicates: checked before a version is written, and of every
 full state that is read.
 
 A violation before the write is a bug of ours, and nothing is written; after the read it is
@@ -23,12 +23,12 @@ def frontiers_never_go_back(before: State, after: State) -> bool:
 
 
 def versions_are_contiguous(before: State, after: State) -> bool:
-    """Exactly one more: a gap could hide a version that deleted what this one names."""
+    """One more exactly: a gap could hide a version that dropped what this one names."""
     return after.seqno == before.seqno + 1
 
 
 def batches_are_contiguous(state: State) -> bool:
-    """Each batch begins where the one before ends, and ordinals rise: so no update is counted twice
+    """Each batch begins where the batch before it ends, and ordinals rise: so no update is counted twice
     and none is missing."""
     ordinals = list(state.batches)
     batches = list(state.batches.values())
@@ -41,20 +41,20 @@ def spine_covers_batches(state: State) -> bool:
 
 
 def trace_ends_at_upper(state: State) -> bool:
-    """The last batch ends where the shard's upper is; without batches nothing was appended yet."""
+    """The last batch ends at the shard's upper; without batches nothing was appended yet."""
     if state.finalized or not state.batches:
         return True
     return next(reversed(state.batches.values())).upper == state.upper
 
 
 def inline_bytes_add_up(state: State) -> bool:
-    """The sum that `apply` keeps is the sum."""
+    """The sum that `apply` keeps up to date is the sum of all inline parts."""
     batches = (part for batch in state.batches.values() for part in batch.parts)
     return state.inline_bytes == inline_bytes(chain(batches, parts_of_streams(state.streams)))
 
 
 def streams_hold(state: State) -> bool:
-    """What `streams_invariants` say of each arrangement, and of all together."""
+    """The invariants of `streams_invariants.py`, of each arrangement and of all together."""
     streams = state.streams
     return streams is None or (
         streams_are_arranged(streams) and not any(map(broken, streams.arrangements.values()))
@@ -62,8 +62,8 @@ def streams_hold(state: State) -> bool:
 
 
 def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> bool:
-    """Every blob key that this version adds carries the id of a writer that is registered in it:
-    what makes the leak sweep safe. Parts that a batch takes over from those it replaces are not new."""
+    """Every blob key that this version adds carries the id of a writer that is registered in it: this makes
+    the leak sweep safe. Parts that a batch takes over from batches that it replaces are not new."""
     keys = {part.key for part in added_parts(diff.changes) if part.key}
     keys |= {rollup.key for rollup in diff.changes.rollups.values()}
     writers = registered(after)
@@ -80,7 +80,7 @@ def new_batches_are_last(diff: Diff, before: State | None, after: State) -> bool
 
 
 def changed_streams_hold(diff: Diff, before: State | None, after: State) -> bool:
-    """`streams_hold` of what changes: all of them are too many for every commit."""
+    """`streams_hold` for the changed streams: to check all of them would cost too much in each commit."""
     if diff.changes.streams is None or after.streams is None:
         return True
     now = after.streams.arrangements
@@ -89,11 +89,11 @@ def changed_streams_hold(diff: Diff, before: State | None, after: State) -> bool
 
 
 def check_version(diff: Diff, before: State | None, after: State) -> None:
-    """Raise `AssertionError`, our bug, if `diff` must not be written. Not by `assert`, which `python -O`
+    """Raise `AssertionError`, our bug, if `diff` must not be written: not by `assert`, which `python -O`
     leaves out."""
     if before is not None:
-        for goes_on in (versions_are_contiguous, frontiers_never_go_back):
-            _must(goes_on(before, after), goes_on.__name__, before, after)
+        for follows in (versions_are_contiguous, frontiers_never_go_back):
+            _must(follows(before, after), follows.__name__, before, after)
     _must(trace_ends_at_upper(after), trace_ends_at_upper.__name__, after)
     for holds in (new_batches_are_last, new_blobs_are_registered, changed_streams_hold):
         _must(holds(diff, before, after), holds.__name__, diff)
@@ -117,5 +117,5 @@ def check_state(state: State) -> State:
     """`state` itself, or `Corruption`."""
     for holds in ALL:
         if not holds(state):
-            raise Corruption(f"of {state!r} it does not hold that {holds.__name__}", shard_id=state.shard)
+            raise Corruption(f"{state!r} breaks the invariant {holds.__name__}", shard_id=state.shard)
     return state

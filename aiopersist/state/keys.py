@@ -1,4 +1,4 @@
-"""Blob keys: `<shard>/<writer>/<part>.parquet`, so that a sweep can tell whose a blob is without
+"""Blob keys: `<shard>/<writer>/<part>.parquet`, so that a sweep knows the writer of a blob without
 reading it. Ids of writers are fresh, and no key is ever written twice."""
 
 import re
@@ -12,7 +12,7 @@ _FORM = re.compile(rf"([si]{_UUID})/(w{_UUID})/({_UUID})\.parquet")
 
 
 class BlobKey(NamedTuple):
-    """What the key of a part says: the shard, the writer that registered before it wrote, the part."""
+    """The key of a part: the shard, the writer, which registered before it wrote, and the part."""
 
     shard: str
     writer: str
@@ -38,5 +38,5 @@ class BlobKey(NamedTuple):
 
 
 def writer_of(key: str) -> str:
-    """The writer in the key of a blob of a shard, be it a part's or a rollup's."""
+    """The writer in the key of a blob, a part or a rollup."""
     return key.split("/")[1]

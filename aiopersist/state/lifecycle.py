@@ -1,4 +1,4 @@
-"""Commands for the life of a shard: creation, schemas, rollups, the end."""
+"""Commands for the life of a shard: creation, schemas, rollups, collection, the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from aiopersist.state.command import (
     renewed,
 )
 from aiopersist.state.diff import Changes, tombstone_of
-from aiopersist.state.model import COLLECTION, Rollup, State
+from aiopersist.state.model import COLLECTION, LeasedReader, Rollup, State, Writer
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make the shard, with `since = upper = minimum`, unless it is there."""
+    """Create the shard, with `since = upper = minimum`, unless it exists."""
 
     shard: str
     schema: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class ExpireOverdue:
-    """End the readers and writers whose leases ran out, for a shard that nobody else commits to."""
+    """End the readers and writers whose leases ran out, for a shard that has no other commits."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or state.finalized or not (overdue(state, context, {}) or ahead(state, context, {})):
@@ -49,31 +49,27 @@ class ExpireOverdue:
 
 
 def first_expiry(state: State) -> float:
-    """When `ExpireOverdue` has something to do, if nobody is heard of until then."""
-    readers = [reader.heartbeat + reader.lease_s for reader in state.readers.values()]
-    writers = [writer.heartbeat + writer.lease_s for writer in state.writers.values()]
-    return min([*readers, *writers], default=inf)
+    """When the first lease ends, if no heartbeat comes until then: then `ExpireOverdue` has work."""
+    leased: tuple[LeasedReader | Writer, ...] = (*state.readers.values(), *state.writers.values())
+    return min((record.heartbeat + record.lease_s for record in leased), default=inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Finalize:
-    """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced. Of a
-    shard that was named and is not there yet it writes the first version, so that none is made."""
+    """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced. Where a
+    name names a shard that does not exist yet, this is its first version, so that nobody creates it."""
 
     shard: str
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        if state is None:
-            return Commit(tombstone_of(self.shard))
-        if state.finalized:
-            return Keep()
-        return Commit(tombstone_of(self.shard))
+        is_done = state is not None and state.finalized
+        return Keep() if is_done else Commit(tombstone_of(self.shard))
 
 
 @dataclass(frozen=True, slots=True)
 class FinalizeUnused:
-    """As `Finalize`, if nothing was ever appended and nobody is registered: for a shard that was made for an
-    append which then failed. The result is whether it is finalized."""
+    """As `Finalize`, if nothing was ever appended and no reader or writer is registered: for a shard that was
+    created for an append which then failed. The result is whether it is finalized."""
 
     shard: str
 
@@ -87,20 +83,20 @@ class FinalizeUnused:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkBuried:
-    """Say in the newest version of a finalized shard that its data is deleted: from now on who looks at all
-    shards has nothing to do there."""
+class MarkDeleted:
+    """Say in the newest version of a finalized shard that its data is deleted: then maintenance and sweep
+    have nothing to do there."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or not state.finalized or state.collected:
             return Keep()
-        return Commit(tombstone_of(state.shard, buried=state.seqno + 1))
+        return Commit(tombstone_of(state.shard, data_deleted_at=state.seqno + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class EvolveSchema:
     """Make `schema` the current one under the next id, if the current id is still `expected`.
-    The caller has checked that it is compatible with the schema of that id."""
+    The caller has checked that `schema` is compatible with the schema of that id."""
 
     expected: int
     schema: Mapping[str, Any]
@@ -114,13 +110,13 @@ class EvolveSchema:
         return Commit(Changes(schemas={self.expected + 1: dict(self.schema)}), self.expected + 1)
 
     def happened(self, state: State) -> bool:
-        """Ids are never reused; whoever made it, the schema of the next id is the one asked for."""
+        """Ids are never reused, so the schema of the next id tells; another process may have made it."""
         return state.schemas.get(self.expected + 1) == self.schema
 
 
 @dataclass(frozen=True, slots=True)
 class AddRollup:
-    """Name a rollup of version `seqno`, unless a newer one is there."""
+    """Name a rollup of version `seqno`, unless a newer one is named."""
 
     writer: str
     seqno: int
@@ -141,7 +137,8 @@ class AddRollup:
         )
 
     def happened(self, state: State) -> bool | None:
-        """It may have been named and replaced since then; only before that its absence is a proof."""
+        """Once there is a newer rollup, this one may have been named and replaced; before, its absence is a
+        proof."""
         if self.rollup in state.rollups.values():
             return True
         return None if _has_rollup_since(state, self.seqno) else False
@@ -149,8 +146,8 @@ class AddRollup:
 
 @dataclass(frozen=True, slots=True)
 class ForgetTransactions:
-    """Forget those of `apps` whose numbers were last used before `oldest`. Who finds them looks at all, on a
-    thread; this looks again at each."""
+    """Forget those of `apps` whose numbers were last used before `oldest`. The caller has found them on a
+    thread, among all; the command checks each again."""
 
     apps: Sequence[str]
     oldest: float
@@ -165,8 +162,8 @@ class ForgetTransactions:
 
 @dataclass(frozen=True, slots=True)
 class EndCollection:
-    """All that was dropped up to version `upto`, which has a rollup, is deleted: forget the rollups before
-    it. Who has claimed the collection, as `writer`, gives it back."""
+    """What was dropped up to version `upto`, which has a rollup, is deleted: forget the rollups before
+    that version, and release the claim of the collection, if it is that of `writer`."""
 
     upto: int
     writer: str | None

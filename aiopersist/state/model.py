@@ -1,14 +1,14 @@
-"""What is known of a shard at one version: a frozen value, and its JSON.
+"""The state of a shard at one version: a frozen value, and its JSON.
 
 The state is a handful of frontiers and ids, and *maps* of small frozen records: readers,
-writers, batches, ... A change touches few records, so a version in the consensus store holds
-only the records that it sets or drops (`diff.py`), and the whole is written now and then to the
+writers, batches, ... A change touches few records, so a version in the consensus store has
+only the records that it sets or drops (`diff.py`). Now and then the whole state is written to the
 blob store (a *rollup*). Both are JSON (`record.py`).
 
 One state serves two kinds of contents. A shard has a trace: `since`, `upper`, `batches`. An `Indexed` has
-`streams` instead (`streams.py`); what they share is who reads and writes, and which blobs are named.
+`streams` instead (`streams.py`). Both have readers and writers, and name blobs.
 
-Times of the clock are Unix seconds of the consensus store's clock.
+Moments are Unix seconds of the consensus store's clock.
 """
 
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ from aiopersist.state.ids import Ids
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.streams import Streams
 
-FORMAT = 2  # the latest of diffs and rollups; a reader refuses a later one
-FORMAT_OF_MOST = 1  # what says nothing that earlier versions do not know: they read it, too
+FORMAT = 2  # the latest format of diffs and rollups; a reader refuses a later one
+FORMAT_OF_MOST = 1  # of diffs and rollups that earlier versions of the library can read, too
 
 
 class HollowBatch(Record):
@@ -34,9 +34,10 @@ class HollowBatch(Record):
     since: Antichain
     parts: tuple[HollowPart, ...] = ()
     runs: tuple[int, ...] = ()
-    """Index of the first part of every run but the first."""
+    """The index of the first part of every run but the first."""
     loose: int | None = None
-    """Updates at times beyond its since: they may come to less when since has passed them. `None`: all."""
+    """How many updates have times beyond its since: they may cancel once since has passed them. `None`:
+    all."""
 
     @property
     def description(self) -> Description:
@@ -44,7 +45,7 @@ class HollowBatch(Record):
 
     @property
     def len(self) -> int:
-        """Updates in its parts, those that a truncation hides included."""
+        """How many updates its parts have, those included that a truncation hides."""
         return sum(part.rows for part in self.parts)
 
     @property
@@ -56,10 +57,10 @@ class SpineBatch(Record):
     """Neighbouring batches that count as one; see `spine.py`."""
 
     first: int
-    """Ordinals of the oldest and the newest of them."""
+    """The ordinal of the oldest batch; `last`: of the newest."""
     last: int
     len: int
-    """Updates in them."""
+    """How many updates the batches have."""
 
 
 class Level(Record):
@@ -67,35 +68,36 @@ class Level(Record):
 
     batches: tuple[SpineBatch, ...]
     due: int | None = None
-    """The merge is finished when the fuel of the spine has reached this."""
+    """The fuel of the spine at which the merge is finished."""
 
 
-NULL_LEASE_S = 30 * 24 * 3600.0  # long enough that whoever holds it takes it over; then it ends
+NULL_LEASE_S = 30 * 24 * 3600.0  # long enough for its holder to take it over; then it ends
 
 LeaseSeconds = Annotated[float, BeforeValidator(lambda value: NULL_LEASE_S if value is None else value)]
-"""Seconds. Null is what earlier versions wrote for an infinite lease; it is read, and never written."""
+"""Seconds. Earlier versions of the library wrote null for an infinite lease; null is read, and never
+written."""
 
 
 class LeasedReader(Record):
-    """A reader that is gone when it was not heard of for `lease_s`."""
+    """A reader that is gone after `lease_s` without a heartbeat."""
 
     since: Antichain
-    """What it holds; the empty frontier holds nothing."""
+    """The history that it holds; the empty frontier holds none."""
     moving: bool = False
     """Whether it was ever downgraded: only such a hold moves the shard's since."""
     seqno_hold: int | None = None
-    """The oldest version it may still read the blobs of; `None`: it holds history alone, and nothing is read
+    """The oldest version whose blobs it may still read; `None`: it holds history alone, and nothing is read
     under it."""
     heartbeat: float
     lease_s: LeaseSeconds
     name: str | None = None
     owner: str | None = None
-    """Of a named hold: whose calls count. A takeover replaces it."""
+    """The owner of a named hold: only calls with this id succeed. A takeover replaces it."""
 
 
 def are_known_earlier(readers: Iterable[LeasedReader]) -> bool:
-    """Whether versions of the library that read `FORMAT_OF_MOST` alone can read these: to them each holds a
-    version."""
+    """Whether versions of the library that read only `FORMAT_OF_MOST` can read these records: there each
+    reader holds a version."""
     return all(reader.seqno_hold is not None for reader in readers)
 
 
@@ -114,35 +116,35 @@ class Mark(Record):
 
 
 class Retention(Record):
-    """How much history maintenance keeps: so many times, or so many seconds."""
+    """How much history maintenance keeps: a number of times, or of seconds."""
 
     times: int | None = None
     seconds: float | None = None
     hold: Antichain
-    """What the policy keeps now: one of the holds that since is the meet of."""
+    """What the policy keeps now: a hold like those of readers."""
     marks: tuple[Mark, ...] = ()
-    """Uppers and when they were seen, oldest first: as far back as `seconds` reach."""
+    """Earlier uppers and their moments, oldest first: as far back as `seconds` reach."""
 
 
 class Writer(Record):
-    """A registered writer: blob keys with its id may be added to the state while it is here."""
+    """A registered writer: while this record exists, blob keys with its id may be added to the state."""
 
     heartbeat: float
     lease_s: LeaseSeconds
     token: str | None = None
-    """Of its last append: proves, after a lost answer, that it happened."""
+    """The token of its last append: proves, after a lost answer, that the append happened."""
     upper: Antichain | None = None
     """The upper that its last append left."""
     spent: tuple[str, ...] = ()
-    """What `State.spent` says, as earlier versions of the library wrote it; never in a state in memory."""
+    """Where earlier versions of the library wrote what is in `State.spent` now; empty in memory."""
 
 
 COLLECTION = -1
-"""In place of an ordinal: the claim of who rolls up and collects."""
+"""In place of an ordinal: the claim of rollup and collection."""
 
 
 class Claim(Record):
-    """Somebody is compacting the batches from ordinal `first` to `last`; void once the writer is gone."""
+    """`writer` is compacting the batches from ordinal `first` to `last`; void once the writer is gone."""
 
     writer: str
     first: int
@@ -151,8 +153,8 @@ class Claim(Record):
 
 @dataclass(frozen=True, slots=True)
 class TransactionRecord:
-    """The last transaction number of an application. No `Record`, of which a million would take ten times
-    the memory."""
+    """The last transaction number of an application. It is no `Record`: a million of these would take ten
+    times the memory."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -175,7 +177,7 @@ class State(Record):
     seqno: int
     commit: str
     at: float
-    """When this version was made."""
+    """When this version was written."""
     since: Antichain
     upper: Antichain
     finalized: bool = False
@@ -187,31 +189,31 @@ class State(Record):
     """The policy under key 0, if there is one."""
     writers: dict[str, Writer] = {}
     spent: dict[str, Ids[None]] = {}
-    """By writer, the ids of batches that were built under it and handed over, and that were appended or
-    deleted since: neither can happen again. They go with the writer."""
+    """By writer, the ids of batches that were built under it, handed over, and since then appended or
+    deleted: neither can happen again. They go with the writer."""
     transactions: Ids[TransactionRecord] = Ids()
     batches: dict[int, HollowBatch] = {}
     """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
     levels: dict[int, Level] = {}
     """The spine: which neighbouring batches count as one."""
     fuel: int = 0
-    """Of the spine: rises with every append."""
+    """The fuel of the spine: rises with every append."""
     claims: dict[int, Claim] = {}
     """By the first ordinal that is claimed."""
     rollups: dict[int, Rollup] = {}
-    """By the seqno they are the state of."""
+    """By the version whose state they have."""
     dropped_at: int = 0
     """The newest version that dropped a blob of a part: kept up to date by `apply`."""
     collected: int = 0
-    """What was dropped up to this version is deleted, and the versions before it are."""
+    """The versions before this one are truncated, and the blobs that were dropped up to it are deleted."""
     inline_bytes: int = 0
-    """Of all inline parts: kept up to date by `apply`, so that an append need not sum them up."""
+    """The bytes of all inline parts: kept up to date by `apply`, so that an append need not sum them up."""
     streams: Streams | None = None
-    """Of an `Indexed`: all that it holds."""
+    """The contents of an `Indexed`."""
 
     @property
     def schema_id(self) -> int:
-        """The current schema's."""
+        """The id of the current schema."""
         return max(self.schemas)
 
     @property

@@ -1,8 +1,8 @@
-"""Which blobs versions name, told from their bytes without building the rest of them: collection reads
-every version once, and this costs a fifth.
+"""Which blobs versions name, decoded without the rest of the diffs: a collection reads every version once,
+and this costs a fifth of decoding all.
 
-A part is *live* at a version if a batch of the state there names it. Keys never come back: what was
-named once and is not live any more is dropped for good.
+A part is *live* at a version if a batch of the state there names it. Keys never come back: a part that was
+named and is not live any more is dropped for good.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from aiopersist.state.model import State
 from aiopersist.state.record import HollowPart
 
 BatchPath = int | tuple[str, str, int]
-"""Where a batch is in the state: its ordinal; or its stream, which half of that, and the number there."""
+"""Where a batch lies in the state: its ordinal; or its stream, the half of the stream, and its key there."""
 
 
 class _PartNames(BaseModel):
@@ -53,14 +53,14 @@ class _ChangesNames(BaseModel):
     drop: _DropNames = _DropNames()
 
     def set_batches(self) -> Iterator[tuple[BatchPath, _BatchNames]]:
-        """What is set, by its place."""
+        """The batches that are set, by path."""
         yield from self.batches.items()
         for name, changes in self.streams.arrangements.items():
             yield from (((name, "unsealed", at), batch) for at, batch in changes.unsealed.items())
             yield from (((name, "trace", at), batch) for at, batch in changes.trace.items())
 
-    def dropped_places(self) -> Iterator[BatchPath]:
-        """What is dropped one by one; a stream that is destroyed is dropped whole."""
+    def dropped_batches(self) -> Iterator[BatchPath]:
+        """The paths of batches that are dropped one by one; the streams in `destroyed` are dropped whole."""
         yield from self.drop.batches
         for name, changes in self.streams.arrangements.items():
             yield from ((name, "unsealed", at) for at in changes.drop_unsealed)
@@ -68,7 +68,7 @@ class _ChangesNames(BaseModel):
 
 
 class Names(BaseModel):
-    """What a version says about blobs. Fields of a diff that say something else are skipped."""
+    """What a version says about blobs. The other fields of the diff are skipped."""
 
     format: int
     rollup: RollupName | None
@@ -86,27 +86,27 @@ def decode_names(data: bytes) -> Names:
 
 
 class Trail:
-    """What a row of versions has named, and what is live at the last of them."""
+    """The blobs that successive versions name, and the parts that are live at the last version."""
 
     def __init__(self, base: State | None = None) -> None:
-        """`base` is the state that the row begins at; none at version 0."""
-        self._live = {} if base is None else {place: _keys(parts) for place, parts in _batches(base)}
+        """`base` is the state at the first version; `None` where that is version 0."""
+        self._live = {} if base is None else {path: _keys(parts) for path, parts in _batches(base)}
         self.parts: set[str] = {key for keys in self._live.values() for key in keys}
         """Every part that was named."""
         self.rollups: dict[int, RollupName] = {}
         """Every rollup that was named, by its version."""
 
     def add(self, versions: Iterable[bytes]) -> None:
-        """The next ones."""
+        """Follow the next versions."""
         for data in versions:
             names = decode_names(data)
-            for place in names.changes.dropped_places():
-                self._live.pop(place, None)
-            for place, batch in names.changes.set_batches():
-                self._live[place] = _keys(batch.parts)
-                self.parts |= self._live[place]
+            for path in names.changes.dropped_batches():
+                self._live.pop(path, None)
+            for path, batch in names.changes.set_batches():
+                self._live[path] = _keys(batch.parts)
+                self.parts |= self._live[path]
             if gone := {*names.changes.streams.destroyed}:
-                self._live = {place: keys for place, keys in self._live.items() if _stream(place) not in gone}
+                self._live = {path: keys for path, keys in self._live.items() if _stream(path) not in gone}
             for seqno, rollup in names.changes.rollups.items():
                 self.rollups[seqno] = RollupName(seqno=seqno, key=rollup.key, checksum=rollup.checksum)
             if names.rollup is not None:
@@ -124,7 +124,7 @@ def live_parts(state: State) -> set[str]:
 
 
 def registered(state: State) -> set[str]:
-    """Whose blobs may be named, now or later: the registered writers, and the owner of streams."""
+    """The writers whose blobs may be named, now or later: the registered ones, and the owner of streams."""
     streams = state.streams
     return {*state.writers, streams.owner} if streams is not None else {*state.writers}
 
@@ -139,8 +139,8 @@ def _batches(state: State) -> Iterator[tuple[BatchPath, Iterable[HollowPart]]]:
             yield (name, "trace", at), trace.parts
 
 
-def _stream(place: BatchPath) -> str | None:
-    return None if isinstance(place, int) else place[0]
+def _stream(path: BatchPath) -> str | None:
+    return None if isinstance(path, int) else path[0]
 
 
 def _keys(parts: Iterable[_PartNames | HollowPart]) -> set[str]:

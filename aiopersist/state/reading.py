@@ -11,8 +11,8 @@ from aiopersist.state.model import LeasedReader, State
 
 @dataclass(frozen=True, slots=True)
 class RegisterReader:
-    """Register a leased reader that holds `since` (empty: nothing but the blobs it reads), and the versions
-    from now on if anything is to be read under it."""
+    """Register a leased reader that holds history at `since` (empty: none). With `reads` it also holds the
+    versions from now on, so that their blobs can be read under it."""
 
     reader: str
     since: Antichain
@@ -34,8 +34,8 @@ class RegisterReader:
 
 @dataclass(frozen=True, slots=True)
 class TakeNamedHold:
-    """Take over the named hold, which keeps its frontier; or make it, at `since` (`None`: the
-    shard's). The earlier owner is fenced. It holds no versions: nothing is read under it."""
+    """Take over the named hold, which keeps its frontier; or create it, at `since` (`None`: the
+    shard's since). The earlier owner is fenced. The hold keeps no versions: nothing is read under it."""
 
     name: str
     owner: str
@@ -67,8 +67,8 @@ def named_reader(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RenewReader:
-    """Heartbeat; with `downgrade`, move the hold forward and so the shard's since; with `hold`, say
-    what open snapshots and listens need now (of a reader without a hold of its own)."""
+    """Renew the lease. `downgrade`: move the hold forward, and so the shard's since. `hold`: what open
+    snapshots and listens need now (only for a shared reader)."""
 
     reader: str
     owner: str | None = None
@@ -101,8 +101,8 @@ class RenewReader:
 
 @dataclass(frozen=True, slots=True)
 class KeepReader:
-    """Tell that a reader lives, and nothing else: for a lease that is held together, by those who read
-    pieces of it. None of them knows what the others still need, so the versions it holds stay held."""
+    """Renew the lease of a reader, and nothing else: for processes that read pieces under one lease. None of
+    them knows what the others still need, so the reader goes on holding its versions."""
 
     reader: str
 
@@ -116,7 +116,7 @@ class KeepReader:
 
 @dataclass(frozen=True, slots=True)
 class ExpireReader:
-    """End a reader's registration. Only removes a record: since stays as it is."""
+    """End a reader's registration. Only the record goes: since stays as it is."""
 
     reader: str
     owner: str | None = None

@@ -1,6 +1,6 @@
-"""What all values of the state are made of: frozen records with a JSON form; and the hollow part.
+"""Frozen records with a JSON form, of which the values of the state consist; and the hollow part.
 
-Records can be read with `psql` and `jq`, since they are pydantic models.
+Records are pydantic models, so `psql` and `jq` can read them.
 """
 
 from functools import cache
@@ -12,10 +12,10 @@ from aiopersist.frontier import Antichain
 
 
 class Record(BaseModel):
-    """A frozen value with a JSON form. Unknown fields are refused: a later format says so first.
+    """A frozen value with a JSON form. Unknown fields are refused: a later format has a later number.
 
     `Record(...)` checks its values. `of` and `replace` do not: they are for values that were checked
-    before, on the path of every commit, where they cost a fifth.
+    before, on the path of every commit, and cost a fifth of that.
     """
 
     model_config = ConfigDict(
@@ -28,7 +28,7 @@ class Record(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """The record of these values and the defaults, unchecked."""
+        """The record with these values and the defaults, unchecked."""
         return _made(cls, {**_defaults(cls), **values}, set(values))
 
     def replace(self, **values: Any) -> Self:
@@ -54,27 +54,27 @@ def _defaults(cls: type[Record]) -> dict[str, Any]:
 
 
 class HollowPart(Record):
-    """The metadata of a part: where it lies, and what proves that what lies there is ours."""
+    """The metadata of a part: where it lies, and how a reader checks it."""
 
     key: str | None = None
     """Its blob key; `None` for an inline part."""
     inline: bytes | None = None
-    """The part itself, if it is inline."""
+    """The encoded part, if it is inline."""
     size: int
-    """Bytes as encoded."""
+    """Bytes of the encoded part."""
     rows: int
     goodbytes: int | None = None
-    """Of its updates, which bounds the memory that they take: encoded they may be a thousandth. Not said of
-    an inline part, which is no smaller."""
+    """The goodbytes of its updates: they bound the memory that these take, of which the encoded part may be a
+    thousandth. `None` for an inline part, whose encoded size is no smaller."""
     footer_bytes: int = 0
-    """Length of the end of the blob that holds the index."""
+    """The length of the index, which is the end of the blob."""
     checksum: str
-    """Of the index, or of all the bytes of an inline part."""
+    """The checksum of the index, or of all bytes of an inline part."""
     schema_id: int = 0
     key_lower: Any = None
     stats: dict[str, Any] | None = None
     rewrite: Antichain | None = None
-    """Times are advanced to it when the part is read."""
+    """A reader advances the times of the part to it."""
     truncated: tuple[Antichain, Antichain] | None = None
-    """Lower and upper of the append that cut it: updates outside of them are left out when it is read.
-    They are the part's own, since its batch may become one with its neighbours."""
+    """Lower and upper of the append that truncated it: a reader leaves out updates outside of them. The part
+    keeps them itself, since its batch may be merged with its neighbours."""

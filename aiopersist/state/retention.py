@@ -1,8 +1,9 @@
-"""Commands that move since for good: critical readers, which never expire, and the policy of a shard.
+"""Commands that move since for good: critical readers, which never expire, and the retention policy of a
+shard.
 
-A policy keeps the current contents readable, however long the shard rests: what it holds never passes the
-last complete time, on any path, since all go through `_target`. So there is always a time `t` with
-`since <= t < upper`, until somebody's own hold has passed it, or nothing was appended yet.
+A policy keeps the current contents readable, however long the shard is idle: its hold never passes the
+last complete time, on any path, since all paths go through `_target`. So there is always a time `t` with
+`since <= t < upper`, unless a user's own hold has moved since past it, or nothing was appended yet.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ from aiopersist.state.command import (
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 
-MARKS_PER_KEEP = 4  # how often an upper is remembered, per time that is kept: bounds what is kept too long
+MARKS_PER_KEEP = 4  # uppers remembered within the seconds to keep: history is kept a quarter too long at most
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterCritical:
-    """Take the critical reader of that id as it is; or make it, at the shard's since, with `opaque`. The
+    """Take the critical reader of that id as it is; or create it, at the shard's since, with `opaque`. The
     result is its record."""
 
     reader: str
@@ -47,8 +48,8 @@ class RegisterCritical:
 
 @dataclass(frozen=True, slots=True)
 class DowngradeCritical:
-    """If the opaque is `expected`, install `opaque` and move the hold to its join with `since`; and the
-    shard's since as far as all holds let it. The result is the record."""
+    """If the opaque is `expected`, install `opaque`, move the hold to its join with `since`, and the
+    shard's since as far as all holds allow. The result is the record."""
 
     reader: str
     expected: int
@@ -64,7 +65,7 @@ class DowngradeCritical:
         return commit(state, context, result=record, moved=True, critical={self.reader: record})
 
     def happened(self, state: State) -> bool | None:
-        """Another may have gone on from there."""
+        """A later owner may have gone on from there."""
         found = state.critical.get(self.reader)
         is_ours = found is not None and found.opaque == self.opaque and self.since <= found.since
         return True if is_ours and self.opaque != self.expected else None
@@ -72,7 +73,7 @@ class DowngradeCritical:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCritical:
-    """End the critical reader, if its opaque is `expected`. Since stays as it is, until another moves it."""
+    """End the critical reader, if its opaque is `expected`. Since stays until another hold moves it."""
 
     reader: str
     expected: int
@@ -85,14 +86,14 @@ class ReleaseCritical:
         return commit(state, context, drop={"critical": (self.reader,)})
 
     def happened(self, state: State) -> bool | None:
-        """Another may have made it anew."""
+        """Another process may have created it anew."""
         return None if self.reader in state.critical else True
 
 
 @dataclass(frozen=True, slots=True)
 class SetRetention:
-    """The policy of the shard from now on; `None` for none. It begins where since is; one that replaces
-    another goes on from what that has seen."""
+    """Set the policy of the shard; without `times` and `seconds`, remove it. A new policy begins at the
+    shard's since; a policy that replaces another goes on from its hold and marks."""
 
     times: int | None
     seconds: float | None
@@ -104,7 +105,7 @@ class SetRetention:
                 return Keep()
             return Commit(Changes(drop={"retention": (0,)}))
         if any(isinstance(time, tuple) for time in state.since.elements) and self.times is not None:
-            message = "a number of times is for int times; this shard has product times"
+            message = "a number of times needs int times, this shard has product times: pass a timedelta"
             return Keep(error=InvalidUsage(UsageKind.INVALID_TIME, message, time=self.times))
         known = state.retention.get(0)
         marks = known.marks if known is not None else (Mark(at=context.now, upper=state.upper),)
@@ -115,8 +116,8 @@ class SetRetention:
 
 @dataclass(frozen=True, slots=True)
 class ApplyRetention:
-    """Move the policy's hold to what it says, and since as far as all holds let it. Not `exact`: only
-    where more is kept than one and a half times what must be."""
+    """Move the policy's hold to its target, and since as far as all holds allow. Not `exact`: only
+    where the policy keeps more than one and a half times what it must."""
 
     exact: bool
 
@@ -138,10 +139,10 @@ class ApplyRetention:
 def _target(
     record: Retention, state: State, now: float, *, exact: bool
 ) -> tuple[Antichain | None, tuple[Mark, ...]]:
-    """Where the hold is to go, `None` if not yet; and the uppers that are remembered from now on."""
+    """The target of the hold, `None` if it does not move yet; and the marks to remember from now on."""
     if record.times is not None:
         upper, hold = state.upper.time, record.hold.time
-        if not isinstance(upper, int) or not isinstance(hold, int):  # one of them is {}: it goes no further
+        if not isinstance(upper, int) or not isinstance(hold, int):  # one is {}: the hold moves no further
             return None, record.marks
         at = min(upper - record.times, upper - 1)
         due = at > hold and (exact or at - hold > record.times // 2)
@@ -158,5 +159,6 @@ def _target(
 
 
 def _not_ahead(mark: Mark, now: float) -> Mark:
-    """A mark that a clock which was wrong set in the future is one of now: it grows old from now on."""
+    """`mark`; one in the future comes from a clock that was wrong, becomes one of now, and ages from now
+    on."""
     return mark.replace(at=now) if is_ahead(mark.at, now) else mark

@@ -1,23 +1,24 @@
-"""The spine: which neighbouring batches become one, and when. Metadata only, pure.
+"""The spine: which neighbouring batches become one, and when. Pure, on metadata only.
 
-Batches lie in *levels*, older ones in higher levels; level `k` is for batches of at most `2**k` updates.
+Batches lie in *levels*, older batches in higher levels; level `k` is for batches of at most `2**k` updates.
 A level holds one spine batch, or two neighbours that are being merged. A spine batch is a range of
-ordinals: the hollow batches that it is made of, until a compaction has replaced them by one.
+ordinals: of the hollow batches that count as one, until a compaction has replaced them by one.
 
 A new batch of `n` updates enters level `ceil(log2(max(n, 1)))`:
-1. It brings *fuel*, `FUEL << level`, for every merge that is under way. A merge of two spine batches needs
-   as much as they have updates; then they are one, which enters the next level.
-2. What is left in lower levels is newer than all above and older than the new batch: it is rolled up,
+1. It brings *fuel*, `FUEL << level`, to every merge under way. A merge of two spine batches needs
+   as much fuel as they have updates; then they become one, which enters the next level.
+2. The batches in lower levels are newer than all above and older than the new batch: they are rolled up,
    level by level, into the level that the new batch enters.
-3. The new batch enters, and a merge begins if another is there.
-4. If the oldest batch has shrunk, by compaction, it moves down as long as that is worth a merge.
+3. The new batch enters; if the level has a batch already, a merge of the two begins.
+4. If compaction has shrunk the oldest batch, it moves down as long as that is worth a merge.
 
-Why the counts stay logarithmic: levels double, and each holds two at most. Why a level has room when it is
-needed: before a second batch can enter level `k` as many updates as it holds must come, with `FUEL` times
-as much fuel as the merge in it needs. Why the work is O(n log n): each update is merged once per level.
+Why the number of batches stays logarithmic: the sizes of levels double, and each level holds two batches at
+most. Why a level has room when a batch enters: before a second batch can enter level `k`, as many updates as
+the level holds must come, with `FUEL` times as much fuel as the merge in it needs. Why the work is O(n log
+n): each update is merged once per level.
 
-Fuel is a counter that only rises, and a merge is *due* at a value of it: so an append changes one number,
-and not every merge under way.
+Fuel is a counter that only rises, and a merge is *due* at a value of it: so an append changes one number
+instead of every merge under way.
 
 After differential dataflow's `spine_fueled.rs` (McSherry), which this follows in its shape and its argument.
 """
@@ -29,7 +30,7 @@ from typing import Any
 
 from aiopersist.state.model import Level, SpineBatch, State
 
-FUEL = 8  # times the updates inserted: four would do, more only begins compactions sooner
+FUEL = 8  # per inserted update: four would do, more only begins compactions sooner
 
 
 def level_of(length: int) -> int:
@@ -44,17 +45,17 @@ class Spine:
     levels: dict[int, Level]
     fuel: int
     finished: list[SpineBatch] = field(default_factory=list)
-    """What merges have made: each is to be compacted to one batch by somebody."""
+    """The results of merges: each must be compacted to one batch."""
 
     @classmethod
     def of(cls, levels: Mapping[int, Level], fuel: int) -> "Spine":
         return cls(dict(levels), fuel)
 
     def insert(self, ordinal: int, length: int) -> None:
-        """The hollow batch of that ordinal, with `length` updates, is new and the newest of all."""
+        """Insert the newest hollow batch, of that ordinal, with `length` updates."""
         level = level_of(length)
         self.fuel += FUEL << level
-        for at in sorted(self.levels, reverse=True):  # from above, so that what is finished finds room
+        for at in sorted(self.levels, reverse=True):  # from above, so that the result of a merge finds room
             due = self.levels[at].due
             if due is not None and due <= self.fuel:
                 self._enter(at + 1, self._complete(at))
@@ -63,8 +64,8 @@ class Spine:
         self._settle_down()
 
     def replace(self, first: int, last: int, before: int, after: int) -> None:
-        """The hollow batches of the ordinals from `first` to `last`, with `before` updates, are one now,
-        with ordinal `first` and `after` updates. The spine batches that they belong to become one."""
+        """The hollow batches of the ordinals from `first` to `last`, with `before` updates, have become one,
+        with ordinal `first` and `after` updates. Their spine batches become one, too."""
         touched = [at for at, level in self.levels.items() if _touches(level, first, last)]
         at = max(touched)
         whole = [batch for level in sorted(touched, reverse=True) for batch in self.levels.pop(level).batches]
@@ -75,16 +76,16 @@ class Spine:
         self._settle_down()
 
     def batches(self) -> Iterator[SpineBatch]:
-        """All, oldest first."""
+        """All spine batches, oldest first."""
         for at in sorted(self.levels, reverse=True):
             yield from self.levels[at].batches
 
     # --- the steps -------------------------------------------------------------------------------
 
     def _enter(self, at: int, batch: SpineBatch) -> None:
-        """`batch` is newer than all in this level and above."""
+        """Put `batch`, which is newer than all batches in this level and above, into the level."""
         found = self.levels.get(at)
-        if found is not None and len(found.batches) == 2:  # fuel should have finished it
+        if found is not None and len(found.batches) == 2:  # fuel should have finished the merge
             self._enter(at + 1, self._complete(at))
             found = None
         if found is None:
@@ -94,7 +95,7 @@ class Spine:
         self.levels[at] = Level.of(batches=(older, batch), due=self.fuel + older.len + batch.len)
 
     def _complete(self, at: int) -> SpineBatch:
-        """Take what is in the level, as one."""
+        """Take the batches out of the level, as one."""
         found = self.levels.pop(at).batches
         if len(found) == 1:
             return found[0]
@@ -104,7 +105,7 @@ class Spine:
         return merged
 
     def _roll_up(self, level: int) -> None:
-        """Nothing is left below `level`, and there is room in it."""
+        """Empty the levels below `level`, and make room in it."""
         below = [at for at in sorted(self.levels) if at < level]
         if below:
             carried: SpineBatch | None = None
@@ -118,8 +119,8 @@ class Spine:
             self._enter(level + 1, self._complete(level))
 
     def _settle_down(self) -> None:
-        """The oldest batch moves down to the level of its size, past vacant levels; and into a merge with
-        the next one, if what lies below that is little enough to leave it the time."""
+        """Move the oldest batch down to the level of its size, past vacant levels; and into a merge with
+        the next batch, if the levels below have so few updates that the merge has time to finish."""
         while self.levels:
             top = max(self.levels)
             if len(self.levels[top].batches) == 2 or level_of(self.levels[top].batches[0].len) >= top:
@@ -137,7 +138,7 @@ class Spine:
 
 
 def spine_of(state: State) -> Spine:
-    """The spine of a state. One that was written before there were spines counts as one spine batch."""
+    """The spine of `state`. The batches of a state that was written before there were spines count as one."""
     if state.levels or not state.batches:
         return Spine.of(state.levels, state.fuel)
     length = sum(batch.len for batch in state.batches.values())
@@ -147,13 +148,13 @@ def spine_of(state: State) -> Spine:
 
 
 def changed_levels(state: State, spine: Spine) -> dict[str, Any]:
-    """What `commit` is to set for the spine to be this one."""
+    """The changes that make the state's spine `spine`; see also `dropped_levels`."""
     levels = {at: level for at, level in spine.levels.items() if state.levels.get(at) is not level}
     return {"levels": levels, "fuel": spine.fuel}
 
 
 def dropped_levels(state: State, spine: Spine) -> tuple[int, ...]:
-    """What it is to drop."""
+    """The levels to drop with `changed_levels`."""
     return tuple(at for at in state.levels if at not in spine.levels)
 
 
@@ -162,7 +163,7 @@ def _touches(level: Level, first: int, last: int) -> bool:
 
 
 def is_contiguous(levels: Mapping[int, Level], ordinals: list[int]) -> bool:
-    """Whether the spine's ranges are those of the ordinals, each once and in order, at most two a level."""
+    """Whether the spine batches cover the ordinals, each once and in order, at most two in a level."""
     found = list(Spine.of(levels, 0).batches())
     if not ordinals:
         return not found

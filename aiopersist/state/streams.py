@@ -1,12 +1,12 @@
-"""What an `Indexed` holds: many streams, each with an arrangement of its data, under one owner.
+"""The contents of an `Indexed`: many streams, each with an arrangement of its data, under one owner.
 
-Times and seqnos are ints. Batches are kept in maps, by numbers that nothing but their replacement has again:
-unsealed ones by the seqno they begin at, those of the trace by the time they begin at. So a change names the
-few that it sets and drops, and what a commit writes is proportional to it.
+Times and seqnos are ints. Batches lie in maps, under keys that only their replacement has again: unsealed
+batches under the seqno at which they begin, batches of the trace under the time at which they begin. So a
+change names the few batches that it sets and drops, and a commit writes as much as it changes.
 
 *Owner.* Only one instance at a time changes streams: its id stands in the state, every change checks it, and
-opening replaces it. It also stands in the keys of the blobs that the instance writes: it is their registered
-writer for as long as it is the owner.
+an opening replaces it. The id also stands in the keys of the blobs that the instance writes: it is their
+registered writer while it is the owner.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,31 +19,32 @@ B = TypeVar("B", "UnsealedBatch", "TraceBatch")
 
 
 class UnsealedBatch(Record):
-    """Updates as they came, of the commands with seqnos `n` in `seqno_lower < n <= seqno_upper`."""
+    """Updates in the order in which they came, of the commands with seqnos `n` in
+    `seqno_lower < n <= seqno_upper`."""
 
     seqno_lower: int
     seqno_upper: int
     time_least: int
     time_greatest: int
-    """Of the updates in it, which are in no order of time."""
+    """The least and the greatest time of its updates, which are in no order of time."""
     parts: tuple[HollowPart, ...]
 
 
 class TraceBatch(Record):
     """All updates at times in `[lower, upper)`, sorted and consolidated, times advanced to `since`. So times
-    may reach or pass `upper`, where since does."""
+    may reach or pass `upper` where since does."""
 
     lower: int
     upper: int
     since: int
     level: int
     updates: int
-    """How many are in its parts."""
+    """How many updates its parts have."""
     parts: tuple[HollowPart, ...] = ()
 
 
 class Arrangement(Record):
-    """One stream's data. Logically all that is before `seal` is in the trace; physically what is before the
+    """One stream's data. Logically the trace has all updates before `seal`; physically those before the
     trace's upper."""
 
     seal: int = 0
@@ -63,12 +64,12 @@ class Arrangement(Record):
 
     @property
     def parts(self) -> Iterator[HollowPart]:
-        """All that are named."""
+        """All parts of its batches."""
         return _parts_of(self.unsealed.values(), self.trace.values())
 
 
 class Rearrangement(Record):
-    """What becomes of an arrangement: what is set, and what is dropped by key. What is unset stays."""
+    """The changes of an arrangement: what they set, and what they drop by key. Unset fields stay."""
 
     seal: int | None = None
     since: int | None = None
@@ -83,33 +84,34 @@ class Streams(Record):
     """All streams of an `Indexed`."""
 
     owner: str
-    """The id of the instance that may change them; empty when the last one has left."""
+    """The id of the instance that may change the streams; empty when the last one has left."""
     revision: int = 0
-    """Rises with every change of an owner: what proves, after a lost answer, that it happened."""
+    """Rises with every change of an owner: proves, after a lost answer, that the change happened."""
     seqno: int = 0
-    """Of the last command."""
+    """The number of the last command."""
     names: dict[str, int] = {}
-    """Of the streams that there are: the id of the schema of each."""
+    """The existing streams, with the ids of their schemas."""
     destroyed: frozenset[str] = frozenset()
     """Names that no stream ever has again."""
     arrangements: dict[str, Arrangement] = {}
 
 
 class StreamsChanges(Record):
-    """What becomes of the streams."""
+    """The changes of the streams."""
 
     owner: str | None = None
     revision: int | None = None
     seqno: int | None = None
     names: dict[str, int] = {}
-    """Streams that are new."""
+    """New streams, with the ids of their schemas."""
     destroyed: tuple[str, ...] = ()
-    """Streams that are no more, and their data with them."""
+    """Streams that are destroyed, with their data."""
     arrangements: dict[str, Rearrangement] = {}
 
 
 def rearranged(changes: Rearrangement, arrangement: Arrangement) -> Arrangement:
-    """The arrangement after the changes: the only way to the next one, for who commits and for who reads."""
+    """The arrangement after the changes. Processes that commit and processes that read both use this
+    function."""
     return arrangement.replace(
         **_set(changes, "seal", "since", "seqno"),
         unsealed=_changed(arrangement.unsealed, changes.unsealed, changes.drop_unsealed),
@@ -131,7 +133,8 @@ def _set(changes: Rearrangement | StreamsChanges, *names: str) -> dict[str, obje
 
 
 def difference(before: Arrangement, after: Arrangement) -> Rearrangement | None:
-    """What makes `after` of `before`; `None` where they are the same. Costs what they hold."""
+    """The changes from `before` to `after`; `None` where there are none. The cost grows with their
+    batches."""
     changes = {
         **{
             name: getattr(after, name)
@@ -156,7 +159,7 @@ def _map_difference(
 
 
 def changed_streams(changes: StreamsChanges, streams: Streams | None) -> Streams:
-    """The streams after the changes; `None` before there were any."""
+    """The streams after the changes; `streams` is `None` before the first change."""
     streams = Streams(owner="") if streams is None else streams
     names, arrangements = streams.names, streams.arrangements
     if changes.names or changes.destroyed:
@@ -185,13 +188,13 @@ def parts_of_streams(streams: Streams | None) -> Iterator[HollowPart]:
 
 
 def new_parts(changes: StreamsChanges | None) -> list[HollowPart]:
-    """The parts of the batches that are set."""
+    """The parts of the batches that `changes` sets."""
     every = changes.arrangements.values() if changes is not None else ()
     return [part for change in every for part in _parts_of(change.unsealed.values(), change.trace.values())]
 
 
 def gone_parts(changes: StreamsChanges | None, streams: Streams | None) -> list[HollowPart]:
-    """The parts of the batches of `streams` that are replaced or dropped."""
+    """The parts of the batches of `streams` that `changes` replaces or drops."""
     if changes is None or streams is None:
         return []
     found: list[HollowPart] = []

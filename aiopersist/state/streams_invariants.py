@@ -1,4 +1,4 @@
-"""What holds of every arrangement, as named predicates: checked before a version is written, and of every
+"""What is true of every arrangement, as named predicates: checked before a version is written, and of every
 full state that is read."""
 
 from itertools import pairwise
@@ -7,8 +7,8 @@ from aiopersist.state.streams import Arrangement, Streams
 
 
 def seqno_intervals_are_in_order(arrangement: Arrangement) -> bool:
-    """Not empty, and each begins where the one before ends, or later: those between were evicted, or held
-    nothing for this stream. So no update is there twice."""
+    """No interval is empty, and each begins where the interval before it ends, or later: between them batches
+    were evicted, or commands had no updates for this stream. So no update is there twice."""
     batches = list(arrangement.unsealed.values())
     return (
         all(at == batch.seqno_lower < batch.seqno_upper for at, batch in arrangement.unsealed.items())
@@ -23,7 +23,7 @@ def bounds_of_times_are_bounds(arrangement: Arrangement) -> bool:
 
 
 def trace_is_contiguous(arrangement: Arrangement) -> bool:
-    """From 0 on, without gap and overlap, no batch covering nothing."""
+    """The batches cover the times from 0 on without gap or overlap, and none is empty."""
     batches = list(arrangement.trace.values())
     return (
         all(at == batch.lower < batch.upper for at, batch in arrangement.trace.items())
@@ -33,17 +33,18 @@ def trace_is_contiguous(arrangement: Arrangement) -> bool:
 
 
 def trace_is_sealed(arrangement: Arrangement) -> bool:
-    """`<=`: it may lag behind, where nothing was there to be drained."""
+    """`<=` and not `<`: the trace may lag behind where there were no updates to drain."""
     return arrangement.trace_upper <= arrangement.seal
 
 
 def levels_fall(arrangement: Arrangement) -> bool:
-    """From old to young, or stay: so there are few batches once since has passed them."""
+    """Levels fall from old batches to new ones, or stay: so there are few batches once since has passed
+    them."""
     return all(a.level >= b.level for a, b in pairwise(arrangement.trace.values()))
 
 
 def batches_follow_since(arrangement: Arrangement) -> bool:
-    """No batch has forgotten more than was allowed."""
+    """No batch has forgotten more than since allows."""
     return all(batch.since <= arrangement.since for batch in arrangement.trace.values())
 
 
@@ -58,12 +59,12 @@ ALL = (
 
 
 def broken(arrangement: Arrangement) -> list[str]:
-    """The names of those that do not hold."""
+    """The names of the invariants that are broken."""
     return [holds.__name__ for holds in ALL if not holds(arrangement)]
 
 
 def streams_are_arranged(streams: Streams) -> bool:
-    """Each stream that there is has its data, no other has any, and no name is both there and destroyed."""
+    """Each existing stream has an arrangement, there are no others, and no destroyed name exists."""
     return (
         streams.names.keys() == streams.arrangements.keys() and not streams.destroyed & streams.names.keys()
     )

@@ -1,4 +1,4 @@
-"""Commands of writers: registration, append."""
+"""Commands of writers: registrations, appends, and the end of staged batches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 @dataclass(frozen=True, slots=True)
 class RegisterWriter:
-    """Register a fresh writer id: blobs under it may be referenced from now on."""
+    """Register a fresh writer id: versions may name blobs of this writer from now on."""
 
     writer: str
     lease_s: float
@@ -36,13 +36,13 @@ class RegisterWriter:
         return commit(state, context, writers={self.writer: record})
 
     def happened(self, state: State) -> bool | None:
-        """Ids are fresh, so a record proves it; without one it may have come and expired."""
+        """Ids are fresh, so a record proves it; without one the writer may have registered and expired."""
         return True if self.writer in state.writers else None
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatWriter:
-    """Tell that the writer lives. Always a commit."""
+    """Renew the lease of the writer. Always a commit."""
 
     writer: str
 
@@ -55,8 +55,8 @@ class HeartbeatWriter:
 
 @dataclass(frozen=True, slots=True)
 class Occupy:
-    """Take the next version, whatever it says, so that a statement still on its way to that version
-    can never take it: how a cancelled append is settled."""
+    """Take the next version with a heartbeat, or with nothing, so that a statement still on its way to that
+    version can never take it: this settles a cancelled append."""
 
     writer: str
 
@@ -70,7 +70,7 @@ class Occupy:
 
 @dataclass(frozen=True, slots=True)
 class ExpireWriter:
-    """End a registration: what was staged under it can no longer be appended."""
+    """End a registration: batches staged under it can no longer be appended."""
 
     writer: str
 
@@ -88,35 +88,35 @@ class Appended:
     upper: Antichain
     wrote: bool
     repeats: frozenset[str] = frozenset()
-    """Applications whose transaction numbers had been recorded before; then nothing was written."""
+    """Applications whose transaction numbers were recorded before; if any, nothing was written."""
 
 
 class NoRoom(Error):
-    """The state would hold too many inline bytes: flush some to the blob store, and append again."""
+    """The state would have too many inline bytes: flush some to the blob store, and append again."""
 
 
 class PartsExpired(BatchExpired):
-    """The writer under which an append has uploaded parts itself is gone: upload them under another one, and
+    """The writer under which the append itself uploaded parts is gone: upload them under another writer, and
     append again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A staged batch, as the appends that consume it tell it from others."""
+    """A staged batch, as the append that consumes it names it."""
 
     writer: str
-    """Whose registration it was built under: without it, its blobs may be swept."""
+    """The writer under whose registration it was built: once that is gone, its blobs may be swept."""
     id: str
     handed_over: bool
-    """Other processes may have it, too: its id is kept, so that it is appended or deleted once."""
+    """Whether other processes may have it, too: then the state keeps its id, so that it is consumed once."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendHollow:
-    """AppendHollow `batch`, or nothing but a new upper, at its own bounds.
+    """Append `batch` at its own bounds; without parts it only moves the upper.
 
-    `replica`: definite data that others write too. What the shard has already is dropped by
-    truncation: the batch enters with the shard's upper as its lower.
+    `replica`: the same definite data may come from other writers, too. A truncation drops what the shard has
+    already: the batch enters with the shard's upper as its lower.
     """
 
     writer: str
@@ -127,8 +127,8 @@ class AppendHollow:
     replica: bool = False
     staged: tuple[Staged, ...] = ()
     transactions_max: float = inf
-    """How many applications the shard remembers; one more is refused, since to forget one could append its
-    last number twice."""
+    """How many applications the shard remembers. One more is refused: if the shard forgot one instead, that
+    one could append its last number twice."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
@@ -151,7 +151,7 @@ class AppendHollow:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """AppendHollow `batch`, all of it at one time, at whatever time is the shard's upper. Int times only."""
+    """Append `batch`, all of it at one time: the shard's upper. Int times only."""
 
     writer: str
     token: str
@@ -187,7 +187,7 @@ def _append(
     staged: tuple[Staged, ...] = (),
 ) -> Commit | Keep:
     named = {writer_of(part.key) for part in batch.parts if part.key} | {one.writer for one in staged}
-    if unregistered := named - state.writers.keys():  # of no staged batch: those were looked at before
+    if unregistered := named - state.writers.keys():  # not of staged batches: `spent` has checked those
         return Keep(error=PartsExpired(f"writers {sorted(unregistered)} are no longer registered"))
     if command.writer not in state.writers:
         return Keep(error=LeaseExpired(f"writer {command.writer} is no longer registered"))
@@ -196,7 +196,7 @@ def _append(
     inline = batch.inline_bytes
     if inline and state.inline_bytes + inline >= command.inline_bytes_max:
         return Keep(error=NoRoom(f"{state.inline_bytes} inline bytes and {inline} more"))
-    writers = {writer: state.writers[writer] for writer in named}  # so that this commit expires none of them
+    writers = {writer: state.writers[writer] for writer in named}  # so that this commit expires none
     record = state.writers[command.writer]
     writers[command.writer] = record.replace(heartbeat=context.now, token=command.token, upper=batch.upper)
     numbers = {a: TransactionRecord(number=n, at=context.now) for a, n in command.transactions.items()}
@@ -213,7 +213,7 @@ def _append(
 
 
 def new_apps(state: State, transactions: Mapping[str, int]) -> list[str]:
-    """Those applications that the shard does not remember."""
+    """The applications that the shard does not remember."""
     return [app for app in transactions if app not in state.transactions]
 
 
@@ -234,7 +234,7 @@ def is_spent(state: State, writer: str, batch: str) -> bool:
 
 
 def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchExpired | None:
-    """Why these batches cannot be appended, if they cannot."""
+    """The error if one of these batches cannot be appended, else `None`."""
     for batch in staged:
         if is_spent(state, batch.writer, batch.id):
             return AlreadyAppended(f"batch {batch.id} was appended, or deleted, before")
@@ -245,7 +245,7 @@ def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchEx
 
 
 def _spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
-    """By writer, the ids of these batches that are kept from now on."""
+    """By writer, the ids of these batches that the state keeps from now on."""
     ids: dict[str, list[str]] = {}
     for batch in staged:
         if batch.handed_over:
@@ -256,7 +256,7 @@ def _spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
 @dataclass(frozen=True, slots=True)
 class Spend:
     """Make sure that nobody appends these batches any more, so that their blobs can be deleted. The
-    result are the ids of those that nobody has appended or spent before."""
+    result is the ids of the batches that were not appended or spent before."""
 
     staged: tuple[Staged, ...]
 
@@ -270,25 +270,25 @@ class Spend:
         return commit(state, context, result=result, writers=writers, spent=_spending(fresh))
 
     def happened(self, state: State) -> bool | None:
-        """An append leaves the same trace."""
+        """Unknown: an append leaves the same ids."""
         return None
 
 
 def repeated(state: State, transactions: Mapping[str, int]) -> frozenset[str]:
-    """Those applications whose number, or a greater one, is recorded. Numbers never go back."""
+    """The applications whose number, or a greater one, is recorded. Numbers never go back."""
     known = state.transactions
     return frozenset(a for a, number in transactions.items() if a in known and number <= known[a].number)
 
 
 def _token_is_there(state: State, writer: str, token: str) -> bool | None:
-    """The state keeps each writer's last token, and a writer appends one thing at a time; of a writer
-    that is gone nothing can be told."""
+    """Whether the last append of `writer` has this token: the state keeps each writer's last one, and a
+    writer makes one append at a time. `None` for a writer that is gone."""
     record = state.writers.get(writer)
     return None if record is None else record.token == token
 
 
 def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
-    """`batch` from `lower` on. Its parts are marked: they may hold updates outside of its bounds."""
+    """`batch` from `lower` on. Its parts are marked: they may have updates outside of its bounds."""
     if lower == batch.lower:
         return batch
     parts = tuple(part.replace(truncated=(lower, batch.upper)) for part in batch.parts)
@@ -296,7 +296,7 @@ def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
 
 
 def insert(state: State, batch: HollowBatch) -> dict[str, Any]:
-    """The changes of the trace that put `batch` at its end. Neighbouring empty batches are one, so an
+    """The changes that put `batch` at the end of the trace. Neighbouring empty batches become one, so an
     upper that advances a million times without updates costs one batch."""
     if batch.lower == batch.upper:
         return {}

@@ -13,7 +13,6 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.errors import BatchExpired, InvalidUpdate, InvalidUsage
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.lease import check_lease_s
@@ -40,7 +39,7 @@ async def release_writer(shards: Shards, data: bytes) -> None:
     """See `Client.release_writer`."""
     transmitted = WRITER.decode(data, TransmittedWriter)
     shard = await shards.existing(_shard_of(transmitted))
-    await commit(shard.register, ExpireWriter(transmitted.writer), Slot())
+    await commit(shard.register, ExpireWriter(transmitted.writer))
 
 
 def open_builder(

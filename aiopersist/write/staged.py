@@ -23,7 +23,6 @@ from aiopersist.errors import AlreadyAppended, Indeterminate, InvalidUsage, Shar
 from aiopersist.frontier import Antichain
 from aiopersist.parts.upload import Upload
 from aiopersist.resource import Scope
-from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
@@ -209,7 +208,7 @@ async def _deletable(batches: Sequence[StagedBatch], *, strict: bool) -> list[St
         return list(batches)
     shard = batches[0].context.shard
     try:
-        mine: frozenset[str] = await commit(shard.register, Spend(shared), Slot())
+        mine: frozenset[str] = await commit(shard.register, Spend(shared))
     except ShardFinalized:  # the end of the shard deletes what it named
         return [batch for batch in batches if not batch.handed_over]
     for record in shared:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 import aiopersist as ap
+from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
-from aiopersist.shard.shard import Slot
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome

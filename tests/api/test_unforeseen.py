@@ -171,13 +171,13 @@ def test_a_kind_is_logged_once_per_interval(caplog: Any) -> None:
     clock = Still()
     failures = Failures(clock)
     for _ in range(100):
-        failures.tell("this", Unforeseen("why"))
-        failures.tell("that", Unforeseen("why"))
-        failures.tell("this", ap.Corruption("why"))
+        failures.report("this", Unforeseen("why"))
+        failures.report("that", Unforeseen("why"))
+        failures.report("this", ap.Corruption("why"))
     assert (failures.count, len(caplog.records)) == (300, 3)
     assert [record.exc_info is not None for record in caplog.records] == [True, True, False]
     clock.at += LOG_EVERY_S
-    failures.tell("this", Unforeseen("why"))
+    failures.report("this", Unforeseen("why"))
     assert caplog.records[-1].getMessage().endswith("(99 more since the last line)")
 
 

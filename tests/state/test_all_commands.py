@@ -21,7 +21,7 @@ from aiopersist.state.lifecycle import (
     ExpireOverdue,
     Finalize,
     ForgetTransactions,
-    MarkBuried,
+    MarkDeleted,
 )
 from aiopersist.state.model import HollowBatch, Rollup
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader, TakeNamedHold
@@ -218,7 +218,7 @@ MAINTENANCE: list[Draw] = [
     lambda g: ForgetTransactions(["a", "b"], g.history.now - g.rng.randrange(9)),
     lambda g: Spend(g.staged),
 ]
-OVER: list[Draw] = [lambda g: ExpireOverdue(), lambda g: Occupy(g.writer), lambda g: MarkBuried()]
+OVER: list[Draw] = [lambda g: ExpireOverdue(), lambda g: Occupy(g.writer), lambda g: MarkDeleted()]
 RARELY: Draw = lambda g: Finalize(SHARD) if g.rng.random() < 0.1 else EvolveSchema(0, {"key": "str2"})  # noqa: E731
 LIVE = HOLDS * 2 + WRITES * 6 + MAINTENANCE * 2 + OVER[:2] + [RARELY]
 
