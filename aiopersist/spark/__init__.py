@@ -1,18 +1,22 @@
 """Spark jobs on shards: `connect(spark, location)` for the driver, `format("aiopersist")` for DataFrames.
 
+A job is one coroutine of the bridge's loop; Spark's blocking work runs on the thread that waits for it.
+
 | module     | what it has                                                                    |
 |------------|--------------------------------------------------------------------------------|
-| `place`    | where shards lie, as a value that may be seen                                  |
-| `columns`  | updates and contents as the flat columns of a DataFrame; pure                  |
-| `rows`     | the way back, and the schema of a new shard; pure                              |
+| `location` | a location as a value that Spark may show                                      |
+| `columns`  | from updates and contents to the flat columns of a DataFrame; pure             |
+| `rows`     | from a DataFrame to updates, and to the schema of a new shard; pure            |
 | `maps`     | maps as sorted lists; pure                                                     |
 | `bridge`   | one event loop per process, which owns the clients                             |
 | `tasks`    | what runs in workers                                                           |
-| `sessions` | what is asked of a Spark session                                               |
+| `sessions` | what a Spark session is used for                                               |
 | `write`    | from staged batches to one append                                              |
 | `client`   | the engine: DataFrames and compactions, from the driver                        |
 | `options`  | the options of `format("aiopersist")`                                          |
-| `source`   | batch reads and writes for it                                                  |
+| `hooks`    | what its batch and streaming hooks share                                       |
+| `source`   | its batch reads and writes                                                     |
+| `streams`  | its streaming reads and writes                                                 |
 """
 
 from aiopersist.spark.client import SparkClient, connect, register

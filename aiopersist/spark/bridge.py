@@ -1,18 +1,24 @@
-"""One event loop per process, on a thread of its own, that owns the clients: Spark's drivers and workers are
-threads that wait.
+"""The bridge between threads and the event loop: Spark's drivers and workers are threads that wait.
 
-A process of Spark's workers is a fork that lives for a task or for a minute; what is open in it is a cache
-and no more. So the bridge belongs to a process id: after a fork there is a new one.
+Each process has one event loop, on a thread of its own, which owns the clients. A thread crosses into the
+loop once per job: it hands over a coroutine (`Bridge.run`) and waits. While it waits it is idle, so it makes
+the blocking calls that the coroutine awaits (`on_caller`), such as Spark actions: they run on the thread that
+Spark knows, with its tags and local properties.
+
+A process of Spark's workers is a fork that lives for one task or for a minute, so what is open in it is only
+a cache. The bridge belongs to a process id: a fork gets a new one.
 """
 
+import asyncio
 import atexit
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -20,16 +26,17 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from aiopersist.client import Client
-from aiopersist.runtime import SYSTEM
-from aiopersist.spark.place import SparkLocation
+from aiopersist.resource import Closeable
+from aiopersist.spark.location import SparkLocation
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Closeable)
 
 CLOSE_DEADLINE_S = 10.0
 
 
 class Bridge:
-    """See the header. Its methods are called from any thread but that of the loop."""
+    """See the header. Any thread but the loop's own may call its methods."""
 
     def __init__(self) -> None:
         ready: Future[BlockingPortal] = Future()
@@ -41,49 +48,40 @@ class Bridge:
         self._lasting: set[tuple[SparkLocation, bool]] = set()
         self._lock = Lock()
         self.is_worker = False
-        """Whether it runs Spark's tasks."""
+        """Whether this process runs Spark's tasks."""
 
     def run(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """The result of `work(*args)`, run in the loop; cancelled there if this thread is interrupted."""
-        future = self._portal.start_task_soon(work, *args)
-        calls = _calls.get()
-        if calls is None:
-            return _result(future)
-        with calls.waiting(future):
-            return _result(future)
-
-    def finish(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """The same, for what ends something: who cancels what this thread waits for leaves it some time."""
-        future = self._portal.start_task_soon(work, *args)
-        calls = _calls.get()
-        if calls is None:
-            return _result(future)
-        with calls.waiting(future, patience_s=CLOSE_DEADLINE_S):
+        """The result of `work(*args)`, run in the loop. If this thread is interrupted, or its wait cancelled
+        (`Waits.cancel`), the work is cancelled, and this returns when the work has ended."""
+        caller = _Caller()
+        future: Future[T] = self._portal.start_task_soon(caller.run, work, *args)
+        with _cancellable(future):
+            caller.serve(future)
             return _result(future)
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
-        """The result of `work(*args)`, which does not wait, called in the loop."""
+        """The result of `work(*args)`, a plain function, called in the loop."""
         return _result(self._portal.start_task_soon(work, *args))
 
-    def client(self, place: SparkLocation, *, maintenance: bool = False) -> Client:
-        """The client of that place, opened when it is first asked for, and open as long as the process. What
-        cannot be opened is tried anew at the next call."""
+    def client(self, location: SparkLocation, *, maintenance: bool = False) -> Client:
+        """The client of that location: opened at the first call, open as long as the process. After a
+        failure the next call opens again."""
         with self._lock:
-            self._lasting.add((place, maintenance))
-        return self._opened((place, maintenance))
+            self._lasting.add((location, maintenance))
+        return self._opened((location, maintenance))
 
     def _opened(self, key: tuple[SparkLocation, bool]) -> Client:
-        place, maintenance = key
+        location, maintenance = key
         with self._lock:
             found = self._clients.get(key)
             if found is None or (found.done() and found.exception() is not None):
-                opening = partial(place.open, maintenance=maintenance)
+                opening = partial(location.open, maintenance=maintenance)
                 found = self._clients[key] = self._portal.start_task_soon(opening)
         return found.result()
 
-    def acquire(self, place: SparkLocation, *, maintenance: bool) -> Client:
-        """The same, for one who releases it."""
-        key = (place, maintenance)
+    def acquire(self, location: SparkLocation, *, maintenance: bool) -> Client:
+        """The same client, for a caller that will `release` it."""
+        key = (location, maintenance)
         with self._lock:
             self._users[key] += 1
         try:
@@ -93,18 +91,18 @@ class Bridge:
                 self._users[key] -= 1
             raise
 
-    def release(self, place: SparkLocation, *, maintenance: bool) -> None:
-        """One user less; the last one closes it, unless others have it who never say so."""
-        key = (place, maintenance)
+    def release(self, location: SparkLocation, *, maintenance: bool) -> None:
+        """End one use. The last one closes the client, unless `client` has given it out for good."""
+        key = (location, maintenance)
         with self._lock:
             self._users[key] -= 1
             unused = not self._users[key] and key not in self._lasting
             found = self._clients.pop(key, None) if unused else None
         if found is not None:
-            self.finish(found.result().aclose)
+            self.run(to_its_end, found.result().aclose)
 
     def iterate(self, items: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-        """The items, one after the other; while one is used the next is computed."""
+        """The items, in their order; while the caller uses one the loop computes the next."""
         opened = self.call(items)
         coming = self._portal.start_task_soon(_next, opened)
         try:
@@ -117,8 +115,8 @@ class Bridge:
                 self.run(close)
 
     def close_all(self) -> None:
-        """Close all clients; what does not end in time is left to its leases. Those of a worker are left to
-        them in any case: what it has staged outlives it."""
+        """Close all clients, each within `CLOSE_DEADLINE_S`; leases end what remains. The clients of a worker
+        stay open: what they have staged outlives the process, until its leases end."""
         if self.is_worker:
             return
         with self._lock:
@@ -135,50 +133,139 @@ class Bridge:
                 future.cancel()
 
 
-class Calls:
-    """What a thread waits for in the loop, so that another can cancel it: all that runs `with` it."""
+# --- what a coroutine that a thread waits for may use ------------------------------------------------
+
+
+async def on_caller(call: Callable[..., T], *args: Any) -> T:
+    """The result of `call(*args)`, a blocking call, which the thread that waits for this coroutine makes.
+    A cancelled coroutine goes on only when the call has returned: the thread cannot leave it earlier."""
+    return await _caller.get().call(call, *args)
+
+
+async def to_its_end(work: Callable[..., Awaitable[object]], *args: Any) -> None:
+    """Await `work(*args)`, which ends something. If the caller is cancelled, the work still has
+    `CLOSE_DEADLINE_S`."""
+    ending = asyncio.ensure_future(work(*args))
+    try:
+        await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        with anyio.move_on_after(CLOSE_DEADLINE_S, shield=True):  # a scope cancels again and again
+            await asyncio.wait([ending])
+        if not ending.cancel() and not ending.cancelled():
+            ending.exception()  # marks it as seen
+        raise
+
+
+@asynccontextmanager
+async def closing(opening: Awaitable[R]) -> AsyncIterator[R]:
+    """What `opening` gives; at the end it is closed, `to_its_end`."""
+    opened = await opening
+    try:
+        yield opened
+    finally:
+        await to_its_end(opened.aclose)
+
+
+class _Caller:
+    """A thread that waits for one coroutine, and makes the blocking calls that the coroutine awaits."""
 
     def __init__(self) -> None:
-        self._futures: dict[Future[Any], float] = {}
-        """Before which time each is left alone."""
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        """`None`: the coroutine has ended."""
+
+    async def run(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """In the loop: the coroutine."""
+        _caller.set(self)
+        try:
+            return await work(*args)
+        finally:
+            self._calls.put(None)
+
+    async def call(self, call: Callable[..., T], *args: Any) -> T:
+        """In the loop: have the thread make a call."""
+        done: Future[T] = Future()
+        self._calls.put((done, partial(call, *args)))
+        answer = asyncio.wrap_future(done)
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([answer])
+        return await answer
+
+    def serve(self, future: "Future[Any]") -> None:
+        """In the thread: make the calls until the coroutine, whose result `future` gets, has ended."""
+        try:
+            while (asked := self._calls.get()) is not None:
+                _answer(*asked)
+        except BaseException:
+            future.cancel()
+            while (asked := self._calls.get()) is not None:
+                asked[0].cancel()
+            raise
+
+
+def _answer(done: "Future[Any]", call: Callable[[], Any]) -> None:
+    try:
+        done.set_result(call())
+    except Exception as error:
+        done.set_exception(error)
+    except BaseException:  # an interrupt of this thread, which would end the loop
+        done.cancel()
+        raise
+
+
+_caller: ContextVar[_Caller] = ContextVar("caller")
+
+
+# --- cancelling the wait of another thread -----------------------------------------------------------
+
+
+class Waits:
+    """What a thread waits for in the loop while it runs `with` this: another thread can cancel it."""
+
+    def __init__(self) -> None:
+        self._futures: set[Future[Any]] = set()
 
     def __enter__(self) -> None:
-        self._before = _calls.set(self)
+        self._before = _waits.set(self)
 
     def __exit__(self, *error: object) -> None:
-        _calls.reset(self._before)
-
-    @contextmanager
-    def waiting(self, future: "Future[Any]", patience_s: float = 0.0) -> Iterator[None]:
-        """`future` is waited for."""
-        self._futures[future] = SYSTEM.monotonic() + patience_s
-        try:
-            yield
-        finally:
-            del self._futures[future]
+        _waits.reset(self._before)
 
     def cancel(self) -> None:
-        """Cancel what is waited for now, but what has some time yet."""
-        now = SYSTEM.monotonic()
-        for future, until in list(self._futures.items()):
-            if until <= now:
-                future.cancel()
+        """Cancel what the thread waits for now. What the work then ends, it ends `to_its_end`."""
+        for future in list(self._futures):
+            future.cancel()
 
 
-_calls: ContextVar[Calls | None] = ContextVar("calls", default=None)
+_waits: ContextVar[Waits | None] = ContextVar("waits", default=None)
+
+
+@contextmanager
+def _cancellable(future: "Future[Any]") -> Iterator[None]:
+    """This thread waits for `future`."""
+    waits = _waits.get()
+    futures: set[Future[Any]] = set() if waits is None else waits._futures
+    futures.add(future)
+    try:
+        yield
+    finally:
+        futures.remove(future)
+
+
+# --- the bridge of a process -------------------------------------------------------------------------
+
 _bridges: dict[int, Bridge] = {}
 _beginning = Lock()
 
 
 def bridge() -> Bridge:
-    """That of this process."""
+    """The bridge of this process."""
     pid = os.getpid()
     if (found := _bridges.get(pid)) is not None:
         return found
     with _beginning:
         if pid not in _bridges:
-            # Those of the processes that this one is a fork of stay: finalized here, their loops would take
-            # what they wait for out of the parent's epoll.
+            # The bridges of parent processes stay: to finalize them here would take what their loops wait for
+            # out of the parent's epoll.
             _bridges[pid] = Bridge()
             atexit.register(_at_exit, pid)
     return _bridges[pid]
@@ -193,7 +280,7 @@ os.register_at_fork(after_in_child=lambda: _renew_lock())
 
 
 def _renew_lock() -> None:
-    """A fork may happen while another thread holds it."""
+    """A fork may happen while another thread holds the lock."""
     global _beginning
     _beginning = Lock()
 

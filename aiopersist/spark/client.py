@@ -1,14 +1,15 @@
 """The engine, from the driver's process: reads and writes of any size as Spark jobs, through `mapInArrow`.
 
-Each call plans on the driver, lets tasks do the heavy work on parts in the blob store, and commits. Rows go
-through the JVM only where a DataFrame needs them. The bridge (`bridge.py`) owns the client and its
-heartbeats, so leases live as long as the `SparkClient` is open.
+Each job is one coroutine of the bridge's loop (`bridge.py`): it plans, has tasks do the heavy work on parts
+in the blob store, and commits. Each blocking method hands its coroutine to the bridge, and makes the Spark
+actions that the coroutine awaits (`on_caller`) on the caller's own thread. Rows go through the JVM only where
+a DataFrame needs them. The bridge owns the client and its heartbeats, so leases live as long as the
+`SparkClient` is open.
 """
 
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -27,9 +28,9 @@ from aiopersist.read.shared_read import SharedRead
 from aiopersist.settings import Settings
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.spark import tasks
-from aiopersist.spark.bridge import bridge
+from aiopersist.spark.bridge import bridge, closing, on_caller, to_its_end
 from aiopersist.spark.columns import Columns
-from aiopersist.spark.place import SparkLocation
+from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.sessions import (
     arrow_schema,
     cores,
@@ -38,7 +39,14 @@ from aiopersist.spark.sessions import (
     in_thread,
     struct_type,
 )
-from aiopersist.spark.write import APPEND, Begun, WriteJob, WriteSpec, begin_open, give_up
+from aiopersist.spark.write import (
+    APPEND,
+    WriteJob,
+    WritePlan,
+    WriteSpec,
+    plan_open_write,
+    remove_new_shard,
+)
 from aiopersist.storage.urls import Location
 from aiopersist.write.checks import Txn
 
@@ -59,18 +67,19 @@ def connect(
     settings: Settings | None = None,
     maintenance: bool = True,
 ) -> "SparkClient":
-    """Shards of a location, as DataFrames of `spark`. The location is as of `aiopersist.open`, but no
-    instance, nothing in memory, and no URL with a secret in it: `env:NAME` names a variable, here and on the
-    executors, that holds it. Registers `format("aiopersist")`, too.
+    """Shards of a location, as DataFrames of `spark`. Give the location as to `aiopersist.open`, but no
+    instance, no store in memory, and no URL with a secret in it: `env:NAME` names a variable that holds such
+    a URL, on the driver and on the executors. Registers `format("aiopersist")`, too.
 
-    `InvalidLocation` at once for what cannot be used, `StorageUnavailable` for what cannot be reached."""
-    place = SparkLocation.of(location, blob, consensus, settings)
+    `InvalidLocation` at once for a location that cannot be used, `StorageUnavailable` for a store that cannot
+    be reached."""
+    found = SparkLocation.of(location, blob, consensus, settings)
     register(spark)
-    return SparkClient(spark, place, bridge().acquire(place, maintenance=maintenance), maintenance)
+    return SparkClient(spark, found, bridge().acquire(found, maintenance=maintenance), maintenance)
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("aiopersist")` known to `spark`; needless where Spark finds `pyspark_aiopersist`
+    """Make `format("aiopersist")` known to `spark`. Not needed where Spark finds `pyspark_aiopersist`
     itself."""
     from aiopersist.spark.source import AiopersistSource
 
@@ -78,20 +87,21 @@ def register(spark: "SparkSession") -> None:
 
 
 class SparkClient:
-    """See the header. Blocking calls, for any thread; those that begin with `a` are coroutines of the same,
-    for a driver that is itself asyncio. Close it when its DataFrames are no longer used."""
+    """See the header. Its methods block, and any thread may call them; each has a coroutine of the same name
+    with a leading `a`, for a driver that is itself asyncio. Close the client when its DataFrames are no
+    longer used."""
 
     def __init__(
-        self, spark: "SparkSession", place: SparkLocation, client: Client, maintenance: bool
+        self, spark: "SparkSession", location: SparkLocation, client: Client, maintenance: bool
     ) -> None:
         self._spark = spark
-        self._place = place
+        self._location = location
         self._shared = client
         self._maintenance = maintenance
+        self._lock = Lock()
+        """Guards the next two."""
         self._reads: list[tuple[DataFrame, SharedRead]] = []
         self._closed = False
-        self._lock = Lock()
-        """Of those two."""
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -106,17 +116,17 @@ class SparkClient:
         parallelism: int | None = None,
         wait: bool = True,
     ) -> "DataFrame":
-        """The contents at `as_of` (`None`: the greatest complete time, which is fixed here, not at each
-        action). Rows are repeated as often as they are there; with `expand=False` there is a column `_diff`.
+        """The contents at `as_of` (`None`: the greatest complete time, fixed by this call, not by each
+        action). Each row is there as often as its diff says; with `expand=False` it is there once, with a
+        column `_diff`.
 
-        `columns` of key and val, by their names in the DataFrame; `where` is a `pyarrow.compute` expression
-        as a snapshot takes it, and passes over what cannot match. Both are checked here, before anything is
-        waited for: `InvalidUsage` of kind `INVALID_COLUMN`. About `parallelism` tasks (those that Spark runs
-        at once), each of a range of keys; none shuffles. Errors and `wait` as of `shared_read`."""
-        columns = None if columns is None else tuple(columns)
-        return self._read(
-            partial(Columns, expand=expand, only=columns), where, parallelism, shard, as_of=as_of, wait=wait
-        )
+        `columns` selects columns of key and val, by their names in the DataFrame. `where` is a
+        `pyarrow.compute` expression, as for a snapshot: parts that cannot match are not read. Both are
+        checked first: `InvalidUsage` of kind `INVALID_COLUMN`. About `parallelism` tasks (by default as many
+        as Spark runs at once) each read a range of keys, without a shuffle. Errors and `wait` as of
+        `shared_read`."""
+        make = partial(Columns, expand=expand, only=None if columns is None else tuple(columns))
+        return self._read(make, where, parallelism, shard, as_of=as_of, wait=wait)
 
     def changes_df(
         self,
@@ -129,38 +139,41 @@ class SparkClient:
         parallelism: int | None = None,
         wait: bool = True,
     ) -> "DataFrame":
-        """The changes at times in `[start, end)` (`None`: all that are complete now), with columns `_time`
-        and `_diff`. They need `since < start`, or both at the minimum: else `SinceViolation`."""
-        columns = None if columns is None else tuple(columns)
-        make = partial(Columns, time=True, expand=False, only=columns)
+        """The changes at times in `[start, end)` (`None`: to the greatest complete time), with columns
+        `_time` and `_diff`. `SinceViolation` unless `since < start`, or both are the minimum."""
+        make = partial(Columns, time=True, expand=False, only=None if columns is None else tuple(columns))
         return self._read(make, where, parallelism, shard, start=start, end=end, wait=wait)
 
     def _read(
         self, make: Callable[..., Columns], where: Any, tasks_: int | None, shard: str, **range_: Any
     ) -> "DataFrame":
-        client = self._client()
-        _checked(make, where, bridge().run(client.schema, shard)[1])
-        read = bridge().run(partial(client.shared_read, shard, **range_))
+        client, tasks_ = self._client(), tasks_ or cores(self._spark)
+        return bridge().run(partial(self._read_job, client, make, where, tasks_, shard, **range_))
+
+    async def _read_job(
+        self, client: Client, make: Callable[..., Columns], where: Any, tasks_: int, shard: str, **range_: Any
+    ) -> "DataFrame":
+        _checked(make, where, (await client.schema(shard))[1])
+        read = await client.shared_read(shard, **range_)
         try:
             columns = _checked(make, where, read.schema)
-            pieces = bridge().run(read.pieces, tasks_ or cores(self._spark))
-            df = self._planned(pieces, columns, where)
+            df = await on_caller(self._planned, await read.pieces(tasks_), columns, where)
             with self._lock:
-                self._client()  # it may have been closed meanwhile
+                self._client()  # another thread may have closed it meanwhile
                 self._reads.append((df, read))
         except BaseException:
-            bridge().finish(read.aclose)
+            await to_its_end(read.aclose)
             raise
         return df
 
     def _planned(self, pieces: list[bytes], columns: Columns, where: Any) -> "DataFrame":
-        """A task for each of the pieces."""
-        place = self._place
+        """A DataFrame with a task for each of the pieces."""
+        location = self._location
 
         def rows(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield from tasks.read(place, pieces[number], columns, where)
+                    yield from tasks.read(location, pieces[number], columns, where)
 
         numbers = self._spark.range(len(pieces), numPartitions=len(pieces))
         return numbers.mapInArrow(rows, struct_type(columns.arrow_schema))
@@ -181,111 +194,115 @@ class SparkClient:
         parallelism: int | None = None,
     ) -> int:
         """Write the rows in one commit, and return the time at which they are there: one that the library
-        picks (the shard's upper), or the last before the new upper. A shard that is not there is made, if
-        `keys` name the columns of its key, and is not left behind by a write that failed. Its columns are
-        those of `df`, as nullable as Spark takes them to be; or `schema` says them, for good: a
-        `StructType`, or a `Schema` of this library, which needs no `keys`. `CodecMismatch` if the shard is
-        there with another.
+        picks (the shard's upper), or the last before the new upper. Makes a shard that is not there, if
+        `keys` name the columns of its key; a write that fails leaves no new shard behind. The columns of a
+        new shard are those of `df`, nullable where Spark takes them to be; or `schema` fixes them, for good:
+        a `StructType`, or a `Schema` of this library, which needs no `keys`. `CodecMismatch` if the shard is
+        there with another schema.
 
-        `time`: a column of times, or one time, at or beyond the upper: other writers then make it fail
-        (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes nothing. `mode`:
-        `append`; `upsert` replaces the rows that have the same keys, `overwrite` all. Costs a few commits,
-        and what tasks upload. `df` is computed again if the driver stood still beyond its lease meanwhile."""
-        client, found = self._client(), bridge()
+        `time`: a column of times, or one time, at or beyond the upper; an append of another writer then makes
+        this one fail (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes
+        nothing. `mode`: `append`; `upsert` replaces the rows that have the same keys, `overwrite` replaces
+        all. Costs a few commits, and what the tasks upload. Spark computes `df` again if the driver stood
+        still for longer than its lease."""
+        client, tasks_ = self._client(), parallelism or cores(self._spark)
         spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn, _asked(schema))
-        begun = found.run(begin_open, client, arrow_schema(df.schema), spec)
+        return bridge().run(self._write_job, client, df, arrow_schema(df.schema), spec, tasks_)
+
+    async def _write_job(
+        self, client: Client, df: "DataFrame", frame: pa.Schema, spec: WriteSpec, tasks_: int
+    ) -> int:
+        """Plan and write; again if the driver stood still for longer than its lease: then nothing was
+        appended."""
+        plan = await plan_open_write(client, frame, spec)
         try:
-            return self._written(client, df, begun, parallelism)
+            for _ in range(LOST_MAX - 1):
+                with suppress(BatchExpired):
+                    return await self._write_once(client, df, plan, tasks_)
+            return await self._write_once(client, df, plan, tasks_)
         except BaseException:
-            with suppress(CancelledError):  # then an empty shard may stay
-                found.finish(give_up, client, begun)
+            await to_its_end(remove_new_shard, client, plan)
             raise
 
-    def _written(self, client: Client, df: "DataFrame", begun: Begun, parallelism: int | None) -> int:
-        """Write it, from the beginning again if the driver stood still for longer than its lease: nothing was
-        appended then."""
-        for _ in range(LOST_MAX - 1):
-            with suppress(BatchExpired):
-                return self._written_once(client, df, begun, parallelism)
-        return self._written_once(client, df, begun, parallelism)
-
-    def _written_once(self, client: Client, df: "DataFrame", begun: Begun, parallelism: int | None) -> int:
-        found, place = bridge(), self._place
-        writer = found.run(client.writer, begun.shard, begun.schema)
-        try:
-            grant = found.call(writer.to_transmittable)
-            staged = for_each_partition(df, lambda batches: tasks.stage(place, grant, begun.layout, batches))
-            run = partial(for_each, self._spark)
-            job = WriteJob(found, client, place, begun, run, parallelism or cores(self._spark))
-            return job.commit(staged)
-        finally:
-            found.finish(writer.aclose)
+    async def _write_once(self, client: Client, df: "DataFrame", plan: WritePlan, tasks_: int) -> int:
+        location, layout = self._location, plan.layout
+        async with closing(client.writer(plan.shard, plan.schema)) as writer:
+            grant = writer.to_transmittable()
+            staged = await on_caller(
+                for_each_partition, df, lambda batches: tasks.stage(location, grant, layout, batches)
+            )
+            job = WriteJob(client, location, plan, partial(for_each, self._spark), tasks_)
+            return await job.commit(staged)
 
     # --- compaction ------------------------------------------------------------------------------
 
     def compact(self, shard: str, *, parallelism: int | None = None) -> bool:
-        """Make all that is there one sorted batch, times advanced to since, as `force_compaction` does, by
-        Spark's tasks: parts in, parts out, nothing through the JVM. Returns whether anything was done."""
-        client, found, done, lost = self._client(), bridge(), False, 0
+        """Make the whole shard one sorted batch, with times advanced to since, as `force_compaction` does.
+        Spark's tasks read parts and write parts; nothing goes through the JVM. Returns whether anything was
+        done."""
+        return bridge().run(self._compact_job, self._client(), shard, parallelism or cores(self._spark))
+
+    async def _compact_job(self, client: Client, shard: str, tasks_: int) -> bool:
         goal: Goal | None = None
+        done, lost = False, 0
         while True:
-            claimed = found.run(client.shared_compaction, shard, goal)
-            goal = claimed.goal
-            try:
+            async with closing(client.shared_compaction(shard, goal)) as claimed:
+                goal = claimed.goal
                 if not claimed.is_needed:
                     return done
-                pieces = found.run(claimed.pieces, parallelism or cores(self._spark))
-                jobs = [(self._place, piece) for piece in pieces]
-                results = tasks.granted(for_each(self._spark, tasks.compact, jobs))
-                applied = found.run(claimed.apply, results)
+                jobs = [(self._location, piece) for piece in await claimed.pieces(tasks_)]
+                results = tasks.accepted(await on_caller(for_each, self._spark, tasks.compact, jobs))
+                applied = await claimed.apply(results)
                 done, lost = done or applied, lost + (not applied)
                 if lost == CLAIMS_LOST_MAX:
-                    raise BatchExpired("the claim of the compaction was lost, and lost again")
-            finally:
-                found.finish(claimed.aclose)
+                    raise BatchExpired(
+                        f"shard {shard!r}: the compaction lost its claim {lost} times: try again"
+                    )
 
     # --- the same as coroutines ------------------------------------------------------------------
 
     async def asnapshot_df(self, *args: Any, **kwargs: Any) -> "DataFrame":
-        """`snapshot_df`, on a thread."""
+        """`snapshot_df`, on a thread of its own."""
         return await in_thread(self._spark, partial(self.snapshot_df, *args, **kwargs))
 
     async def achanges_df(self, *args: Any, **kwargs: Any) -> "DataFrame":
-        """`changes_df`, on a thread."""
+        """`changes_df`, on a thread of its own."""
         return await in_thread(self._spark, partial(self.changes_df, *args, **kwargs))
 
     async def awrite_df(self, *args: Any, **kwargs: Any) -> int:
-        """`write_df`, on a thread. Cancelled, it ends the Spark jobs; whether it was committed before is
-        told by its `txn`."""
+        """`write_df`, on a thread of its own. If the caller is cancelled, its Spark jobs are cancelled, too;
+        whether the rows were committed before, `txn` tells (`Client.txn_number`)."""
         return await in_thread(self._spark, partial(self.write_df, *args, **kwargs))
 
     async def acompact(self, *args: Any, **kwargs: Any) -> bool:
-        """`compact`, on a thread."""
+        """`compact`, on a thread of its own."""
         return await in_thread(self._spark, partial(self.compact, *args, **kwargs))
 
     async def arelease(self, *dfs: "DataFrame") -> None:
-        """`release`, on a thread. Goes on in the background if the caller is cancelled."""
+        """`release`, on a thread of its own, where it goes on if the caller is cancelled."""
         await _to_its_end(partial(self.release, *dfs))
 
     async def aclose(self) -> None:
-        """`close`, on a thread. Goes on in the background if the caller is cancelled."""
+        """`close`, on a thread of its own, where it goes on if the caller is cancelled."""
         await _to_its_end(self.close)
 
     # --- the end ---------------------------------------------------------------------------------
 
     def release(self, *dfs: "DataFrame") -> None:
-        """Let go of what these DataFrames of this client read, or, without any, all that were made so far:
-        they, and what was derived from them, must not be used any more. `InvalidUsage` of kind `CLOSED` for
-        one for which nothing is held."""
+        """Let go of what these DataFrames of this client read; without any, of what all its DataFrames read
+        so far. Neither they nor what was derived from them may be used afterwards. `InvalidUsage` of kind
+        `CLOSED` for a DataFrame for which nothing is held."""
         with self._lock:
             held = {id(df): (df, read) for df, read in self._reads}
             if any(id(df) not in held for df in dfs):
-                text = "a DataFrame was released before, or is not as this client made it"
+                text = "this DataFrame was released before, or another client or a derivation made it"
                 raise InvalidUsage(UsageKind.CLOSED, text)
             released = [held[id(df)] for df in dfs] if dfs else self._reads[:]
+        bridge().run(self._release_job, released)
+
+    async def _release_job(self, released: "Sequence[tuple[DataFrame, SharedRead]]") -> None:
         for made in released:
-            with suppress(CancelledError):  # then its lease ends by itself
-                bridge().finish(made[1].aclose)
+            await to_its_end(made[1].aclose)
             with self._lock, suppress(ValueError):
                 self._reads.remove(made)
 
@@ -298,7 +315,7 @@ class SparkClient:
         try:
             self.release()
         finally:
-            bridge().release(self._place, maintenance=self._maintenance)
+            bridge().release(self._location, maintenance=self._maintenance)
 
     def _client(self) -> Client:
         if self._closed:
@@ -312,11 +329,11 @@ class SparkClient:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        text = "a SparkClient lives in one process: let a function that travels call connect itself"
+        text = "a SparkClient lives in one process: call connect inside the function that travels"
         raise TypeError(text)
 
     def __repr__(self) -> str:
-        return f"<SparkClient of {self._place}>"
+        return f"<SparkClient of {self._location}>"
 
     async def __aenter__(self) -> "SparkClient":
         return self
@@ -326,14 +343,14 @@ class SparkClient:
 
 
 def _checked(make: Callable[..., Columns], where: Any, schema: Schema[Any, Any, Any]) -> Columns:
-    """The columns that are asked for of a shard with this schema, and the condition: both can be had."""
+    """The columns of a DataFrame of a shard with this schema, if the shard has them, and those of `where`."""
     if where is not None:
         check_where(where, schema)
     return make(schema)
 
 
 def _asked(schema: Any) -> Schema[Any, Any, Any] | pa.Schema | None:
-    """What `schema=` says."""
+    """The schema, or the columns, that `schema=` gives."""
     from pyspark.sql.types import StructType
 
     if isinstance(schema, StructType):
@@ -345,5 +362,5 @@ def _asked(schema: Any) -> Schema[Any, Any, Any] | pa.Schema | None:
 
 
 async def _to_its_end(call: Callable[[], None]) -> None:
-    """On a thread of its own, where it goes on if the caller is cancelled."""
+    """`call`, on a thread of its own, where it goes on if the caller is cancelled."""
     await asyncio.shield(anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1)))

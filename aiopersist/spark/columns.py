@@ -1,11 +1,11 @@
-"""Updates and contents as the columns of a DataFrame.
+"""From updates and contents to the columns of a DataFrame.
 
-A DataFrame is flat: the fields of key and val are its columns, or `key` and `val` themselves where they have
-none; a name that both have is prefixed. Spark knows fewer types than Arrow, and no column without nulls in
-what it hands on, so each schema has *one* fixed form: every column in the type of `spark_type`, all of them
-nullable. What has no such type, and names that Spark could not tell apart, are refused before anything runs.
+A DataFrame is flat: the fields of key and val are its columns; a key, or val, without fields is one column,
+`key` or `val`. A name that both have is prefixed. Spark knows fewer types than Arrow, and takes every column
+as nullable, so each schema has *one* fixed form: every column in the type of `spark_type`, and nullable. A
+type without a counterpart, and names that Spark cannot tell apart, are refused before anything runs.
 
-Rows are repeated as often as they are there; or each is there once, with a column `_diff`.
+Each row is there as often as its diff says; or once, with a column `_diff`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UINT64_DIGITS = 20
 
 
 def spark_type(t: pa.DataType, path: str) -> pa.DataType:
-    """The Arrow type that Spark takes for values of type `t`: the same, or one that holds all of them.
-    `InvalidUsage` of kind `INVALID_COLUMN`, which names the column, where there is none."""
+    """The Arrow type that Spark takes for values of type `t`: the same type, or one that holds all its
+    values. `InvalidUsage` of kind `INVALID_COLUMN`, which names the column, if there is none."""
     is_ = pa.types
     if is_.is_struct(t):
         return pa.struct([pa.field(f.name, spark_type(f.type, f"{path}.{f.name}")) for f in t])
@@ -64,13 +64,13 @@ class ColumnSource(NamedTuple):
     half: str
     """`key` or `val`."""
     field: str | None
-    """Of the struct; `None`: all of it."""
+    """A field of the struct; `None`: the whole half."""
     stored: pa.Field
-    """As the shard has it."""
+    """Name and type in the shard."""
 
 
 def sources(schema: Schema[Any, Any, Any]) -> dict[str, ColumnSource]:
-    """The columns that key and val are made of, by the names that they have in a DataFrame."""
+    """The columns that key and val are made of, by their names in a DataFrame."""
     given = [source for half in ("key", "val") for source in _sources(schema.arrow_schema.field(half), half)]
     often = Counter((source.field or source.half).lower() for source in given)
     found: dict[str, ColumnSource] = {}
@@ -83,8 +83,8 @@ def sources(schema: Schema[Any, Any, Any]) -> dict[str, ColumnSource]:
 
 
 class Columns:
-    """The columns of a DataFrame of a shard with this schema. `time`: with `_time`, for changes. Not
-    `expand`: with `_diff` instead of repeated rows. `only`: of key and val these columns, in this order."""
+    """The columns of a DataFrame of a shard with this schema. `time` adds `_time`, for changes.
+    `expand=False` adds `_diff`, and repeats no rows. `only`: these columns of key and val, in this order."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Columns:
         only: Sequence[str] | None = None,
     ) -> None:
         if time and schema.time_length is not None:
-            raise invalid("a shard of product times has no single column of times", TIME)
+            raise invalid("a shard of product times has no column of times: read a snapshot", TIME)
         self._expand = expand
         self._time = time
         self._sources = _chosen(sources(schema), only)
@@ -106,19 +106,19 @@ class Columns:
         fields += [pa.field(TIME, pa.int64())] if time else []
         fields += [] if expand else [pa.field(DIFF, pa.int64())]
         self.arrow_schema: pa.Schema = pa.schema(fields)
-        """Of every batch: names, types, and all of them nullable."""
+        """The names and types of every batch; all nullable."""
         twice = [name for name, n in Counter(f.name.lower() for f in fields).items() if n > 1]
         if twice:
             raise invalid(f"several columns would have the name {twice[0]!r}", twice[0])
 
     def batches(self, table: pa.Table | pa.RecordBatch, at: int | None = None) -> Iterator[pa.RecordBatch]:
-        """`of`, in batches that are not large, however often rows are there."""
+        """`of`, in bounded batches, whatever the diffs are."""
         for piece in in_bounds(table) if self._expand else [table]:
             yield from self.of(piece, at).to_batches()
 
     def of(self, table: pa.Table | pa.RecordBatch, at: int | None = None) -> pa.Table:
-        """The columns of updates, or of contents (whose time is `at`, where that is asked for).
-        `InvalidUpdate` where a row is there less than no times and rows are to be repeated."""
+        """The columns of updates, or of contents, whose time is `at`. `InvalidUpdate` if rows are to be
+        repeated and one has a negative diff."""
         if self._expand:
             table = repeated(table)
         found = {name: _column(table, source) for name, source in self._sources.items()}
@@ -133,8 +133,8 @@ class Columns:
 
 
 def in_bounds(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.RecordBatch]:
-    """The table in pieces that are not large when their rows are repeated; a row that is there very often is
-    in several."""
+    """The table in pieces that stay bounded when their rows are repeated; a row with a large diff is in
+    several pieces."""
     import numpy as np  # which Spark's pandas brings
 
     diffs = table.column("diff").to_numpy()
@@ -158,20 +158,18 @@ def in_bounds(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.Record
 
 
 def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-    """Each row as often as its diff says, which is then 1 or whatever: nobody looks at it."""
+    """Each row as often as its diff says. The diffs of the result mean nothing."""
     diffs = table.column("diff")
     least, greatest = (bound.as_py() for bound in pc.min_max(diffs).values())
     if least is None or least == greatest == 1:
         return table
     if least < 0:
         row = pc.index(pc.less(diffs, 0), pa.scalar(True)).as_py()
-        text = (
-            f"it is there {diffs[row]} times, which no row can be: with expand=false there is a column {DIFF}"
-        )
+        text = f"it is there {diffs[row]} times, and cannot be repeated: expand=false gives {DIFF} instead"
         raise InvalidUpdate(text, row=row)
     counts = diffs.combine_chunks() if isinstance(diffs, pa.ChunkedArray) else diffs
     ends = pc.cumulative_sum(counts)
-    # a list per row, as long as the row is often: its parent of each element is the row
+    # A list per row, with as many elements as the diff says: the parent of each element is the row.
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
     lists = pa.LargeListArray.from_arrays(offsets, pa.nulls(ends[-1].as_py()))
     return table.take(pc.list_parent_indices(lists))
@@ -183,12 +181,12 @@ def _chosen(found: dict[str, ColumnSource], only: Sequence[str] | None) -> dict[
     names = {name.lower(): name for name in found}
     for name in only:
         if not isinstance(name, str) or name.lower() not in names:
-            raise invalid(f"no column {name!r}; there are {', '.join(found)}", str(name))
+            raise invalid(f"no column {name!r}; the columns are {', '.join(found)}", str(name))
     return {names[name.lower()]: found[names[name.lower()]] for name in only}
 
 
 def _sources(field: pa.Field, half: str) -> list[ColumnSource]:
-    """What a half of the row is made of: nothing, itself, or its fields."""
+    """The columns of a half of the row: none, the half itself, or its fields."""
     t = field.type
     if pa.types.is_null(t):
         return []

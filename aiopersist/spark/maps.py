@@ -1,6 +1,6 @@
-"""Maps, which no key or val of a shard has: stored as lists of `(key, value)` structs, in the order of their
-keys, so that equal maps are equal lists. The schema remembers (as it does of own codecs, by path and name)
-that such a list is a map.
+"""Maps, which no key or val of a shard can have: they are stored as lists of `(key, value)` structs in the
+order of their keys, so that equal maps are equal lists. The schema remembers, by path and name as for own
+codecs, that such a list is a map.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "map"  # in the shard's schema, as the name of a codec
 
 
 def stored_type(t: pa.DataType, path: str, maps: dict[str, str]) -> pa.DataType:
-    """`t` with lists in the place of maps; `maps` is told their paths. `INVALID_COLUMN` for a map whose keys
+    """`t` with lists in the place of maps; adds their paths to `maps`. `INVALID_COLUMN` for a map whose keys
     have no order."""
     is_ = pa.types
     if is_.is_map(t):
@@ -40,7 +40,7 @@ def stored_type(t: pa.DataType, path: str, maps: dict[str, str]) -> pa.DataType:
 
 
 def shown_type(t: pa.DataType, path: str, own: Mapping[str, str]) -> pa.DataType:
-    """The type again, with maps in the place of what was one."""
+    """The type that `stored_type` was given: with maps in the place of their lists."""
     is_ = pa.types
     if is_.is_list(t):
         inner = shown_type(t.value_type, f"{path}.element", own)
@@ -53,7 +53,7 @@ def shown_type(t: pa.DataType, path: str, own: Mapping[str, str]) -> pa.DataType
 
 
 def has_map(t: pa.DataType) -> bool:
-    """Whether there is a map in it, at any depth."""
+    """Whether the type has a map in it, at any depth."""
     if pa.types.is_map(t):
         return True
     return pa.types.is_nested(t) and any(has_map(t.field(i).type) for i in range(t.num_fields))
@@ -80,8 +80,8 @@ def as_lists(array: Any) -> Any:
 
 
 def as_maps(array: Any, wanted: pa.DataType) -> Any:
-    """An array of lists as the type that Spark takes, with maps. Arrow's own cast of what is nested makes
-    unsound lists of nulls."""
+    """An array of lists as the type that Spark takes, with maps. Not by Arrow's own cast of nested types: it
+    makes unsound lists of nulls."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if array.type == wanted:

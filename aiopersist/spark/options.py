@@ -1,7 +1,7 @@
-"""The options of `format("aiopersist")`, which Spark hands over as text, their names in lower case.
+"""The options of `format("aiopersist")`: Spark hands them over as text, with their names in lower case.
 
-`asOf` and `as_of` are one option. What is not known, or means nothing for what is being done, is refused: a
-misspelt option must not be a silent other result.
+`asOf` and `as_of` are one option. An option that is unknown, or means nothing for the call, is refused: a
+misspelt option must not silently give another result.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from aiopersist.data.lazy import pa
 from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.spark.place import SparkLocation
+from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.write import APPEND, OVERWRITE, UPSERT, WriteSpec
 
@@ -38,21 +38,21 @@ STREAM_READ = WHERE | {
     "maxbytespertrigger",
 }
 STREAM_WRITE = WHERE | {"time", "diff", "keys", "schema", "apply", "txnappid", "parallelism", "leases"}
-SPARKS_OWN = {"checkpointlocation", "queryname"}  # told to sinks though they are not for them
+SPARKS_OWN = {"checkpointlocation", "queryname"}  # sinks get them, though they are Spark's
 
 LOST = (
     "a shard is no table of Spark's catalog: saveAsTable, writeTo and CREATE TABLE lose their options. Write "
     "by save(...) or write_df, read by load(...), or use CREATE TEMPORARY VIEW ... USING aiopersist "
     "OPTIONS (...)"
 )
-OF_A_TABLE = {"provider", "owner"}  # Spark tells a source the properties of a table that it is to make
+OF_A_TABLE = {"provider", "owner"}  # Spark gives a source the properties of a table that it is to make
 LEASE_S = 24 * 3600.0
-TASKS = 8  # hooks cannot see how much Spark runs at once
+TASKS = 8  # hooks cannot see how many tasks Spark runs at once
 SHOWN = {"asof": "as_of", "keyrange": "key_range", "leases": "lease_s", "holdname": "hold_name"}
 
 
 class Options:
-    """See the header. `InvalidUsage` of kind `INVALID_MODE` for what cannot be used."""
+    """See the header. `InvalidUsage` of kind `INVALID_MODE` for an option that cannot be used."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
@@ -64,15 +64,15 @@ class Options:
                 raise invalid(f"option {name} is given twice, as {value!r} and as {self._given[plain]!r}")
 
     def check(self, known: set[str], what: str) -> None:
-        """Refuse what is not `known`."""
+        """Refuse options that are not `known`."""
         unknown = sorted(self._given.keys() - known - SPARKS_OWN)
         if unknown:
             shown = ", ".join(sorted(SHOWN.get(name, name) for name in known))
-            raise invalid(f"unknown option {unknown[0]!r} {what}; there are {shown}")
+            raise invalid(f"unknown option {unknown[0]!r} {what}; the options are {shown}")
 
     @property
-    def place(self) -> SparkLocation:
-        """Where the shards lie."""
+    def location(self) -> SparkLocation:
+        """The location of the shards."""
         if self._given.keys().isdisjoint({"location", "blob", "consensus"}):
             names = [f"AIOPERSIST_{name}" for name in ("LOCATION", "BLOB", "CONSENSUS")]
             if not any(map(os.environ.get, names)):
@@ -91,11 +91,11 @@ class Options:
         return self._given.get(name)
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Columns, separated by commas."""
+        """Names of columns, separated by commas."""
         return tuple(part.strip() for part in self._given.get(name, "").split(",") if part.strip())
 
     def time(self, name: str) -> int | tuple[int, ...] | None:
-        """An integer; of product times a JSON list of them."""
+        """An integer; for product times a JSON list of integers."""
         value = self._given.get(name)
         if value is None or not value.lstrip().startswith("["):
             return self.integer(name)
@@ -104,7 +104,7 @@ class Options:
         except ValueError:
             found = [None]
         if not all(type(part) is int and part >= 0 for part in found):
-            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is no JSON list of integers")
+            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is not a JSON list of integers")
         return tuple(found)
 
     def integer(self, name: str, default: int | None = None, least: int = 0) -> int | None:
@@ -116,12 +116,12 @@ class Options:
         except ValueError:
             number = least - 1
         if number < least:
-            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is no integer of at least {least}")
+            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is not an integer of at least {least}")
         return number
 
     @property
     def tasks(self) -> int:
-        """About how many are to be planned."""
+        """About how many tasks to plan."""
         return self.integer("parallelism", least=1) or TASKS
 
     def seconds(self, name: str, default: float) -> float:
@@ -131,7 +131,7 @@ class Options:
         except ValueError:
             number = 0.0
         if not 0 < number < float("inf"):
-            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is no positive number of seconds")
+            raise invalid(f"option {SHOWN.get(name, name)}={value!r} is not a positive number of seconds")
         return number
 
     def flag(self, name: str, default: bool) -> bool:
@@ -143,18 +143,18 @@ class Options:
         return value.lower() == "true"
 
     def key_range(self) -> tuple[Any, Any] | None:
-        """`[lower, upper]` as JSON, `null` for none, over the first column of the key."""
+        """`[lower, upper]` as JSON, over the first column of the key; `null` for no bound."""
         value = self._given.get("keyrange")
         if value is None:
             return None
         try:
             lower, upper = json.loads(value)
         except (ValueError, TypeError) as e:
-            raise invalid(f'option key_range={value!r} is no JSON list of two, as ["a", "m"]') from e
+            raise invalid(f'option key_range={value!r} is not a JSON list of two, such as ["a", "m"]') from e
         return lower, upper
 
     def schema(self) -> "pa.Schema | None":
-        """The columns of a new shard: a `StructType`, as its `json()` tells it."""
+        """The columns of a new shard, from the text that `StructType.json()` gives."""
         from pyspark.sql.types import StructType
 
         value = self._given.get("schema")
@@ -162,12 +162,12 @@ class Options:
             return None
         try:
             found = StructType.fromJson(json.loads(value))
-        except Exception as e:  # PySpark raises whatever it comes to
+        except Exception as e:  # PySpark raises errors of many kinds
             raise invalid(f"option schema={value!r} is not what StructType.json() gives: {e}") from e
         return arrow_schema(found)
 
     def write_spec(self, *, overwrite: bool, streaming: bool = False) -> WriteSpec:
-        """What is to be written how. A time that is a number is the time of all updates; else it names a
+        """What to write, and how. A `time` that is a number is the time of all updates; else it names a
         column."""
         mode = self._given.get("apply", "insert").lower()
         if mode not in ("insert", UPSERT):

@@ -1,9 +1,9 @@
-"""The way back: the columns of a DataFrame as updates of a shard, and as the schema of a new one.
+"""From the columns of a DataFrame to the updates of a shard, and to the schema of a new shard.
 
 A column belongs to the field of key or val that has its name in a DataFrame of the shard (`columns.sources`),
-whatever the case of letters. All of it is checked by types, before anything runs: an unknown column, a
-missing one that is not optional, a type that means something else. Values are checked as they come: nulls
-where there are none, numbers that do not fit.
+in upper or lower case. Types are checked before anything runs: a column that is unknown, a column that is
+missing and not optional, a type that means something else. Values are checked as they come: nulls where none
+may be, numbers that do not fit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIXED = (
 
 
 class Special(NamedTuple):
-    """The columns that are no part of key or val."""
+    """The columns that belong neither to key nor to val."""
 
     time: str | None = None
     diff: str | None = None
@@ -42,10 +42,10 @@ class Layout:
     def __init__(
         self, frame: pa.Schema, schema: Schema[Any, Any, Any], special: Special = NONE, at: int = 0
     ) -> None:
-        """`frame` are the columns of the DataFrame. Without a column of times all updates are at `at`.
-        `INVALID_COLUMN`, which names the column, for what does not fit."""
+        """`frame` has the columns of the DataFrame. Without a column of times all updates are at `at`.
+        `INVALID_COLUMN`, which names the column, for a column that does not fit."""
         if schema.time_length is not None:
-            text = "Spark writes shards of int times; these are product times"
+            text = "Spark writes shards of int times, and this shard has product times"
             raise InvalidUsage(UsageKind.INVALID_TIME, text)
         self._schema = schema
         self._at = at
@@ -70,12 +70,12 @@ class Layout:
 
     @property
     def has_time(self) -> bool:
-        """Whether a column says the times."""
+        """Whether a column has the times."""
         return self._time is not None
 
     def updates(self, batch: pa.RecordBatch) -> pa.Table:
-        """The updates of a batch. `InvalidUpdate` for a value that cannot be stored, by its row in the batch
-        and its column."""
+        """The updates of a batch. `InvalidUpdate`, which names row and column, for a value that cannot be
+        stored."""
         rows = batch.num_rows
         halves = [self._half(half, batch) for half in ("key", "val")]
         if self._time is None:
@@ -107,7 +107,8 @@ class Layout:
 
 
 def _cast(name: str, column: Any, wanted: pa.Field) -> Any:
-    """The column as it is stored. Spark does not look at values either: bytes cast to text are not UTF-8."""
+    """The column as it is stored. The values are checked, since Spark does not: bytes that it casts to text
+    may not be UTF-8."""
     try:
         check_column(column)
     except Refusal as e:
@@ -142,14 +143,14 @@ def _special(name: str | None, names: Mapping[str, str], frame: pa.Schema) -> st
         return None
     found = names.get(name.lower())
     if found is None:
-        raise invalid(f"no column {name!r}; there are {', '.join(frame.names)}", name)
+        raise invalid(f"no column {name!r}; the columns are {', '.join(frame.names)}", name)
     if not pa.types.is_integer(frame.field(found).type):
-        raise invalid(f"column {name!r} is {frame.field(found).type}, and no integer", name)
+        raise invalid(f"column {name!r} is {frame.field(found).type}, not an integer", name)
     return found
 
 
 def _check_type(name: str, given: pa.DataType, source: ColumnSource) -> None:
-    """Whether values of that type mean what is stored."""
+    """Refuse a type whose values do not mean what the shard stores."""
     t = stored_type(given, name, {})
     if pa.types.is_decimal(t) and pa.types.is_uint64(source.stored.type):
         return
@@ -161,9 +162,9 @@ def _check_type(name: str, given: pa.DataType, source: ColumnSource) -> None:
 
 
 def schema_of(frame: pa.Schema, keys: Sequence[str], special: Special = NONE) -> Schema[Any, Any, int]:
-    """The schema of a new shard for a DataFrame with these columns, of which `keys` are the key: a struct of
-    them, not null, and a struct of the others; a column named `key`, or `val`, that is alone is that itself.
-    `INVALID_COLUMN` for what cannot be stored."""
+    """The schema of a new shard for a DataFrame with these columns. Its key is a struct of the columns
+    `keys`, not null; its val is a struct of the others. A single column named `key`, or `val`, is the key, or
+    the val, itself. `INVALID_COLUMN` for columns that cannot be stored."""
     names = _by_lower(frame)
     special = Special(*(_special(name, names, frame) for name in special))
     rest = [name for name in frame.names if name not in special]
@@ -171,7 +172,8 @@ def schema_of(frame: pa.Schema, keys: Sequence[str], special: Special = NONE) ->
     for name in keys:
         found = names.get(name.lower())
         if found is None or found not in rest or found in key_names:
-            raise invalid(f"keys: {name!r} is no column, or named twice; there are {', '.join(rest)}", name)
+            text = f"keys: {name!r} is no column, or named twice; the columns are {', '.join(rest)}"
+            raise invalid(text, name)
         key_names.append(found)
     maps: dict[str, str] = {}
     key = _half_of([frame.field(n).with_nullable(False) for n in key_names], "key", maps)
@@ -186,7 +188,7 @@ def schema_of(frame: pa.Schema, keys: Sequence[str], special: Special = NONE) ->
 def _half_of(fields: list[pa.Field], half: str, maps: dict[str, str]) -> Any:
     if not fields:
         return None
-    # a struct that is alone stays a column of its own: as the whole its fields would be the columns
+    # A single struct stays a field: as the whole half, its fields would be the columns.
     alone = len(fields) == 1 and fields[0].name == half and not pa.types.is_struct(fields[0].type)
     shown = [(half if alone else f"{half}.{f.name}", f) for f in fields]
     stored = [f.remove_metadata().with_type(_storable(stored_type(f.type, path, maps))) for path, f in shown]
@@ -194,7 +196,7 @@ def _half_of(fields: list[pa.Field], half: str, maps: dict[str, str]) -> Any:
 
 
 def _storable(t: pa.DataType) -> pa.DataType:
-    """Points in time are stored in UTC, text and bytes in the plain types."""
+    """The type to store: points in time in UTC, text and bytes in the plain types."""
     is_ = pa.types
     if is_.is_struct(t):
         return pa.struct([f.with_type(_storable(f.type)) for f in t])

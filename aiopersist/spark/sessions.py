@@ -1,5 +1,5 @@
-"""What is asked of a Spark session, classic or Connect: the types of its schemas, how much it runs at once,
-and a piece of work for each of its tasks."""
+"""What a Spark session, classic or Connect, is used for: it tells the types of its schemas and how many tasks
+it runs at once, and it runs a piece of work in each of its tasks."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from aiopersist.data.lazy import pa
 from aiopersist.runtime import SYSTEM
-from aiopersist.spark.bridge import Calls
+from aiopersist.spark.bridge import Waits
 from aiopersist.spark.columns import invalid
 from aiopersist.spark.tasks import TaskRefused, refusing
 
@@ -27,14 +27,14 @@ log = logging.getLogger("aiopersist")
 
 RESULT = "result binary"
 BINARY = "UTF8_BINARY"
-"""The collation of text that shards order and compare by."""
+"""The collation by which shards order and compare text."""
 NO_COUNTERPART = {"variant", "geometry", "geography", "udt", "interval"}
-TASKS_UNKNOWN = 8  # a Connect session does not tell how much it runs at once
+TASKS_UNKNOWN = 8  # a Connect session does not tell how many tasks it runs at once
 
 
 def arrow_schema(schema: "StructType") -> pa.Schema:
-    """The Arrow types of a DataFrame's columns. `INVALID_COLUMN` for one that has none, or one that does not
-    mean the same."""
+    """The Arrow types of a DataFrame's columns. `INVALID_COLUMN` for a column without a counterpart of the
+    same meaning."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -48,11 +48,11 @@ def arrow_schema(schema: "StructType") -> pa.Schema:
 
 
 def _without_counterpart(t: Any) -> str | None:
-    """The type within `t` that Arrow would only have as something else."""
+    """The type within `t` that Arrow has only under another meaning."""
     name = str(t.typeName())
     if name in NO_COUNTERPART:
         return name
-    if getattr(t, "collation", BINARY) != BINARY:  # told of text alone
+    if getattr(t, "collation", BINARY) != BINARY:  # only text has one
         return f"{name} collate {t.collation}"
     inner = [f.dataType for f in t.fields] if hasattr(t, "fields") else []
     inner += [getattr(t, part) for part in ("elementType", "keyType", "valueType") if hasattr(t, part)]
@@ -67,7 +67,7 @@ def struct_type(schema: pa.Schema) -> "StructType":
 
 
 def cores(spark: "SparkSession") -> int:
-    """How many tasks it runs at once, as far as it tells."""
+    """How many tasks the session runs at once; a guess where it does not tell."""
     told = spark.conf.get("spark.default.parallelism", None)
     if told is not None:
         return int(told)
@@ -80,7 +80,7 @@ def cores(spark: "SparkSession") -> int:
 def for_each(
     spark: "SparkSession", work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]
 ) -> list[T | TaskRefused]:
-    """`work(*job)` of each job, each as one task; the results of one attempt of each, in no order."""
+    """`work(*job)` for each job, one task each; the results of one attempt of each, in any order. Blocks."""
     if not jobs:
         return []
     numbers = spark.range(len(jobs), numPartitions=len(jobs))
@@ -96,7 +96,7 @@ def for_each(
 def for_each_partition(
     df: "DataFrame", work: "Callable[[Iterator[pa.RecordBatch]], T]"
 ) -> list[T | TaskRefused]:
-    """`work` of the batches of each partition; the results of one attempt of each, in no order."""
+    """`work(batches)` for each partition; the results of one attempt of each, in any order. Blocks."""
 
     def run(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         yield _encoded(refusing(work, batches))
@@ -105,7 +105,7 @@ def for_each_partition(
 
 
 def collected(results: "DataFrame") -> list[Any]:
-    """What tasks gave, on the driver."""
+    """The results of tasks, on the driver."""
     return [pickle.loads(bytes(row[0])) for row in results.collect()]
 
 
@@ -114,16 +114,17 @@ def _encoded(result: Any) -> pa.RecordBatch:
 
 
 async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
-    """A blocking call with Spark actions, on a thread of its own: those of the loop are few, and others need
-    them. If its caller is cancelled, its Spark jobs are, too, and what it waits for; and it is waited for."""
+    """A blocking call with Spark actions, on a thread of its own: the loop has few threads, and others need
+    them. If the caller is cancelled, the Spark jobs of the call and its wait for the bridge are cancelled,
+    too, and this returns when the call has ended."""
     tag = f"aiopersist-{SYSTEM.uuid()}"
     add, remove, interrupt = _tagging(spark)
-    calls = Calls()
+    waits = Waits()
 
     def tagged() -> T:
         add(tag)
         try:
-            with calls:
+            with waits:
                 return call()
         finally:
             remove(tag)
@@ -133,7 +134,7 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        ending = asyncio.create_task(_ended(task, calls, partial(interrupt, tag)))
+        ending = asyncio.create_task(_ended(task, waits, partial(interrupt, tag)))
         with anyio.CancelScope(shield=True):  # a scope cancels again and again
             while not ending.done():
                 with suppress(asyncio.CancelledError):
@@ -141,22 +142,23 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
         raise
 
 
-async def _ended(task: "asyncio.Task[Any]", calls: Calls, interrupt: Callable[[], Any]) -> None:
-    """Until it is: each Spark job that it begins is cancelled, and what it waits for."""
+async def _ended(task: "asyncio.Task[Any]", waits: Waits, interrupt: Callable[[], Any]) -> None:
+    """Wait until `task` has ended; until then cancel each Spark job that it begins, and each wait."""
     while not task.done():
-        calls.cancel()
+        waits.cancel()
         try:
             await anyio.to_thread.run_sync(interrupt, limiter=anyio.CapacityLimiter(1))
-        except Exception as error:  # as of a session that ends
-            log.warning("Spark jobs of a cancelled call cannot be cancelled: %r", error)
+        except Exception as error:  # the session may end
+            log.warning("the Spark jobs of a cancelled call cannot be cancelled: %r", error)
         await asyncio.wait([task], timeout=1)
     if not task.cancelled():
-        task.exception()  # seen
+        task.exception()  # marks it as seen
 
 
 def _tagging(spark: "SparkSession") -> tuple[Callable[[str], Any], ...]:
-    """How jobs of this thread are tagged, and those of a tag cancelled from any thread: a classic session's
-    own tags are known to their threads alone."""
+    """Three functions: add a tag to the jobs of this thread, remove it, cancel the jobs of a tag from any
+    thread. A classic session knows its own tags only in the thread that set them, so its context's tags are
+    used."""
     try:
         context = spark.sparkContext
     except Exception:  # Connect has none

@@ -1,18 +1,19 @@
-"""`format("aiopersist")`: a thin adapter of Spark's Python data sources over the same planner and committer.
+"""`format("aiopersist")`: a thin adapter of Spark's Python data sources over the engine's planner and
+committer.
 
-Spark calls the hooks in processes of its own, which live about a minute: each opens a client when it needs
-one, and what must outlive the process is a lease of `lease_s`, which running tasks renew. Nothing is pushed
-down: what is asked for is asked for by options (`options.py`).
+Spark calls the hooks in processes of its own, which live about a minute. Each process opens a client when it
+needs one; a lease of `lease_s`, which running tasks renew, holds what must outlive the process. Nothing is
+pushed down: options (`options.py`) say what to read.
 
 | hook                 | where                         | what it does                                     |
 |----------------------|-------------------------------|--------------------------------------------------|
 | `schema`             | the driver's machine          | looks up the shard's schema                      |
-| `partitions`         | the same                      | plans, pins `as_of`, takes the lease             |
-| `read`               | workers                       | a piece each                                     |
+| `partitions`         | the driver's machine          | plans, pins `as_of`, takes the lease             |
+| `read`               | workers                       | reads one piece                                  |
 | `writer`             | the driver's machine          | checks the columns, registers the one writer     |
-| `write`              | workers                       | stages a batch under it                          |
-| `commit`             | the driver's machine          | one append, then ends the writer                 |
-| `abort`              | the same, also after `commit` | ends the writer; deletes nothing of what it staged |
+| `write`              | workers                       | stages a batch under that writer                 |
+| `commit`             | the driver's machine          | appends once, then ends the writer               |
+| `abort`              | the same, also after `commit` | ends the writer; deletes nothing that it staged  |
 """
 
 from __future__ import annotations
@@ -33,22 +34,24 @@ from aiopersist.data.lazy import pa
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
-from aiopersist.spark.options import LEASE_S, LOST, READ, STREAM_READ, STREAM_WRITE, WRITE, Options, invalid
-from aiopersist.spark.partitions import (
+from aiopersist.spark.hooks import (
     PiecePartition,
     StagedMessage,
+    abort_writes,
     check_schema,
     columns_of,
+    commit_staged,
+    grant_write,
+    key_condition,
     read_partition,
-    run_here,
     stored_schema,
-    within,
 )
-from aiopersist.spark.place import SparkLocation
+from aiopersist.spark.location import SparkLocation
+from aiopersist.spark.options import LEASE_S, LOST, READ, STREAM_READ, STREAM_WRITE, WRITE, Options, invalid
 from aiopersist.spark.sessions import arrow_schema, struct_type
 from aiopersist.spark.streams import StreamReader, StreamWriter
 from aiopersist.spark.tasks import TaskRefused, makes_a_table, refusing
-from aiopersist.spark.write import Plan, WriteJob, begin_open, plan, release, withdraw
+from aiopersist.spark.write import GrantedWrite, plan_open_write
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -65,7 +68,7 @@ class AiopersistSource(DataSource):
         return "aiopersist"
 
     def schema(self) -> StructType:
-        """The columns of a DataFrame of the shard: with `_time` and `_diff` where changes are asked for."""
+        """The columns of a DataFrame of the shard; of changes with `_time` and `_diff`."""
         return struct_type(columns_of(self._options, stored_schema(self._options)).arrow_schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -82,7 +85,7 @@ class AiopersistSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         self._options.check(WRITE, "of a write")
-        return BatchWriter.begun(self._options, schema, overwrite)
+        return BatchWriter.planned(self._options, schema, overwrite)
 
 
 class BatchReader(DataSourceReader):
@@ -93,11 +96,10 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        options = self._options
-        client = bridge().client(options.place)
-        pieces, columns, where = bridge().run(_planned, client, options)
+        location = self._options.location
+        pieces, columns, where = bridge().run(_planned, bridge().client(location), self._options)
         check_schema(columns, self._schema)
-        return [PiecePartition(options.place, piece, columns, where) for piece in pieces]
+        return [PiecePartition(location, piece, columns, where) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition)
@@ -106,7 +108,7 @@ class BatchReader(DataSourceReader):
 async def _planned(client: Client, options: Options) -> tuple[list[bytes], Columns, Any]:
     start, end = options.integer("startingtime"), options.integer("endingtime")
     if start is None and end is not None:
-        raise invalid("option endingTime wants startingTime")
+        raise invalid("option endingTime needs startingTime")
     if start is not None and options.text("asof") is not None:
         raise invalid("give as_of, or startingTime and endingTime, not both")
     read = await client.shared_read(
@@ -119,7 +121,7 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
         keep=True,
     )
     try:
-        columns, where = columns_of(options, read.schema), within(options, read.schema)
+        columns, where = columns_of(options, read.schema), key_condition(options, read.schema)
         pieces = await read.pieces(options.tasks)
     except BaseException:
         await read.give_up()
@@ -134,37 +136,28 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
 class BatchWriter(DataSourceArrowWriter):
     """A batch write. It travels to workers and to the committer."""
 
-    def __init__(self, place: SparkLocation, planned: Plan, tasks_: int) -> None:
-        self._place = place
-        self._plan = planned
+    def __init__(self, location: SparkLocation, write: GrantedWrite, tasks_: int) -> None:
+        self._location = location
+        self._write = write
         self._tasks = tasks_
 
     @classmethod
-    def begun(cls, options: Options, schema: StructType, overwrite: bool) -> BatchWriter:
+    def planned(cls, options: Options, schema: StructType, overwrite: bool) -> BatchWriter:
         """On the driver's machine, before anything runs."""
-        place = options.place
-        client, frame = bridge().client(place), arrow_schema(schema)
-        spec = options.write_spec(overwrite=overwrite)
-        lease_s = options.seconds("leases", LEASE_S)
-        begun = bridge().run(begin_open, client, frame, spec)
-        return cls(place, bridge().run(plan, client, begun, lease_s), options.tasks)
+        location, spec = options.location, options.write_spec(overwrite=overwrite)
+        frame, lease_s = arrow_schema(schema), options.seconds("leases", LEASE_S)
+        write = grant_write(bridge().client(location), plan_open_write, frame, spec, lease_s)
+        return cls(location, write, options.tasks)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if makes_a_table():
             return StagedMessage(TaskRefused(invalid(LOST)))
-        layout = self._plan.begun.layout
-        return StagedMessage(refusing(tasks.stage, self._place, self._plan.grant, layout, iterator))
+        layout = self._write.plan.layout
+        return StagedMessage(refusing(tasks.stage, self._location, self._write.grant, layout, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        found = bridge()
-        client = found.client(self._place)
         results = [message.result for message in messages if isinstance(message, StagedMessage)]
-        job = WriteJob(found, client, self._place, self._plan.begun, run_here, self._tasks)
-        job.commit(results)
-        found.run(release, client, self._plan.grant)
+        commit_staged(self._location, self._write.plan, [self._write.grant], results, self._tasks)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Also called after `commit` raised or died, when its append may have happened, or happen yet: so
-        nothing is deleted. Without its writer what was staged and not appended is the sweep's."""
-        found = bridge()
-        found.run(withdraw, found.client(self._place), self._plan)
+        abort_writes(self._location, [self._write])

@@ -1,15 +1,15 @@
 """Structured streaming over shards: a source whose offsets are frontiers, and a sink that writes each batch
 once.
 
-*Source.* An offset is `{"time": t, "shard": id}`: everything before `t` was delivered, of that shard; one
-that was made anew under the same name is another. Batches end between times, whatever limits say. Two times
-stand for where a query may begin: its first batch, from `SNAPSHOT` to `t`, are the contents as of `t - 1`;
-from `LATEST` to `t` there is nothing in it. So a batch is a function of its two offsets, which Spark logs
-before it runs it: a restart gives the same.
+*Source.* An offset is `{"time": t, "shard": id}`: everything before `t` of that shard was delivered. A shard
+that was made anew under the same name is another shard. A batch ends between two times, whatever the limits
+say. Two special times stand for where a query may begin: a batch from `SNAPSHOT` to `t` has the contents as
+of `t - 1`; a batch from `LATEST` to `t` is empty. So a batch is a function of its two offsets, which Spark
+logs before it runs the batch: a restart gives the same.
 
 A named hold keeps what a restart needs: it stands one before the end of the last batch that Spark committed.
-A newer run takes it over, and fences the older. When since has passed the start of a batch, it fails and
-says so.
+A newer run takes the hold over, and fences the older run. When since has passed the start of a batch, the
+batch fails and says so.
 
 *Sink.* A batch is one append with `txn = (query id, batch id)`: repeated, it writes nothing. Its time is the
 shard's upper, never the clock.
@@ -43,18 +43,21 @@ from aiopersist.settings import Settings
 from aiopersist.shard.hold import Need
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
-from aiopersist.spark.options import LEASE_S, Options, invalid
-from aiopersist.spark.partitions import (
+from aiopersist.spark.columns import Columns
+from aiopersist.spark.hooks import (
     PiecePartition,
     StagedMessage,
+    abort_writes,
     check_schema,
     columns_of,
+    commit_staged,
+    grant_write,
     read_partition,
-    run_here,
 )
+from aiopersist.spark.options import LEASE_S, Options, invalid
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.tasks import TaskRefused
-from aiopersist.spark.write import Plan, WriteJob, begin, plan, release, withdraw
+from aiopersist.spark.tasks import TaskRefused, accepted
+from aiopersist.spark.write import GrantedWrite, plan_write
 from aiopersist.state.model import HollowBatch, State
 
 if TYPE_CHECKING:
@@ -72,13 +75,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._place = options.place
+        self._location = options.location
         self._schema = schema
         self._start = _start_of(options)
         self._target: int | None = None
-        """Where a query that takes what is available now ends."""
+        """Where a query with the trigger `availableNow` ends."""
         self._reads: list[tuple[int, SharedRead]] = []
-        """Of batches that Spark has not committed: their ends, and what keeps their blobs."""
+        """The ends of the batches that Spark has not committed, and what keeps their blobs."""
         self._hold: Hold | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
@@ -100,70 +103,80 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = self._state()
         check_same(start, state)
         end = end_of(state) if self._target is None else self._target
-        begin_ = start["time"]
-        if begin_ < 0 and end <= _time_of(
-            state.since
-        ):  # nothing is complete yet, or what is after it readable
+        first = start["time"]
+        if first < 0 and end <= _time_of(state.since):  # no time is complete yet at which one can read
             return start
-        if begin_ >= 0:
-            end = max(end, begin_)
+        if first >= 0:
+            end = max(end, first)
             if isinstance(limit, ReadMaxRows):
-                end = cut(state, begin_, end, limit.max_rows)
+                end = cut(state, first, end, limit.max_rows)
             elif isinstance(limit, ReadMaxBytes):
-                end = cut(state, begin_, end, limit.max_bytes, by_bytes=True)
+                end = cut(state, first, end, limit.max_bytes, by_bytes=True)
         return {"time": end, "shard": state.shard}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         first, last = start["time"], end["time"]
         if first in (last, LATEST):
             return []
-        found = bridge()
-        check_same(end, self._state())  # after a restart the first batch is planned before anything else
-        read = found.run(_leased, self._client(), self._options.shard, first, last)
-        self._reads.append((last, read))
+        columns, pieces = bridge().run(self._planned, self._client(), first, end)
+        at = last - 1 if first == SNAPSHOT else None
+        return [PiecePartition(self._location, piece, columns, at=at) for piece in pieces]
+
+    async def _planned(self, client: Client, first: int, end: Offset) -> tuple[Columns, list[bytes]]:
+        check_same(end, await self._held_state(client))  # a restart plans a batch before it asks for offsets
+        read = await _leased(client, self._options.shard, first, end["time"])
+        self._reads.append((end["time"], read))
         columns = columns_of(self._options, read.schema)
         check_schema(columns, self._schema)
-        pieces = found.run(read.pieces, self._options.tasks)
-        at = last - 1 if first == SNAPSHOT else None
-        return [PiecePartition(self._place, piece, columns, at=at) for piece in pieces]
+        return columns, await read.pieces(self._options.tasks)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition)
 
     def commit(self, end: Offset) -> None:
-        """All before `end` is done. Comes one batch late."""
-        done = [read for last, read in self._reads if last <= end["time"]]
-        self._reads = [(last, read) for last, read in self._reads if last > end["time"]]
+        """Everything before `end` is done. Spark calls this one batch late."""
+        bridge().run(self._let_go, self._client(), end["time"])
+
+    async def _let_go(self, client: Client, end: int) -> None:
+        done = [read for last, read in self._reads if last <= end]
+        self._reads = [(last, read) for last, read in self._reads if last > end]
         for read in done:
-            bridge().run(read.aclose)
-        if end["time"] > 0:
-            bridge().run(self._opened_hold().move, end["time"] - 1)
+            await read.aclose()
+        if end > 0:
+            await (await self._opened_hold(client)).move(end - 1)
 
     def stop(self) -> None:
-        """Rarely called: leases end what this does not."""
+        """Spark rarely calls this; otherwise leases end what this would end."""
+        bridge().run(self._stop)
+
+    async def _stop(self) -> None:
         for _, read in self._reads:
-            bridge().run(read.aclose)
+            await read.aclose()
         self._reads = []
         if self._hold is not None:
-            bridge().run(self._hold.reader.aclose)  # a named one is left to its lease
+            await self._hold.reader.aclose()  # a named hold stays until its lease ends
 
     def _client(self) -> Client:
-        return bridge().client(self._place)
+        return bridge().client(self._location)
 
     def _state(self) -> State:
-        self._opened_hold()  # before anything is planned on what it keeps
-        return bridge().run(_state, self._client(), self._options.shard)
+        return bridge().run(self._held_state, self._client())
 
-    def _opened_hold(self) -> Hold:
+    async def _held_state(self, client: Client) -> State:
+        """The shard's state; the hold is opened before it, since plans rely on what the hold keeps."""
+        await self._opened_hold(client)
+        return await _state(client, self._options.shard)
+
+    async def _opened_hold(self, client: Client) -> Hold:
         if self._hold is None:
             name, lease_s = self._options.text("holdname"), self._options.seconds("leases", LEASE_S)
-            self._hold = bridge().run(Hold.open, self._client(), self._options.shard, name, lease_s)
+            self._hold = await Hold.open(client, self._options.shard, name, lease_s)
         return self._hold
 
 
 class Hold:
-    """What keeps history for the query: a named hold, which moves since as it moves; or, without a name, what
-    any listen has, which moves nothing and ends with the process."""
+    """What keeps history for the query. A named hold moves since as it moves. Without a name it is like a
+    listen's: it moves nothing, and ends with the process."""
 
     def __init__(self, reader: ReadHandle[Any, Any], need: Need | None) -> None:
         self.reader = reader
@@ -171,11 +184,11 @@ class Hold:
 
     @classmethod
     async def open(cls, client: Client, shard: str, name: str | None, lease_s: float) -> Hold:
-        """At the shard's since; a named one that is there keeps its frontier."""
+        """Hold the shard's since; a named hold that is there keeps its frontier."""
         if name is not None:
             return cls(await client.reader(shard, hold_name=name, lease_s=lease_s), None)
         reader = await client.reader(shard)
-        while True:  # since may move until it is held
+        while True:  # since may move until the hold stands
             since = (await _state(client, shard)).since
             try:
                 return cls(reader, await reader._shard.hold.need(since))
@@ -183,7 +196,7 @@ class Hold:
                 continue
 
     async def move(self, time: int) -> None:
-        """Let go of what is before `time`."""
+        """Let go of history before `time`."""
         if self._need is None:
             await self.reader.downgrade_since(time)
         else:
@@ -198,10 +211,10 @@ async def _leased(client: Client, shard: str, first: int, last: int) -> SharedRe
         return await client.shared_read(shard, start=first, end=last, wait=False)
     except SinceViolation as error:
         error.add_note(
-            f"The stream is at time {max(first, 0)}, and history there was compacted: nothing was skipped, "
-            "and nothing can be resumed. Begin a new query with a new checkpoint: without startingTime its "
-            "first batch is the snapshot; with it, changes are held at times after since. To be restarted "
-            "later, a query needs the option hold_name, and a lease_s that is longer than it may be away."
+            f"The stream is at time {max(first, 0)}, and history there was compacted: the query skipped "
+            "nothing, and cannot go on. Begin a new query with a new checkpoint: without startingTime its "
+            "first batch is the snapshot; with it, give a time after since. To be restarted later, a "
+            "query needs the option hold_name, and a lease_s that is longer than the query may be away."
         )
         raise
 
@@ -216,29 +229,29 @@ def _start_of(options: Options) -> int:
     if asked in named:
         return named[asked]
     if not asked.isdecimal():
-        raise invalid(f"option startingTime={asked!r} is no time, nor one of {', '.join(named)}")
+        raise invalid(f"option startingTime={asked!r} is neither a time nor one of {', '.join(named)}")
     return int(asked)
 
 
 def check_same(offset: Offset, state: State) -> None:
-    """`ShardFinalized` if that is of a shard that is no more."""
+    """`ShardFinalized` if the offset belongs to a shard that is gone."""
     if offset.get("shard") != state.shard:
         text = (
-            f"the stream is of a shard that was dropped ({offset.get('shard')}): what has its name now is "
-            "another. Begin a new query with a new checkpoint."
+            f"the stream reads a shard that was dropped ({offset.get('shard')}); another shard has its name "
+            "now. Begin a new query with a new checkpoint."
         )
         raise ShardFinalized(text, shard_id=state.shard)
 
 
 def end_of(state: State) -> int:
-    """Up to where everything is complete; of a finished shard the greatest time there is."""
+    """The time before which everything is complete; of a finished shard the greatest time there is."""
     return _time_of(state.upper)
 
 
 def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = False) -> int:
-    """How far a batch from `start` goes that has about `budget` updates (or encoded bytes) and ends by `end`:
-    between two appends; within one that is larger between two times, as if they were spread evenly. At least
-    one time."""
+    """The end, at most `end`, of a batch from `start` with about `budget` updates (or encoded bytes). It
+    falls between two appends; within an append that is larger, between two times, as if its updates were
+    spread evenly. The batch has at least one time."""
     taken = 0.0
     for batch in state.batches.values():
         first, last = _time_of(batch.lower), _last_of(batch)
@@ -254,7 +267,7 @@ def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = Fal
 
 
 def _last_of(batch: HollowBatch) -> int:
-    """The end of its times; where there is none, what statistics tell of them."""
+    """The end of the batch's times; of a batch without an upper, as statistics tell it."""
     if batch.upper.elements:
         return _time_of(batch.upper)
     stats = [(part.stats or {}).get("time") for part in batch.parts]
@@ -265,7 +278,7 @@ def _last_of(batch: HollowBatch) -> int:
 def _time_of(frontier: Antichain) -> int:
     time = frontier.elements[0] if frontier.elements else TIME_MAX
     if isinstance(time, tuple):
-        text = "streams are of int times; this shard has product times"
+        text = "a stream reads int times, and this shard has product times"
         raise InvalidUsage(UsageKind.INVALID_TIME, text)
     return time
 
@@ -274,69 +287,66 @@ def _time_of(frontier: Antichain) -> int:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Made anew for each batch: by who plans it, which pickles it for the tasks, and by the committer."""
+    """Spark makes it anew for each batch, twice: to plan the batch, then pickled for the tasks; and to
+    commit."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        self._place = options.place
+        self._location = options.location
         self._spec = options.write_spec(overwrite=overwrite, streaming=True)
         self._app = options.text("txnappid")
         self._tasks = options.tasks
         self._lease_s = options.seconds("leases", Settings().writer_lease_s)
         self._frame = arrow_schema(schema)
-        self._plan: Plan | TaskRefused | None = None
+        self._write: GrantedWrite | TaskRefused | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For tasks: so this is where a batch is planned, by no hook of its own. What is refused is told by
-        the tasks, and raised by the commit."""
-        if self._plan is None:
-            client = bridge().client(self._place)
+        """Spark pickles the writer for the tasks, and has no hook to plan a batch: so this plans it. The
+        tasks pass on a refusal, and the commit raises it."""
+        if self._write is None:
+            client = bridge().client(self._location)
             try:
-                begun = bridge().run(begin, client, self._frame, self._spec)
-                self._plan = bridge().run(plan, client, begun, self._lease_s)
+                self._write = grant_write(client, plan_write, self._frame, self._spec, self._lease_s)
             except Error as error:
-                self._plan = TaskRefused(error)
+                self._write = TaskRefused(error)
         return self.__dict__
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         from pyspark import TaskContext
 
-        planned = self._plan
-        if not isinstance(planned, Plan):
-            assert planned is not None  # it was pickled
-            return StagedMessage(planned)
+        write = self._write
+        if not isinstance(write, GrantedWrite):
+            assert write is not None  # it was pickled
+            return StagedMessage(write)
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-        layout = planned.begun.layout
-        staged = tasks.refusing(tasks.stage, self._place, planned.grant, layout, iterator)
-        return StagedMessage(staged, query, planned)
+        staged = tasks.refusing(tasks.stage, self._location, write.grant, write.plan.layout, iterator)
+        return StagedMessage(staged, query, write)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         told = [message for message in messages if isinstance(message, StagedMessage)]
-        results = [message.result for message in told]
-        plans = [message.plan for message in told if message.plan is not None]
-        if not plans:
-            tasks.granted(results)
+        results, writes = [message.result for message in told], _writes(messages)
+        if not writes:
+            accepted(results)
             return
         app = self._app or next((message.query for message in told if message.query), None)
         if app is None:
-            raise invalid("the query has no id here: give option txn_app_id")
-        found, begun = bridge(), plans[0].begun
-        begun = begun._replace(spec=begun.spec._replace(txn=(app, batchId)))
-        job = WriteJob(found, found.client(self._place), self._place, begun, run_here, self._tasks)
+            raise invalid("Spark tells no id of the query: give option txn_app_id")
+        plan = next(iter(writes.values())).plan
+        plan = plan._replace(spec=plan.spec._replace(txn=(app, batchId)))
         try:
-            job.commit(results)
+            commit_staged(self._location, plan, writes.keys(), results, self._tasks)
         except BatchExpired as error:
             error.add_note(
-                "From its planning to its first task, or from its last one to the commit, the batch took "
-                "longer than the lease of what it stages: give the stream a longer one by option lease_s."
+                "From its planning to its first task, or from its last task to the commit, the batch took "
+                "longer than the lease of what it stages: give the stream a longer lease by option lease_s."
             )
             raise
-        for grant in {planned.grant for planned in plans}:
-            found.run(release, found.client(self._place), grant)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Also called after `commit` raised or died, when its append may have happened, or happen yet: so
-        nothing is deleted. Without its writer what was staged and not appended is the sweep's."""
-        told = [message.plan for message in messages if isinstance(message, StagedMessage)]
-        for planned in {planned.grant: planned for planned in told if planned is not None}.values():
-            bridge().run(withdraw, bridge().client(self._place), planned)
+        abort_writes(self._location, _writes(messages).values())
+
+
+def _writes(messages: Sequence[WriterCommitMessage | None]) -> dict[bytes, GrantedWrite]:
+    """The writes that tasks staged under, by their grants."""
+    told = [message.write for message in messages if isinstance(message, StagedMessage)]
+    return {write.grant: write for write in told if write is not None}

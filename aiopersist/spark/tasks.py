@@ -1,9 +1,8 @@
-"""What runs in Spark's workers: plain functions of values, each a piece of a job.
+"""What runs in Spark's workers: plain functions of values, each doing one piece of a job.
 
-A task may run twice, at the same time too, and be killed at any moment, without notice. So none of them
-changes a shard: they upload parts under a writer that the driver has registered, and what they return is
-bytes, of which the driver uses those of one attempt. What the others leave is the sweep's once the writer is
-gone.
+A task may run twice, even at the same time, and may be killed at any moment, without notice. So no task
+changes a shard: tasks upload parts under a writer that the driver has registered, and return bytes, of which
+the driver uses those of one attempt. The sweep takes what the other attempts leave, once the writer is gone.
 """
 
 import os
@@ -14,11 +13,10 @@ from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.errors import BatchExpired, DiffOverflow, Error, InvalidUpdate, InvalidUsage
 from aiopersist.frontier import TIME_MAX
-from aiopersist.spark.bridge import bridge
+from aiopersist.spark.bridge import bridge, on_caller
 from aiopersist.spark.columns import Columns
-from aiopersist.spark.place import SparkLocation
+from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.rows import Layout
-from aiopersist.write.builder import BatchBuilder
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,31 +30,31 @@ class StagedTask(NamedTuple):
     """What a task has written."""
 
     batch: bytes
-    """`Batch.to_transmittable`."""
+    """As `Batch.to_transmittable` gives it."""
     rows: int
     first: int = 0
-    """The least time of its updates, if there are any."""
+    """The least time of its updates; means nothing without rows."""
     last: int = 0
-    """The greatest."""
+    """The greatest time of its updates."""
 
 
 class TaskRefused(NamedTuple):
-    """What a task gives in place of its result, if no other attempt could do better: so Spark does not repeat
-    it, and the driver raises what it was."""
+    """What a task returns in place of its result, if no other attempt could do better: Spark does not repeat
+    the task, and the driver raises the error."""
 
     error: Error
 
 
 def refusing(work: Callable[..., T], *args: Any) -> T | TaskRefused:
-    """`work(*args)`, or why it can never be done."""
+    """`work(*args)`, or the error that every attempt would meet."""
     try:
         return work(*args)
     except (InvalidUpdate, InvalidUsage, DiffOverflow, BatchExpired) as error:
         return TaskRefused(error)
 
 
-def granted(results: "Iterable[T | TaskRefused]") -> list[T]:
-    """The results, unless one was refused: then that is raised."""
+def accepted(results: "Iterable[T | TaskRefused]") -> list[T]:
+    """The results; raises the error of the first that was refused."""
     found: list[T] = []
     for result in results:
         if isinstance(result, TaskRefused):
@@ -65,8 +63,8 @@ def granted(results: "Iterable[T | TaskRefused]") -> list[T]:
     return found
 
 
-def worker_client(place: SparkLocation) -> Client:
-    """The client of this worker, which has as many threads for computing as the task has cores."""
+def worker_client(location: SparkLocation) -> Client:
+    """The client of this worker. Polars and Arrow get as many threads as the task has cores."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -76,13 +74,13 @@ def worker_client(place: SparkLocation) -> Client:
         pa.set_cpu_count(cores)
     found = bridge()
     found.is_worker = True
-    return found.client(place)
+    return found.client(location)
 
 
 def makes_a_table() -> bool:
-    """Whether the write that this task is of is a part of making a table. No option tells it apart from
-    `save(path)`; but Spark runs it as an execution within that of the table. So is all that a `foreachBatch`
-    runs, of which nothing can be told."""
+    """Whether the write of this task is a part of making a table. No option tells such a write from
+    `save(path)`, but Spark runs it as an execution within the table's. Everything in a `foreachBatch` is such
+    an inner execution, too: there nobody can tell, and the answer is no."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -93,49 +91,44 @@ def makes_a_table() -> bool:
 
 
 def read(
-    place: SparkLocation, piece: bytes, columns: Columns, where: Any = None, at: int | None = None
+    location: SparkLocation, piece: bytes, columns: Columns, where: Any = None, at: int | None = None
 ) -> "Iterator[pa.RecordBatch]":
     """The rows of a piece of a shared read, as the columns of a DataFrame. `at`: the time of contents."""
-    client = worker_client(place)
+    client = worker_client(location)
     for batch in bridge().iterate(lambda: client.read_piece(piece, where)):
         yield from columns.batches(batch, at)
 
 
 def stage(
-    place: SparkLocation, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]"
+    location: SparkLocation, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]"
 ) -> StagedTask:
     """Upload the rows as a batch under that writer: sorted, consolidated, in bounded memory."""
-    found = bridge()
-    builder = found.run(worker_client(place).builder_from_transmittable, writer, 0)
+    updates = (layout.updates(batch) for batch in batches if batch.num_rows)
+    return bridge().run(_stage, worker_client(location), writer, updates)
+
+
+async def _stage(client: Client, writer: bytes, updates: "Iterator[pa.Table]") -> StagedTask:
     rows, first, last = 0, TIME_MAX, 0
-    try:
-        for batch in batches:
-            if batch.num_rows:
-                updates = layout.updates(batch)
-                least, greatest = (bound.as_py() for bound in pc.min_max(updates.column("time")).values())
-                first, last = min(first, least), max(last, greatest)
-                found.run(builder.extend, updates)
-                rows += batch.num_rows
-        return StagedTask(found.run(_finished, builder, _after(last)), rows, first, last)
-    finally:
-        found.run(builder.aclose)
-
-
-async def _finished(builder: BatchBuilder, upper: int) -> bytes:
-    return (await builder.finish(upper)).to_transmittable()
+    async with client.builder_from_transmittable(writer, 0) as builder:
+        while (some := await on_caller(next, updates, None)) is not None:
+            least, greatest = (bound.as_py() for bound in pc.min_max(some.column("time")).values())
+            first, last = min(first, least), max(last, greatest)
+            await builder.extend(some)
+            rows += some.num_rows
+        batch = await builder.finish(_after(last))
+    return StagedTask(batch.to_transmittable(), rows, first, last)
 
 
 def _after(time: int) -> int:
     if time == TIME_MAX:
-        raise InvalidUpdate(f"time {time} is the last there is, so no upper is beyond it")
+        raise InvalidUpdate(f"time {time} is the greatest: no upper is beyond it: give a lesser time")
     return time + 1
 
 
-def retract(place: SparkLocation, writer: bytes, piece: bytes, staged: bytes | None) -> StagedTask:
-    """Upload the rows of a piece of contents with their diffs negated, at time 0; only those whose keys are
-    in `staged`, a piece of updates, if it is given."""
-    client = worker_client(place)
-    return bridge().run(_retract, client, writer, piece, staged)
+def retract(location: SparkLocation, writer: bytes, piece: bytes, staged: bytes | None) -> StagedTask:
+    """Upload the rows of a piece of contents with their diffs negated, at time 0. If `staged`, a piece of
+    updates, is given, only the rows with its keys."""
+    return bridge().run(_retract, worker_client(location), writer, piece, staged)
 
 
 async def _retract(client: Client, writer: bytes, piece: bytes, staged: bytes | None) -> StagedTask:
@@ -159,7 +152,7 @@ def _negated(found: "pa.Table") -> "pa.Table":
 
 
 async def _keys(client: Client, staged: bytes) -> "pl.DataFrame":
-    """The keys of what is to be put in the place of what is there, each once."""
+    """The keys of the rows that an upsert writes. `InvalidUpdate` for a key that is there twice."""
     import polars as pl
 
     tables = [pa.Table.from_batches([batch]) async for batch in client.read_piece(staged)]
@@ -170,7 +163,7 @@ async def _keys(client: Client, staged: bytes) -> "pl.DataFrame":
     twice = keys.is_duplicated() | pl.Series(pc.not_equal(whole.column("diff"), 1).combine_chunks())
     if twice.any():
         key = keys.filter(twice)["key"][0]
-        raise InvalidUpdate(f"an upsert has key {key!r} more than once: which row is to stay cannot be told")
+        raise InvalidUpdate(f"an upsert has key {key!r} more than once: give one row per key")
     return keys
 
 
@@ -185,7 +178,6 @@ def _is_in(column: Any, keys: "pl.DataFrame") -> Any:
     return mask.to_arrow()
 
 
-def compact(place: SparkLocation, piece: bytes) -> bytes:
+def compact(location: SparkLocation, piece: bytes) -> bytes:
     """Do a piece of a compaction."""
-    client = worker_client(place)
-    return bridge().run(client.compact_piece, piece)
+    return bridge().run(worker_client(location).compact_piece, piece)

@@ -1,18 +1,21 @@
 """How a DataFrame becomes one append: the same for the engine, for `format("aiopersist")`, and for streams.
 
-1. *Begin*, on the driver: find the shard, or make it; check the columns against it. A job that fails removes
-   the shard that it made, if nothing was ever appended (`give_up`).
+1. *Plan*, on the driver: find the shard, or make it; check the columns against it. A job that fails removes
+   the shard that it made, if nothing was ever appended (`remove_new_shard`).
 2. Tasks *stage* batches (`tasks.stage`), all under one writer.
-3. What is replaced is looked up at the shard's upper and *retracted* by tasks, too (`tasks.retract`).
+3. For an upsert or an overwrite, tasks *retract* the rows that the new ones replace, as of the shard's upper
+   (`tasks.retract`).
 4. *Commit*: one compare-and-append of everything. Without a column of times all batches are moved to the
-   upper as it is then; after a mismatch to the newer one, with new retractions.
+   upper as it is then; after a mismatch to the newer upper, with new retractions.
 
-With a column of times the shard's upper must be what it was at the beginning: a mismatch fails the write.
+With a column of times the upper must still be what it was at the plan: a mismatch fails the write.
+
+Everything here is a coroutine of the bridge's loop; only `Run` blocks, on the thread that waits for the job.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from aiopersist.client import Client
@@ -25,11 +28,11 @@ from aiopersist.read.shared_read import SharedRead
 from aiopersist.shard.catalog import ShardId, free
 from aiopersist.shard.commit import commit
 from aiopersist.spark import tasks
-from aiopersist.spark.bridge import Bridge
+from aiopersist.spark.bridge import closing, on_caller, to_its_end
 from aiopersist.spark.columns import invalid, sources
-from aiopersist.spark.place import SparkLocation
+from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.rows import Layout, Special, schema_of
-from aiopersist.spark.tasks import StagedTask, TaskRefused, granted
+from aiopersist.spark.tasks import StagedTask, TaskRefused, accepted
 from aiopersist.state.lifecycle import FinalizeUnused
 from aiopersist.write.batch import Batch, discard_all, rebound
 from aiopersist.write.checks import Txn, check_txn
@@ -44,21 +47,22 @@ APPEND, OVERWRITE, UPSERT = "append", "overwrite", "upsert"
 Writer: TypeAlias = WriteHandle[Any, Any]
 Results: TypeAlias = Sequence[StagedTask | TaskRefused]
 Run = Callable[[Callable[..., StagedTask], Sequence[tuple[Any, ...]]], Results]
-"""Runs a task for each tuple of arguments, somewhere."""
+"""Runs a task for each tuple of arguments, and blocks until all are done."""
 
 
 class WriteSpec(NamedTuple):
-    """What is asked for."""
+    """What the user asks for."""
 
     shard: str
     mode: str = APPEND
     keys: tuple[str, ...] = ()
     time: str | int | None = None
-    """A column, or the one time of all updates."""
+    """A column of times, or the one time of all updates."""
     diff: str | None = None
+    """A column of diffs."""
     txn: Txn | None = None
     schema: Schema[Any, Any, Any] | pa.Schema | None = None
-    """Of a new shard: its own, or its columns; one that is there must be the same."""
+    """The schema of a new shard, or its columns; a shard that is there must have the same."""
 
     def check(self) -> None:
         """`InvalidUsage` for what cannot be together."""
@@ -74,24 +78,27 @@ class WriteSpec(NamedTuple):
             raise InvalidUsage(UsageKind.INVALID_TIME, text, time=self.time)
 
 
-class Begun(NamedTuple):
+# --- the plan ----------------------------------------------------------------------------------------
+
+
+class WritePlan(NamedTuple):
     """What tasks and the commit must know. Picklable."""
 
     spec: WriteSpec
     shard: ShardId
-    """The one that has the name now: another may take it while the job runs."""
+    """The shard that has the name now: another may take the name while the job runs."""
     schema: Schema[Any, Any, Any]
     layout: Layout
     upper: Antichain
-    """The shard's, at the beginning."""
+    """The shard's upper at the plan."""
     made: bool = False
-    """For this job."""
+    """Whether this job made the shard."""
 
 
-async def begin(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
-    """Check what can be checked before anything runs. `INVALID_COLUMN` for columns that do not fit the shard;
-    a new one is made, if `keys` say which of them are its key, or `schema` says all. `CodecMismatch` for one
-    that is there with another schema."""
+async def plan_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> WritePlan:
+    """Check what can be checked before anything runs. `INVALID_COLUMN` for columns that do not fit the shard.
+    Makes a new shard, if `keys` say which columns are its key, or `schema` says all. `CodecMismatch` for a
+    shard that is there with another schema."""
     spec.check()
     special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
     asked = asked_schema(spec, special)
@@ -100,27 +107,35 @@ async def begin(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
     except UnknownShard:
         schema, layout = _fitting(frame, spec, special, asked or _schema_of_frame(frame, spec, special))
         async with client.writer(spec.shard, schema) as writer:  # or finds that another made it otherwise
-            return Begun(spec, writer.shard_id, schema, layout, writer.upper, made=True)
+            return WritePlan(spec, writer.shard_id, schema, layout, writer.upper, made=True)
     if asked is not None:
         found.schema_id(asked)
     schema, layout = _fitting(frame, spec, special, asked or found.schema(found.state.schema_id))
-    return Begun(spec, found.id, schema, layout, found.state.upper)
+    return WritePlan(spec, found.id, schema, layout, found.state.upper)
+
+
+async def plan_open_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> WritePlan:
+    """`plan_write`; `UpperMismatch` for a finished shard, unless its `txn` was written before."""
+    plan = await plan_write(client, frame, spec)
+    if not plan.upper.elements and not await _is_done(client, plan):
+        raise UpperMismatch(Antichain(0), plan.upper, shard_id=plan.shard)
+    return plan
 
 
 def _fitting(
     frame: pa.Schema, spec: WriteSpec, special: Special, schema: Schema[Any, Any, Any]
 ) -> tuple[Schema[Any, Any, Any], Layout]:
-    """The schema, and how a frame with these columns is written by it."""
+    """The schema, and how the rows of a frame with these columns become its updates."""
     _check_keys(spec.keys, schema)
     return schema, Layout(frame, schema, special, spec.time if isinstance(spec.time, int) else 0)
 
 
 def asked_schema(spec: WriteSpec, special: Special) -> Schema[Any, Any, Any] | None:
-    """The schema that is asked for, if one is."""
+    """The schema that the user asks for, if any."""
     if spec.schema is None or isinstance(spec.schema, Schema):
         return spec.schema
     if not spec.keys:
-        raise invalid("schema= is one of columns: say by keys= which of them are the key", "keys")
+        raise invalid("schema= names columns: say by keys= which of them are the key", "keys")
     names = {name.lower() for name in spec.schema.names}
     own = Special(*(None if name is None or name.lower() not in names else name for name in special))
     return schema_of(spec.schema, spec.keys, own)
@@ -133,151 +148,139 @@ def _schema_of_frame(frame: pa.Schema, spec: WriteSpec, special: Special) -> Sch
     return schema_of(frame, spec.keys, special)
 
 
-async def give_up(client: Client, begun: Begun) -> None:
-    """After a failure: remove the shard that was made for this job, so that none stays which nobody has
-    written. Only if nothing was ever appended, by an append whose answer was lost neither, and nobody else is
-    registered; the commit itself decides that. Raises no `Error`: the job's own says more."""
-    if not begun.made:
+def _check_keys(keys: Sequence[str], schema: Schema[Any, Any, Any]) -> None:
+    mine = [name for name, source in sources(schema).items() if source.half == "key"]
+    if keys and {name.lower() for name in keys} != {name.lower() for name in mine}:
+        text = f"keys={list(keys)}: the key of the shard is {mine}: give these, or no keys"
+        raise invalid(text, keys[0])
+
+
+async def _is_done(client: Client, plan: WritePlan) -> bool:
+    """Whether its `txn` was written before."""
+    if plan.spec.txn is None:
+        return False
+    app, number = plan.spec.txn
+    last = await client.txn_number(plan.shard, app)
+    return last is not None and number <= last
+
+
+async def remove_new_shard(client: Client, plan: WritePlan) -> None:
+    """After a failure: remove the shard that this job made, so that no shard stays that nobody has written.
+    The commit itself removes it only if nothing was ever appended, not even by an append whose answer was
+    lost, and nobody else is registered. Raises no `Error`: the job's own error says more."""
+    if not plan.made:
         return
-    shard = client._shards.at(begun.shard, begun.spec.shard)
+    shard = client._shards.at(plan.shard, plan.spec.shard)
     try:
         with client._shards.calls.call():
             await shard.register.refresh()
             if await commit(shard.register, FinalizeUnused(shard.id)):
                 await delete_data(shard)
-                await free(shard.stack, begun.spec.shard, shard.id)
+                await free(shard.stack, plan.spec.shard, shard.id)
     except Error as error:
-        log.warning("shard %r, which a failed job made, may be left empty: %s", begun.spec.shard, error)
+        log.warning("shard %r, which a failed job made, may stay empty: %s", plan.spec.shard, error)
 
 
-async def begin_open(client: Client, frame: pa.Schema, spec: WriteSpec) -> Begun:
-    """The same; `UpperMismatch` for a shard that is finished, unless this was written before."""
-    begun = await begin(client, frame, spec)
-    if not begun.upper.elements and not await _is_done(client, begun):
-        raise UpperMismatch(Antichain(0), begun.upper, shard_id=begun.shard)
-    return begun
+# --- a writer for tasks that hooks run ---------------------------------------------------------------
 
 
-class Plan(NamedTuple):
-    """What a job of hooks needs, in whatever process. Picklable."""
+class GrantedWrite(NamedTuple):
+    """What a job of hooks needs, in any process. Picklable."""
 
-    begun: Begun
+    plan: WritePlan
     grant: bytes
-    """The one writer that tasks stage under."""
+    """The one writer, under which tasks stage."""
 
 
-async def plan(client: Client, begun: Begun, lease_s: float) -> Plan:
-    """Register that writer. What fails leaves no shard that was made for it."""
+async def grant_writer(client: Client, plan: WritePlan, lease_s: float) -> GrantedWrite:
+    """Register that writer. A failure leaves no shard that was made for the job."""
     try:
-        return Plan(begun, await client.register_writer(begun.shard, begun.schema, lease_s))
+        return GrantedWrite(plan, await client.register_writer(plan.shard, plan.schema, lease_s))
     except BaseException:
-        await give_up(client, begun)
+        await to_its_end(remove_new_shard, client, plan)
         raise
 
 
-async def release(client: Client, grant: bytes) -> None:
-    """End that writer: what is staged under it and not appended is the sweep's."""
-    try:
+async def release_writer(client: Client, grant: bytes) -> None:
+    """End that writer: the sweep takes what is staged under it and not appended."""
+    with suppress(Error):  # then its lease ends it
         await client.release_writer(grant)
-    except Error:  # then its lease ends it
-        pass
 
 
-async def withdraw(client: Client, planned: Plan) -> None:
-    """End that writer after a failure: what is staged under it and not appended is the sweep's."""
-    await release(client, planned.grant)
-    await give_up(client, planned.begun)
+async def abandon(client: Client, write: GrantedWrite) -> None:
+    """After a failure: end that writer, and remove the shard that was made for the job."""
+    await release_writer(client, write.grant)
+    await remove_new_shard(client, write.plan)
 
 
-async def _is_done(client: Client, begun: Begun) -> bool:
-    """Whether it was written before."""
-    if begun.spec.txn is None:
-        return False
-    app, number = begun.spec.txn
-    last = await client.txn_number(begun.shard, app)
-    return last is not None and number <= last
-
-
-def _check_keys(keys: Sequence[str], schema: Schema[Any, Any, Any]) -> None:
-    mine = [name for name, source in sources(schema).items() if source.half == "key"]
-    if keys and {name.lower() for name in keys} != {name.lower() for name in mine}:
-        text = f"keys={list(keys)}: the key of the shard is {mine}, and no other is looked up by"
-        raise invalid(text, keys[0])
+# --- the commit --------------------------------------------------------------------------------------
 
 
 class WriteJob:
-    """The driver's part, once tasks have staged. Blocking: `run` may be Spark's."""
+    """The driver's part, once tasks have staged."""
 
     def __init__(
-        self, bridge: Bridge, client: Client, place: SparkLocation, begun: Begun, run: Run, n: int
+        self, client: Client, location: SparkLocation, plan: WritePlan, run: Run, tasks_: int
     ) -> None:
-        """Retractions are staged by about `n` tasks."""
-        self._bridge = bridge
+        """About `tasks_` tasks stage retractions."""
         self._client = client
-        self._place = place
-        self._begun = begun
-        self._spec = begun.spec
+        self._location = location
+        self._plan = plan
+        self._spec = plan.spec
         self._run = run
-        self._tasks = n
+        self._tasks = tasks_
 
-    def commit(self, results: Results) -> int:
-        """Append it all, once; the time at which it is complete. Whatever it raises, nothing was appended,
-        and what was staged is deleted; but after `Indeterminate` nobody knows."""
-        run = self._bridge.run
-        writer = run(self._client.writer, self._begun.shard, self._begun.schema)
-        try:
-            batches = run(_restored, writer, results)
-            try:
-                staged = granted(results)
-                if run(_is_done, self._client, self._begun):  # whatever the upper is now
-                    return last_complete(run(writer.fetch_recent_upper))
-                if not self._begun.upper.elements:
-                    raise UpperMismatch(Antichain(0), Antichain(), shard_id=self._begun.shard)
-                if self._spec.mode != APPEND:
-                    return self._replace(writer, batches, staged)
-                if self._spec.time is None:
-                    return run(self._append, writer, batches)
-                return run(self._append_timed, writer, batches, staged)
-            finally:
-                self._bridge.finish(discard_all, batches)
-        finally:
-            self._bridge.finish(writer.aclose)
+    async def commit(self, results: Results) -> int:
+        """Append everything, once; returns the time at which it is complete. If this raises, nothing was
+        appended, and what was staged is deleted; only after `Indeterminate` nobody knows."""
+        plan = self._plan
+        async with closing(self._client.writer(plan.shard, plan.schema)) as writer, AsyncExitStack() as ends:
+            batches = await _restored(writer, results)
+            ends.push_async_callback(to_its_end, discard_all, batches)
+            staged = accepted(results)
+            if await _is_done(self._client, plan):  # whatever the upper is now
+                return last_complete(await writer.fetch_recent_upper())
+            if not plan.upper.elements:
+                raise UpperMismatch(Antichain(0), Antichain(), shard_id=plan.shard)
+            if self._spec.mode != APPEND:
+                return await self._replace(writer, batches, staged)
+            if self._spec.time is None:
+                return await self._append(writer, batches)
+            return await self._append_timed(writer, batches, staged)
 
-    def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
-        """With retractions of what is there, as of the upper at which all of it is appended."""
-        run, finish, shard = self._bridge.run, self._bridge.finish, self._begun.shard
+    async def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
+        """Append with retractions of what is there, at the upper as of which they were made."""
         while True:
-            with ExitStack() as ends:
-                upper, read = run(self._there, writer)
+            async with AsyncExitStack() as ends:
+                upper, read = await self._there(writer)
                 done: Results = ()
                 if read is not None:
-                    ends.callback(finish, read.aclose)
-                    # of the schema as it is now: it may have got a field since the beginning
-                    retracting = run(self._client.writer, shard, read.schema)
-                    ends.callback(finish, retracting.aclose)
-                    grant = self._bridge.call(retracting.to_transmittable)
-                    pieces = run(self._pieces, read, staged)
-                    done = self._run(tasks.retract, [(self._place, grant, *piece) for piece in pieces])
-                retractions = run(_restored, writer, done)
-                ends.callback(finish, discard_all, retractions)
-                granted(done)
+                    ends.push_async_callback(to_its_end, read.aclose)
+                    # the schema as it is now: it may have got a field since the plan
+                    opening = self._client.writer(self._plan.shard, read.schema)
+                    grant = (await ends.enter_async_context(closing(opening))).to_transmittable()
+                    jobs = [(self._location, grant, *piece) for piece in await self._pieces(read, staged)]
+                    done = await on_caller(self._run, tasks.retract, jobs)
+                retractions = await _restored(writer, done)
+                ends.push_async_callback(to_its_end, discard_all, retractions)
+                accepted(done)
                 try:
-                    return run(_append_at, writer, [*batches, *retractions], upper, self._spec.txn)
+                    return await _append_at(writer, [*batches, *retractions], upper, self._spec.txn)
                 except UpperMismatch as error:
                     if error.current == Antichain():
                         raise
 
     async def _there(self, writer: Writer) -> tuple[int, SharedRead | None]:
-        """The upper, and what there is to retract; `None` where there is nothing. New rows are looked through
-        in any case: no key may come twice."""
+        """The upper, and a read of what there is to retract; `None` for nothing. An upsert always reads: its
+        tasks also look for keys that the new rows have twice."""
         while True:
             upper = await _upper(writer)
             if not upper and self._spec.mode == OVERWRITE:
                 return upper, None
             try:
                 if not upper:
-                    return upper, await self._client.shared_read(self._begun.shard, start=0, end=0)
-                return upper, await self._client.shared_read(self._begun.shard, upper - 1)
+                    return upper, await self._client.shared_read(self._plan.shard, start=0, end=0)
+                return upper, await self._client.shared_read(self._plan.shard, upper - 1)
             except SinceViolation as error:
                 await _pass(writer, upper, error.since)
 
@@ -286,7 +289,7 @@ class WriteJob:
     ) -> list[tuple[bytes, bytes | None]]:
         if self._spec.mode == OVERWRITE:
             return [(piece, None) for piece in await read.pieces(self._tasks)]
-        hollow = [decode(one.batch, self._begun.shard).batch for one in staged]
+        hollow = [decode(one.batch, self._plan.shard).batch for one in staged]
         return list(await read.pieces_beside(self._tasks, hollow))
 
     async def _append(self, writer: Writer, batches: list[Batch]) -> int:
@@ -298,8 +301,8 @@ class WriteJob:
                     raise
 
     async def _append_timed(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
-        """At the times that the rows have, if the upper is still what it was."""
-        lower = self._begun.upper
+        """At the times that the rows have, if the upper is still what it was at the plan."""
+        lower = self._plan.upper
         first = min((one.first for one in staged if one.rows), default=None)
         if first is not None and not lower.less_equal(first):
             text = f"time {first} is not at or beyond the upper {lower}"
@@ -312,7 +315,7 @@ class WriteJob:
 
 
 async def _restored(writer: Writer, results: Results) -> list[Batch]:
-    """The batches of those tasks that have one."""
+    """The batches of the tasks that staged one."""
     batches: list[Batch] = []
     try:
         for one in results:
@@ -334,16 +337,16 @@ async def _upper(writer: Writer) -> int:
 
 
 async def _pass(writer: Writer, upper: int, since: Any) -> None:
-    """All history is gone, as of a shard that keeps the last hour of it and was not written for longer: what
-    is there can be read once the upper is past since. Nothing is appended up to there."""
-    if not since.elements:  # it is finished, as will be found
+    """Move the upper past since, with nothing appended: then the contents can be read. A shard that keeps its
+    last hour of history, and was not written for longer, has none left before its upper."""
+    if not since.elements:  # the shard is finished, as the caller finds out
         return
     with suppress(UpperMismatch):
         await writer.compare_and_append([], upper, since.time + 1)
 
 
 async def _append_at(writer: Writer, batches: Sequence[Batch], upper: int, txn: Txn | None) -> int:
-    """Append batches of one time at the upper, if that is still it."""
+    """Append batches of one time at `upper`, if the upper is still this."""
     for batch in batches:
         batch.rewrite_ts(upper, upper + 1)
     await writer.compare_and_append_batch(batches, upper, upper + 1, txn)

@@ -109,9 +109,9 @@ def format_hooks(killer: Killer) -> type:
 def patch_engine(killer: Killer) -> None:
     real = WriteJob.commit
 
-    def commit(job: WriteJob, staged: Any) -> int:
+    async def commit(job: WriteJob, staged: Any) -> int:
         killer.passes("job.commit begins")
-        result = real(job, staged)
+        result = await real(job, staged)
         killer.passes("job.commit ends")
         return result
 

@@ -8,7 +8,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.spark import bridge as module
 from aiopersist.spark.bridge import Bridge
-from aiopersist.spark.place import SparkLocation
+from aiopersist.spark.location import SparkLocation
 
 
 @pytest.fixture

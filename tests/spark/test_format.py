@@ -141,19 +141,19 @@ BAD_READS: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown option": ("s", {"as_off": 1}, "unknown option 'asoff'"),
     "an option of writes": ("s", {"keys": "key"}, "unknown option 'keys'"),
     "unknown shard": ("nope", {}, "UnknownShard|no shard named 'nope'"),
-    "no integer": ("s", {"as_of": "now"}, "as_of='now' is no integer"),
+    "no integer": ("s", {"as_of": "now"}, "as_of='now' is not an integer"),
     "not complete": ("s", {"as_of": 9}, "NotReadable"),
     "nothing complete": ("void", {}, "NotReadable"),
     "before since": ("old", {"as_of": 1}, "SinceViolation"),
     "changes at since": ("old", {"startingTime": 2}, "SinceViolation"),
     "both": ("s", {"as_of": 1, "startingTime": 1}, "not both"),
-    "an end alone": ("s", {"endingTime": 1}, "wants startingTime"),
+    "an end alone": ("s", {"endingTime": 1}, "needs startingTime"),
     "end before start": ("s", {"startingTime": 3, "endingTime": 1}, "INVALID_BOUNDS"),
     "no column": ("s", {"columns": "q"}, "no column 'q'"),
     "expand": ("s", {"expand": "maybe"}, "neither true nor false"),
-    "no range": ("s", {"key_range": "a-b"}, "no JSON list of two"),
+    "no range": ("s", {"key_range": "a-b"}, "not a JSON list of two"),
     "range of another type": ("s", {"key_range": "[1, 2]"}, "key_range"),
-    "lease": ("s", {"lease_s": "-1"}, "no positive number"),
+    "lease": ("s", {"lease_s": "-1"}, "not a positive number"),
     "parallelism": ("s", {"parallelism": 0}, "at least 1"),
     "product times": ("pairs", {}, "product times|INVALID_TIME"),
     "no name": ("", {}, "no shard: name it by"),
@@ -218,7 +218,7 @@ def test_product_times(spark: Any, place: str, name: str) -> None:
     at(place, work)
     for as_of, wanted in (("[1, 0]", [("b", 2)]), ("[1,1]", [("a", 1), ("b", 2), ("c", 3)])):
         assert counted(reading(spark, place, as_of=as_of).load(name)) == Counter(wanted)
-    with pytest.raises(PySparkException, match="no JSON list"):
+    with pytest.raises(PySparkException, match="not a JSON list"):
         reading(spark, place, as_of="[1, x]").load(name).collect()
 
 

@@ -28,7 +28,7 @@ import aiopersist as ap
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
-from aiopersist.spark.place import SparkLocation
+from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.rows import Layout
 
 what, location, count = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -10,7 +10,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.write import WriteSpec, begin, give_up, plan, withdraw
+from aiopersist.spark.write import WriteSpec, abandon, grant_writer, plan_write, remove_new_shard
 from tests.spark.beside import at, counted, upper
 from tests.spark.conftest import need_spark
 from tests.spark.schemas import shards
@@ -45,10 +45,10 @@ async def test_a_job_that_fails_leaves_no_shard() -> None:
     columns = frame(key="string", val="long")
     async with ap.open(anywhere(), maintenance=False) as client:
         for _ in range(2):
-            begun = await begin(client, columns, SPEC)
+            plan = await plan_write(client, columns, SPEC)
             assert set(await client.list_shards()) == {"s"}
-            await withdraw(client, await plan(client, begun, 60.0))
-            await give_up(client, begun)  # once more: nothing to do
+            await abandon(client, await grant_writer(client, plan, 60.0))
+            await remove_new_shard(client, plan)  # once more: nothing to do
             assert await client.list_shards() == {}
         async with client.writer("s", ap.Schema(int, int)) as writer:
             assert writer.upper == ap.Antichain(0)
@@ -58,16 +58,16 @@ async def test_a_shard_that_others_use_stays() -> None:
     """Goal: whoever has opened it, or has appended to it, keeps it; the job that made it is the first."""
     columns = frame(key="string", val="long")
     async with ap.open(anywhere(), maintenance=False) as client:
-        begun = await begin(client, columns, SPEC)
-        schema = begun.schema
+        plan = await plan_write(client, columns, SPEC)
+        schema = plan.schema
         async with client.reader("s"):
-            await give_up(client, begun)
+            await remove_new_shard(client, plan)
         async with client.writer("s", schema) as writer:
-            await give_up(client, begun)
+            await remove_new_shard(client, plan)
             await writer.compare_and_append([], 0, 0, txn=("job", 1))
-        await give_up(client, begun)
+        await remove_new_shard(client, plan)
         assert set(await client.list_shards()) == {"s"}
-        assert (await begin(client, columns, SPEC)).made is False
+        assert (await plan_write(client, columns, SPEC)).made is False
 
 
 async def test_a_job_that_cannot_be_planned_makes_nothing() -> None:
@@ -79,7 +79,7 @@ async def test_a_job_that_cannot_be_planned_makes_nothing() -> None:
             (frame(key="string", val="string"), SPEC._replace(schema=WIDE)),
         ):
             with pytest.raises(ap.InvalidUsage) as caught:
-                await begin(client, columns, spec)
+                await plan_write(client, columns, spec)
             assert caught.value.kind is ap.UsageKind.INVALID_COLUMN
         assert await client.list_shards() == {}
 

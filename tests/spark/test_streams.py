@@ -251,7 +251,7 @@ def refused(df: Any, checkpoint: Path) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown option": ({"as_of": 1}, "unknown option 'asof'"),
-    "no start": ({"startingTime": "now"}, "no time, nor one of"),
+    "no start": ({"startingTime": "now"}, "neither a time nor one of"),
     "two limits": ({"max_rows_per_trigger": 1, "max_bytes_per_trigger": 1}, "not both"),
     "no limit": ({"max_rows_per_trigger": 0}, "at least 1"),
     "expand": ({"startingTime": 0, "expand": "x"}, "neither true nor false"),

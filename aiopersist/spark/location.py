@@ -1,8 +1,8 @@
-"""Where the shards lie, as a value that may travel: into options, plans and closures, which Spark shows.
+"""A location as a value that travels: into options, plans and closures, which Spark shows.
 
-So it never holds a secret. Credentials come from the environment of the executors (the AWS chain,
-`PGPASSWORD`, a `.pgpass`); or the whole URL does: `env:NAME` stands for what that variable holds, there as
-here.
+So the value never holds a secret. Credentials come from the environment of the executors (the AWS chain,
+`PGPASSWORD`, a `.pgpass`); or the whole URL does: `env:NAME` stands for the value of that variable, on the
+driver and on the executors.
 """
 
 import json
@@ -21,7 +21,8 @@ ENV = "env:"
 
 
 class SparkLocation(NamedTuple):
-    """URLs, or `env:NAME`; none of them: what `AIOPERSIST_LOCATION` and the like say. `settings` is JSON."""
+    """URLs, or `env:NAME`; without any of them: what `AIOPERSIST_LOCATION` and its siblings say. `settings`
+    is JSON."""
 
     blob: str | None = None
     consensus: str | None = None
@@ -36,8 +37,8 @@ class SparkLocation(NamedTuple):
         consensus: Any = None,
         settings: Settings | None = None,
     ) -> "SparkLocation":
-        """`InvalidLocation` for what cannot travel: a store as an instance, one in the memory of this
-        process, a URL with a secret in it."""
+        """`InvalidLocation` for what cannot travel: a store given as an instance, a store in the memory of
+        this process, a URL with a secret in it."""
         told = None if settings is None else json.dumps(settings.model_dump(mode="json", exclude_unset=True))
         if location is None and blob is None and consensus is None:
             return cls(settings=told)
@@ -47,7 +48,7 @@ class SparkLocation(NamedTuple):
         return cls(_public(found.blob), _public(found.consensus), None, told)
 
     def open(self, *, maintenance: bool) -> Opening[Client]:
-        """A client of it, in this process."""
+        """A client of the location, in this process."""
         blob, consensus, location = map(_looked_up, (self.blob, self.consensus, self.location))
         settings = None if self.settings is None else Settings(**json.loads(self.settings))
         return open_client(
@@ -56,17 +57,17 @@ class SparkLocation(NamedTuple):
 
 
 def _public(store: Any) -> str:
-    """The URL, if it may be seen."""
+    """The URL, if Spark may show it."""
     if not isinstance(store, str):
         raise InvalidLocation(f"Spark's workers cannot use {type(store).__name__}: give URLs")
     if store.startswith(ENV):
         return store
     if scheme_of(store) == "mem":
-        raise InvalidLocation("mem: lives in one process, and Spark's workers are others")
+        raise InvalidLocation("mem: lives in one process, and Spark's workers are other processes")
     if has_secrets(store):
         raise InvalidLocation(
             f"{scheme_of(store)}: this URL holds a secret, which Spark would show in plans and logs: "
-            "put the URL into a variable of the executors' environment, and name that: env:NAME"
+            "put the URL into a variable of the executors' environment, and name that variable: env:NAME"
         )
     return store
 
@@ -77,5 +78,5 @@ def _looked_up(store: str | None) -> str | None:
     name = store.removeprefix(ENV)
     found = os.environ.get(name)
     if not found:
-        raise InvalidLocation(f"the environment of this process has no {name}, which {store} names")
+        raise InvalidLocation(f"the environment of this process has no {name}, which {store} names: set it")
     return found

@@ -1,53 +1,67 @@
-"""What batch and streaming hooks share: what travels to tasks and back, and which columns are asked for."""
+"""What the batch and the streaming hooks of `format("aiopersist")` share: the columns that are asked for,
+what travels to tasks and back, and the end of a write.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
+from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.key_range import Leaf, leaves
 from aiopersist.data.types.schema import Schema
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
+from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.options import Options, invalid
-from aiopersist.spark.place import SparkLocation
 from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.tasks import StagedTask, TaskRefused, refusing
-from aiopersist.spark.write import Plan
+from aiopersist.spark.write import (
+    GrantedWrite,
+    Results,
+    WriteJob,
+    WritePlan,
+    WriteSpec,
+    abandon,
+    grant_writer,
+    release_writer,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+Planning = Callable[[Client, pa.Schema, WriteSpec], Awaitable[WritePlan]]
 
 
 def stored_schema(options: Options) -> Schema[Any, Any, Any]:
     """The current schema of the shard."""
     shard = options.shard  # first: its error says more
-    return bridge().run(bridge().client(options.place).schema, shard)[1]
+    return bridge().run(bridge().client(options.location).schema, shard)[1]
 
 
 def columns_of(options: Options, schema: Schema[Any, Any, Any]) -> Columns:
-    """What the options ask for."""
+    """The columns that the options ask for."""
     changes = options.text("startingtime") is not None
     expand = options.flag("expand", not changes)
     if changes and expand:
-        raise invalid("changes have columns _time and _diff: expand=true means nothing beside startingTime")
+        raise invalid("changes have columns _time and _diff: give expand=true or startingTime, not both")
     return Columns(schema, time=changes, expand=expand, only=options.names("columns") or None)
 
 
 def check_schema(columns: Columns, schema: StructType) -> None:
-    """Refuse a schema of the user's own that is another."""
+    """Refuse a schema of the user's own that has other columns."""
     wanted = columns.arrow_schema
     if arrow_schema(schema).names != wanted.names:
         raise invalid(f"the schema of the shard is {wanted.names}: choose by option columns, not by schema()")
 
 
-def within(options: Options, schema: Schema[Any, Any, Any]) -> Any:
-    """The condition that option `key_range` stands for."""
+def key_condition(options: Options, schema: Schema[Any, Any, Any]) -> Any:
+    """The condition that the option `key_range` stands for."""
     asked = options.key_range()
     if asked is None:
         return None
@@ -78,21 +92,21 @@ def _bound(leaf: Leaf, value: Any) -> Any:
 class PiecePartition(InputPartition):
     """A piece of a read: all that a task needs."""
 
-    place: SparkLocation
+    location: SparkLocation
     piece: bytes
     columns: Columns
     where: Any = None
     at: int | None = None
-    """The time of all rows, where they have none of their own and `_time` is asked for."""
+    """The time of all rows, where the rows have no times and `_time` is asked for."""
 
     def __repr__(self) -> str:  # Spark logs it
         return f"PiecePartition({len(self.piece)} bytes)"
 
 
 def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """In a worker."""
+    """The rows of a partition, in a worker."""
     assert isinstance(partition, PiecePartition)
-    return tasks.read(partition.place, partition.piece, partition.columns, partition.where, partition.at)
+    return tasks.read(partition.location, partition.piece, partition.columns, partition.where, partition.at)
 
 
 @dataclass
@@ -102,10 +116,55 @@ class StagedMessage(WriterCommitMessage):
     result: StagedTask | TaskRefused
     query: str | None = None
     """The id of the streaming query."""
-    plan: Plan | None = None
-    """Of the streaming batch; `None` if it was refused."""
+    write: GrantedWrite | None = None
+    """The write of the streaming batch; `None` if it was refused."""
 
 
-def run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | TaskRefused]:
-    """One after the other: a committer has no tasks of Spark's."""
+def grant_write(
+    client: Client, plan: Planning, frame: pa.Schema, spec: WriteSpec, lease_s: float
+) -> GrantedWrite:
+    """Plan a write of a DataFrame with these columns, and register its writer."""
+    return bridge().run(_grant, client, plan, frame, spec, lease_s)
+
+
+async def _grant(
+    client: Client, plan: Planning, frame: pa.Schema, spec: WriteSpec, lease_s: float
+) -> GrantedWrite:
+    return await grant_writer(client, await plan(client, frame, spec), lease_s)
+
+
+def commit_staged(
+    location: SparkLocation, plan: WritePlan, grants: Iterable[bytes], results: Results, tasks_: int
+) -> None:
+    """Append what tasks have staged, once, then end their writers."""
+    bridge().run(_commit, bridge().client(location), location, plan, grants, results, tasks_)
+
+
+async def _commit(
+    client: Client,
+    location: SparkLocation,
+    plan: WritePlan,
+    grants: Iterable[bytes],
+    results: Results,
+    tasks_: int,
+) -> None:
+    await WriteJob(client, location, plan, _run_here, tasks_).commit(results)
+    for grant in grants:
+        await release_writer(client, grant)
+
+
+def _run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | TaskRefused]:
+    """The tasks one after the other, in this process: a committer has no tasks of Spark's."""
     return [refusing(work, *job) for job in jobs]
+
+
+def abort_writes(location: SparkLocation, writes: Iterable[GrantedWrite]) -> None:
+    """Spark calls `abort` also after `commit` raised or died, when its append may have happened, or may still
+    happen: so this deletes nothing that was staged. It ends the writers; the sweep then takes what was staged
+    and not appended."""
+    bridge().run(_abandon_all, bridge().client(location), writes)
+
+
+async def _abandon_all(client: Client, writes: Iterable[GrantedWrite]) -> None:
+    for write in writes:
+        await abandon(client, write)
