@@ -4,18 +4,19 @@
         settings = TypedCollection("settings", str, str)
         await settings.upsert_key(stash, "theme", "dark")
 
-`client.stash()` opens the one in a location's own consensus database.
+`client.stash()` opens the stash in a location's own consensus database.
 
 | module       | what it has                                                                |
 |--------------|----------------------------------------------------------------------------|
-| `model`      | the values: frontiers, rows of text, changes, verdicts                     |
-| `rules`      | what each call may do to a collection, pure                                |
-| `rows`       | entries to rows of text and back                                           |
+| `model`      | the values: frontiers, rows of text, changes, verdicts; pure               |
+| `rules`      | what each call may do to a collection; pure                                |
+| `rows`       | from entries to rows of text, and back                                     |
 | `store`      | the contract of a backend; `memory`, `sqlite`, `postgres` keep it          |
-| `session`    | the one loop that writes, and finds out what came of it                    |
+| `session`    | the one loop that writes, and finds out the outcome                        |
+| `collection` | what a user holds of a collection, and a batch for it                      |
 | `stash`      | the calls                                                                  |
-| `typed`, `table`, `transact`, `migrate` | on top of them                                  |
-| `open`       | places and modes                                                           |
+| `typed`, `table`, `transact`, `migrate` | on top of the calls                             |
+| `open`       | URLs and modes                                                             |
 """
 
 from aiopersist.stash.collection import AppendBatch, StashCollection

@@ -1,4 +1,4 @@
-"""A collection as its users hold it: a small value with an id, a name and codecs; and a batch for it."""
+"""What a user holds of a collection: a small value with an id, a name and codecs; and a batch for it."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class MakesBatches(Protocol):
 
 
 class StashCollection(Generic[K, V]):
-    """A collection of `(key, val, time, diff)`; works with every opener of its place."""
+    """A collection of `(key, val, time, diff)`; works with every opener of its stash."""
 
     __slots__ = ("codecs", "id", "is_table", "name", "schema")
 
@@ -44,9 +44,9 @@ class StashCollection(Generic[K, V]):
         self.name = name
         self.schema = schema
         self.codecs = codecs
-        """As they are stored."""
+        """The stored texts of the codecs."""
         self.is_table = is_table
-        """Whether `TypedCollection.get` gave it: its batches must leave one val per key."""
+        """Whether `TypedCollection.get` gave it: then its batches must leave one val per key."""
 
     def __repr__(self) -> str:
         key, val = (self.schema.arrow_schema.field(name).type for name in ("key", "val"))
@@ -66,22 +66,22 @@ class StashCollection(Generic[K, V]):
         """An empty batch at the current upper, which seals that time and compacts to it; `StashError` if
         upper is empty or the greatest time. One request.
 
-        For changes that follow from what was read, read `upper` first, then the contents, and give that
-        `upper`: if somebody else appended since, the append is `StaleLower`. Without it the batch begins
-        where the collection is now, which may be later than the read. (`transact` does all of that.)
+        For changes that follow from a read, read `upper` first, then the contents, and give that `upper`: if
+        another append came in between, this one is `StaleLower`. Without `upper` the batch begins at the
+        upper of now, which may be later than the read. (`transact` does all of that.)
 
-        A batch of a table (`TypedCollection.get`) that would leave a key with several vals, or a diff that
-        is not 1, is refused by `append` as a `StashError`."""
+        `append` refuses, as a `StashError`, a batch of a table (`TypedCollection.get`) that would leave a key
+        with several vals, or a diff other than 1."""
         return await stash.make_batch(self, upper)
 
     def append_to_batch(self, batch: "AppendBatch", key: K, val: V, diff: int) -> None:
-        """Add an update at `batch.timestamp`; it is checked when the batch is appended."""
+        """Add an update at `batch.timestamp`; `append` checks it."""
         batch.entries.append(((key, val), batch.timestamp, diff))
 
 
 @dataclass
 class AppendBatch:
-    """What is to be added to a collection whose upper is `lower`, and the frontiers it gets."""
+    """Updates for a collection whose upper is `lower`, and the frontiers that the collection gets."""
 
     collection_id: int
     lower: Antichain | Time
@@ -91,17 +91,17 @@ class AppendBatch:
     entries: list[Any] = field(default_factory=list)
     """`((key, val), time, diff)`, as `iter` gives them."""
     _collection: StashCollection[Any, Any] | None = field(default=None, repr=False, compare=False)
-    """Whose types the entries have; without it, those that the stash was last asked for."""
+    """Its types are those of the entries; without it, the types that the stash was last asked for."""
     _base: Stored | None = field(default=None, repr=False, compare=False)
-    """Of a table, what the append is checked against, if nobody has changed it by then."""
+    """The table as it was read: the append is checked against it, if nobody has changed the table by then."""
 
 
 Ready = Mapping[StashCollection[Any, Any], tuple[tuple[Antichain, ...], StoredRows]]
-"""What is appended to each: `lower`, `upper` and `compact`, and rows."""
+"""What to append to each collection: `lower`, `upper` and `compact`, and rows."""
 
 
-class Moved(Exception):
-    """A table is not what it was when its append was checked."""
+class TableChanged(Exception):
+    """A table has changed since its append was checked."""
 
 
 def batch_at(c: StashCollection[Any, Any], now: Stored, upper: Antichain | Time | None = None) -> AppendBatch:
@@ -113,7 +113,7 @@ def batch_at(c: StashCollection[Any, Any], now: Stored, upper: Antichain | Time 
 
 
 def int_frontier(given: Antichain | Time) -> Antichain:
-    """The frontier; `InvalidUsage` for one of product times, which a stash does not have."""
+    """The frontier; `InvalidUsage` for product times, which a stash does not have."""
     found = as_frontier(given)
     if any(isinstance(time, tuple) for time in found.elements):
         raise InvalidUsage(UsageKind.INVALID_TIME, f"{found}: the times of a stash are ints", time=given)
@@ -121,7 +121,7 @@ def int_frontier(given: Antichain | Time) -> Antichain:
 
 
 def check_name(name: object) -> str:
-    """`name` if a collection may have it; else `InvalidUsage` of kind `INVALID_NAME`."""
+    """`name`, if a collection may have it; else `InvalidUsage` of kind `INVALID_NAME`."""
     if isinstance(name, str) and "\0" not in name:
         try:
             if 0 < len(name.encode()) <= NAME_BYTES_MAX:
@@ -133,9 +133,9 @@ def check_name(name: object) -> str:
 
 
 def check_keys(name: str, schema: Schema[Any, Any, Any]) -> None:
-    """`InvalidUsage` where keys cannot be those of a dict."""
+    """`InvalidUsage` for a type of keys that a dict cannot have."""
     if not _is_hashable(schema.key):
-        what = f"collection {name!r}: its keys are lists or dicts, or hold them, which a dict cannot have"
+        what = f"collection {name!r}: a dict cannot have its keys, which are or hold lists or dicts"
         raise InvalidUsage(UsageKind.INVALID_TYPE, what)
 
 
@@ -147,30 +147,30 @@ def _is_hashable(field: Field) -> bool:
 
 
 def check_absence(name: str, schema: Schema[Any, Any, Any]) -> None:
-    """`InvalidUsage` where `None` is a val: calls that say "absent" with it would be ambiguous."""
+    """`InvalidUsage` if `None` is a val: calls that return `None` for "absent" would be ambiguous."""
     if schema.val.nullable:
-        what = f"collection {name!r}: its vals admit None, which stands for an absent one here"
+        what = f"collection {name!r}: its vals admit None, which stands for an absent val here"
         raise InvalidUsage(UsageKind.INVALID_TYPE, what)
 
 
-def step(given: Any) -> tuple[StashCollection[Any, Any], Antichain]:
-    """The collection and the frontier that it is to get."""
+def advance_of(given: Any) -> tuple[StashCollection[Any, Any], Antichain]:
+    """A pair of a collection and the frontier to advance it to, checked."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise TypeError(f"{shown(given)} is not a pair of a collection and a frontier")
     return checked(given[0]), int_frontier(given[1])
 
 
 def listed(entries: Any) -> Any:
-    """A copy, which its owner cannot change while a thread works on it."""
+    """A copy of the entries, which their owner cannot change while a thread works on it."""
     return (
         list(entries) if isinstance(entries, Iterable) and not isinstance(entries, str | bytes) else entries
     )
 
 
-def one(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
-    """What was found of the collection; `StashError` where it is not in this stash."""
+def stored_of(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
+    """The collection as `found` has it; `StashError` if it is not in this stash."""
     if not found or found[0].name != c.name:
-        raise StashError(f"collection {c.name!r}: there is none of id {c.id} in this stash")
+        raise StashError(f"collection {c.name!r}: this stash has none with id {c.id}")
     if found[0].codecs != c.codecs:
         check_codecs(c.name, found[0].codecs, c.schema)
     return found[0]

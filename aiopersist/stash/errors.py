@@ -1,5 +1,5 @@
-"""What a stash refuses. Whatever the caller can do about it is in the type; all else is in the text, which
-names the collection and writes frontiers as `{3}`, `{}`."""
+"""What a stash refuses. The type says what the caller can do; the text says the rest: it names the
+collection, and writes frontiers as `{3}`, `{}`."""
 
 from aiopersist.errors import Error
 from aiopersist.frontier import Antichain
@@ -10,7 +10,7 @@ class StashError(Error):
 
     @property
     def is_unrecoverable(self) -> bool:
-        """Whether this opener can do nothing any more, since another one took the stash over: stop."""
+        """Whether another opener took the stash over, so that this one can do nothing any more: stop."""
         return False
 
 
@@ -33,7 +33,7 @@ class NothingSealed(StashError):
 
 
 class StaleLower(StashError):
-    """Somebody else's append came first: read again, and make the batch again."""
+    """Another append came first: read again, and make the batch again."""
 
     def __init__(self, collection: str, lower: Antichain, upper: Antichain) -> None:
         super().__init__(f"collection {collection!r}: lower is {lower}, but upper is {upper}")

@@ -1,5 +1,5 @@
-"""A stash in memory: the specification one can read, and a backend that passes the same suite. Also what a
-migration works on, and a `savepoint`: a copy whose changes are gathered (`Draft`).
+"""A stash in memory: the specification in its shortest form, and a backend that passes the same suite. Also
+the copy that a migration step, or a `savepoint`, works on (`DraftStore`).
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from aiopersist.stash.model import (
     Move,
     Opener,
     Select,
+    Sending,
     Stored,
     StoredRows,
-    Tokens,
     Verdict,
+    holds,
     judge,
 )
 from aiopersist.stash.store import Store
@@ -34,7 +35,7 @@ class StashTables:
     version: int = 0
     openers: dict[str, str] = field(default_factory=dict)
     collections: dict[int, Stored] = field(default_factory=dict)
-    """With all their rows."""
+    """Each with all its rows."""
 
     @classmethod
     def of(cls, loaded: Loaded) -> "StashTables":
@@ -52,21 +53,6 @@ class StashTables:
             else [stored for stored in self.collections.values() if stored.name == select.name]
         )
         return [replace(stored, rows=_selected(stored.rows, select)) for stored in found]
-
-    def holds(self, change: Change) -> bool:
-        """Whether all that the change expects is so."""
-        names = {stored.name for stored in self.collections.values()}
-        return (
-            all(
-                (stored := self.collections.get(cid)) is not None and stored.revision == revision
-                for cid, revision in change.expected.items()
-            )
-            and not any(made.id in self.collections or made.name in names for made in change.created)
-            and (
-                change.version is None
-                or (self.version == change.version[0] and len(self.collections) == len(change.expected))
-            )
-        )
 
     def apply(self, change: Change) -> None:
         for cid, move in change.moves.items():
@@ -89,14 +75,14 @@ def moved(stored: Stored, move: Move) -> Stored:
 
 
 class MemoryStore(Store):
-    """A stash in `tables`. Each call is a short step under their lock and never awaits inside it: it has
-    happened entirely or not begun."""
+    """A stash in `tables`. Each call is a short step under their lock, without an await inside: it has
+    happened entirely, or has not begun."""
 
     def __init__(self, tables: StashTables) -> None:
         self._tables = tables
 
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
-        await _others()
+        await _let_others_run()
         with self._tables.lock:
             fence = self._tables.fence or Fence(0, "")
             if nonce is not None:
@@ -106,37 +92,39 @@ class MemoryStore(Store):
             return fence
 
     async def enroll(self, opener_id: str, token: str) -> None:
-        await _others()
+        await _let_others_run()
         with self._tables.lock:
             self._tables.openers[opener_id] = token
 
     async def load(self, select: Select) -> Loaded | None:
-        await _others()
+        await _let_others_run()
         tables = self._tables
         with tables.lock:
             if tables.fence is None:
                 return None
             return Loaded(tables.fence, tables.version, tuple(tables.select(select)))
 
-    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
-        await _others()
+    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+        await _let_others_run()
         tables = self._tables
         with tables.lock:
             assert tables.fence is not None  # there is an opener
             token = tables.openers.get(opener.id)
-            verdict = judge(opener, tables.fence, sending, token, tables.holds(change))
+            verdict = judge(
+                opener, tables.fence, sending, token, holds(change, tables.collections, tables.version)
+            )
             if verdict is Verdict.APPLIED and token != sending.token:
                 tables.openers[opener.id] = sending.token
                 tables.apply(change)
             return verdict
 
     async def token(self, opener_id: str) -> str | None:
-        await _others()
+        await _let_others_run()
         with self._tables.lock:
             return self._tables.openers.get(opener_id)
 
     async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
-        await _others()
+        await _let_others_run()
         tables = self._tables
         with tables.lock:
             if tables.fence != opener.fence:
@@ -147,28 +135,28 @@ class MemoryStore(Store):
             return len(rows)
 
     async def forget(self, opener_id: str) -> None:
-        await _others()
+        await _let_others_run()
         with self._tables.lock:
             self._tables.openers.pop(opener_id, None)
 
     async def aclose(self) -> None:
-        await _others()
+        await _let_others_run()
 
 
 class DraftStore(MemoryStore):
-    """A stash in memory that begins as a copy and gathers what is done to it. It is nobody else's, so it
-    needs no tokens."""
+    """A stash in memory that begins as a copy, and gathers its changes. Nobody shares it, so it needs no
+    tokens."""
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(StashTables.of(loaded))
         self._before = {stored.id: stored.revision for stored in loaded.collections}
         self._touched: dict[int, StoredRows] = {}
         self.consolidated: set[int] = set()
-        """Collections that are to be consolidated once it has happened."""
+        """Collections to consolidate once the gathered change was made."""
 
-    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
+    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
         with self._tables.lock:
-            if not self._tables.holds(change):
+            if not holds(change, self._tables.collections, self._tables.version):
                 return Verdict.CONFLICT
             self._tables.apply(change)
             for cid, move in change.moves.items():
@@ -182,7 +170,7 @@ class DraftStore(MemoryStore):
         return await super().consolidate(opener, collection_id)
 
     def gathered(self, version: tuple[int, int]) -> Change:
-        """All of it as one change of what it began with."""
+        """All changes as one, of what the copy began with."""
         now = self._tables.collections
         old = {cid: rows for cid, rows in self._touched.items() if cid in self._before}
         return Change(
@@ -224,6 +212,6 @@ def _selected(rows: StoredRows, select: Select) -> StoredRows:
     return rows.where([key == select.key for key in rows.keys])
 
 
-async def _others() -> None:
-    """Let other tasks run, as a store that does I/O does."""
+async def _let_others_run() -> None:
+    """A store that does I/O lets other tasks run in each call; so does this one."""
     await asyncio.sleep(0)  # noqa: TID251  # no time passes

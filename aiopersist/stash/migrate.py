@@ -1,7 +1,7 @@
 """Migrations: each step works on a copy in memory, and becomes durable in one transaction with the version.
 
-That transaction expects every collection to be as the step found it. So a step holds no lock while it
-runs, and if others changed anything meanwhile it runs again, on what is there then.
+That transaction expects every collection to be as the step found it. So a step holds no lock while it runs;
+if another opener has changed anything meanwhile, the step runs again, on what is there then.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,7 +15,7 @@ from aiopersist.stash.session import StashSession
 
 T = TypeVar("T", bound=Resource)
 
-ATTEMPTS = 100  # of one step; a stash that never rests that long cannot be migrated
+ATTEMPTS = 100  # of one step; a stash that changes during each of them cannot be migrated
 
 
 async def migrate(
@@ -23,7 +23,7 @@ async def migrate(
     steps: Sequence[Callable[[T], Awaitable[Any]]],
     begin: Callable[[StashSession, Scope], T],
 ) -> int:
-    """See `Stash.migrate`; `begin` makes what a step is given."""
+    """See `Stash.migrate`; `begin` makes the stash that a step is given."""
     session.writing()
     version = _checked((await session.load(Select(ids=(), rows=False))).version, steps)
     failures = 0
@@ -36,7 +36,8 @@ async def migrate(
             version, failures = version + 1, 0
         elif (failures := failures + 1) == ATTEMPTS:
             raise StashError(
-                f"migration step {version}: others changed the stash meanwhile, {ATTEMPTS} times"
+                f"migration step {version}: other openers changed the stash during each of {ATTEMPTS} tries: "
+                "stop them, and migrate again"
             )
     return version
 
@@ -48,7 +49,7 @@ async def _done(
     step: Callable[[T], Awaitable[Any]],
     begin: Callable[[StashSession, Scope], T],
 ) -> bool:
-    """Run the step on a copy of what was found, and make what it did durable; `False` if others changed
+    """Run the step on a copy of `found`, and make its changes durable; `False` if another opener has changed
     anything meanwhile."""
     draft = DraftStore(found)
     tx = begin(session.draft(draft, found), Scope(f"the transaction of migration step {number}"))
@@ -65,6 +66,7 @@ async def _done(
 def _checked(version: int, steps: Sequence[Any]) -> int:
     if version > len(steps):
         raise StashError(
-            f"the stash is at version {version}, but only {len(steps)} migration steps are known"
+            f"the stash is at version {version}, but only {len(steps)} migration steps were given: use the "
+            "program that migrated it"
         )
     return version

@@ -1,12 +1,11 @@
 """The values that a stash is made of. No I/O, no SQL.
 
-A collection is *stored* as its frontiers, its codecs and rows of text; a *change* says what is to become
-of which collections, and on what it depends: a store applies it whole if nothing it depends on has moved,
-and else not at all. So all rules are decided by pure functions on what was read (`rules`), and the
-stores compare and set.
+A collection is *stored* as its frontiers, its codecs and rows of text. A *change* says what becomes of which
+collections, and what it expects of them: a store applies all of it if everything is as expected, and else
+nothing. So pure functions of what was read decide all rules (`rules`), and the stores compare and set.
 
-Each collection has a *revision*, one more with every change: that it is still the expected one means that
-nobody has changed the collection since it was read.
+Each collection has a *revision*, one more with every change: while it is the expected one, nobody has changed
+the collection since it was read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from aiopersist.frontier import Antichain
 
 FORMAT = 1  # of the tables
+NEWER = "a newer version of aiopersist wrote the stash: use that version"
 
 
 class Frontiers(NamedTuple):
@@ -32,7 +32,7 @@ START = Frontiers()
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Updates as columns of one length; keys and vals are JSON texts (`data.jsonable`)."""
+    """Updates as columns of equal length; keys and vals are JSON texts (`data.jsonable`)."""
 
     keys: Sequence[str] = ()
     vals: Sequence[str] = ()
@@ -61,12 +61,12 @@ class StoredRows:
         return StoredRows(*([*mine, *its] for mine, its in zip(self.columns, other.columns, strict=True)))
 
     def where(self, held: Sequence[bool]) -> "StoredRows":
-        """The rows for which `held` says so."""
+        """The rows for which `held` is true."""
         return StoredRows(*(list(compress(column, held)) for column in self.columns))
 
 
 class Codecs(NamedTuple):
-    """The identities of key and val; see `codecs`."""
+    """The identities of key and val (`rows.codecs`)."""
 
     key: str
     val: str
@@ -82,15 +82,15 @@ class Stored:
     frontiers: Frontiers = START
     revision: int = 0
     loose: int = 0
-    """StoredRows added since the last consolidation."""
+    """How many rows were added since the last consolidation."""
     settled: int = 0
-    """StoredRows that the last consolidation left."""
+    """How many rows the last consolidation left."""
     rows: StoredRows = StoredRows()
-    """Those that were asked for."""
+    """The rows that the read asked for."""
 
 
 class Fence(NamedTuple):
-    """Who took the stash over last; equal to the one seen at opening as long as nobody has since."""
+    """The last take-over: equal to the fence seen at opening until another opener takes over."""
 
     epoch: int
     nonce: str
@@ -102,7 +102,7 @@ class Loaded:
 
     fence: Fence
     version: int
-    """Migrations that were done."""
+    """How many migration steps were done."""
     collections: tuple[Stored, ...]
 
 
@@ -125,49 +125,68 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """All of it happens or nothing: only if each collection of `expected` still has that revision."""
+    """All of it happens, if each collection of `expected` still has that revision; else nothing."""
 
     expected: Mapping[int, int]
     moves: Mapping[int, Move]
     created: tuple[Stored, ...] = ()
-    """With the frontiers and rows they begin with; refused where the id or name is there already."""
+    """New collections, with their first frontiers and rows; refused if the id or the name is there
+    already."""
     version: tuple[int, int] | None = None
-    """The number of migrations that were done, and that are done then. Such a change expects to know every
-    collection there is."""
+    """How many migration steps were done before, and after. Such a change expects to name every collection
+    that is there."""
 
     @property
     def rows(self) -> Iterable[tuple[int, StoredRows]]:
-        """All rows that are added, by collection."""
+        """All rows to add, by collection."""
         yield from ((cid, move.rows) for cid, move in self.moves.items() if move.rows)
         yield from ((made.id, made.rows) for made in self.created if made.rows)
 
 
 class Opener(NamedTuple):
-    """Whoever opened a stash to write: its name, and the fence it holds."""
+    """One that opened a stash to write: its id, and the fence that it saw at opening."""
 
     id: str
     fence: Fence
 
 
-class Tokens(NamedTuple):
-    """Of all transactions that expect the same token at most one happens."""
+class Sending(NamedTuple):
+    """One sending of a change. Of all sendings that expect the same token at most one happens."""
 
     expected: str
+    """The opener's token before."""
     token: str
+    """The opener's token after."""
 
 
 class Verdict(Enum):
-    """What came of a change."""
+    """The outcome of a change."""
 
     APPLIED = "applied"
-    CONFLICT = "something it depends on has moved"
+    CONFLICT = "something is not as the change expects"
     FENCED = "another opener took over"
     FORGOTTEN = "the opener's token is another one, or gone"
 
 
-def judge(opener: Opener, fence: Fence, sending: Tokens, token: str | None, expected: bool) -> Verdict:
-    """What is to become of a change, given the fence and the opener's token as they are, both locked, and
-    whether all that it expects still holds."""
+def holds(change: Change, there: Mapping[int, Stored], version: int) -> bool:
+    """Whether everything is as the change expects. `there` has the collections that the change names; all of
+    the stash, if it creates some or moves the version."""
+    names = {stored.name for stored in there.values()}
+    return (
+        all(cid in there and there[cid].revision == revision for cid, revision in change.expected.items())
+        and not any(made.id in there or made.name in names for made in change.created)
+        and (change.version is None or (change.version[0], len(change.expected)) == (version, len(there)))
+    )
+
+
+def time_frontier(time: int | None) -> Antichain:
+    """The frontier of a column of the tables; null is the empty one."""
+    return Antichain() if time is None else Antichain(time)
+
+
+def judge(opener: Opener, fence: Fence, sending: Sending, token: str | None, expected: bool) -> Verdict:
+    """The outcome of a change, given the fence and the opener's token as they are now, both locked, and
+    whether everything is as the change expects."""
     if token == sending.token:
         return Verdict.APPLIED  # by an earlier sending
     if fence != opener.fence:

@@ -1,4 +1,4 @@
-"""Opening a stash: by URL, or in a location's own consensus database; to own it, to share it, or to read.
+"""Opening a stash: by URL, or in a location's own consensus database; to own it, to share it, or to read it.
 
 | mode              | makes the stash | takes it over | can be fenced | changes              |
 |-------------------|-----------------|---------------|---------------|----------------------|
@@ -61,7 +61,7 @@ class Mode(NamedTuple):
 
 
 class StashLocation(NamedTuple):
-    """Where a stash is: what it is there, and how to reach it. `store(writes)` does no I/O."""
+    """The location of one stash: its class, and how to make its store; `store(writes)` does no I/O."""
 
     kind: type[Stash]
     store: Callable[[bool], Store]
@@ -78,32 +78,32 @@ def open(  # noqa: A001  # `ap.stash.open`
 ) -> Opening[Stash]:
     """The stash at `mem://name`, `sqlite:///path` or `postgres://...?schema=stash`.
 
-    By default it is taken over: every earlier opener's next call fails as unrecoverable. With
-    `exclusive=False` several processes share it. `readonly=True` makes nothing and changes nothing,
+    By default this opener takes it over: the next call of every earlier opener fails as unrecoverable. With
+    `exclusive=False` several processes share it. `readonly=True` creates nothing and changes nothing;
     `savepoint=True` keeps changes in memory and drops them at the end.
 
     `InvalidLocation` at once for a URL that cannot be used, `StorageUnavailable` after
-    `settings.open_timeout_s`, `StashError` if there is nothing to read."""
+    `settings.open_timeout_s`, `StashError` if the last two modes find no stash."""
     if settings is not None and not isinstance(settings, Settings):
         raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")
     chosen = settings or settings_from_environment()
     mode = Mode(exclusive, readonly, savepoint)
     mode.check()
-    place = _place(url, runtime, chosen)
+    location = _location(url, runtime, chosen)
 
     async def open_stash() -> Stash:
-        stash = await opened(place, mode, chosen, runtime)
+        stash = await opened(location, mode, chosen, runtime)
         stash._tasks = stash._session.supervisor
         return stash
 
     return Opening(open_stash, "aiopersist.stash.open(...)")
 
 
-def place_beside(
+def location_beside(
     url: str | None, consensus: Consensus, name: str, *, runtime: Runtime, settings: Settings
 ) -> StashLocation:
-    """Where the stash `name` of a location lies: in the database of its consensus store, which was opened by
-    `url`; `Unsupported` if that is not one of ours."""
+    """The location of the stash `name`, in the database of a consensus store that was opened by `url`;
+    `Unsupported` for a consensus store that was given as an instance."""
     _check_name(name)
     scheme = None if url is None else scheme_of(url)
     if isinstance(consensus, MemoryConsensus) and scheme == "mem":
@@ -115,14 +115,14 @@ def place_beside(
 
         address = beside(url, name)
         return StashLocation(PostgresStash, lambda _: PostgresStore(address, settings))
-    raise Unsupported("a stash lies in a consensus database that was opened by its URL")
+    raise Unsupported("a stash needs a consensus store that was opened by its URL, not given as an instance")
 
 
 async def opened(
-    place: StashLocation, mode: Mode, settings: Settings, runtime: Runtime, parent: Scope | None = None
+    location: StashLocation, mode: Mode, settings: Settings, runtime: Runtime, parent: Scope | None = None
 ) -> Stash:
-    """The stash, opened. One request; three if the tables are to be made."""
-    store = place.store(mode.writes)
+    """The stash, opened. One request; three if it makes the tables."""
+    store = location.store(mode.writes)
     supervisor = Supervisor(runtime)
     try:
         await anyio.to_thread.run_sync(_import)
@@ -139,7 +139,7 @@ async def opened(
         finally:
             await store.aclose()
 
-    return place.kind(session, scope, release)
+    return location.kind(session, scope, release)
 
 
 async def _session(
@@ -158,7 +158,7 @@ async def _session(
     except Indeterminate as error:
         raise StorageUnavailable(f"the stash cannot be opened: {error}") from error
     if found is None:
-        raise StashError("there is no stash here")
+        raise StashError("there is no stash here: open it to write first")
     session = StashSession(store, None, "", settings=settings, runtime=runtime, supervisor=supervisor)
     return session.draft(DraftStore(found), found) if mode.savepoint else session
 
@@ -178,7 +178,7 @@ def _import() -> None:
     warm_up()
 
 
-def _place(url: str, runtime: Runtime, settings: Settings) -> StashLocation:
+def _location(url: str, runtime: Runtime, settings: Settings) -> StashLocation:
     scheme = scheme_of(url) if isinstance(url, str) else None
     if scheme == "mem":
         return _in_memory(MemoryConsensus(memory_name(url)), DEFAULT_NAME)
@@ -190,7 +190,7 @@ def _place(url: str, runtime: Runtime, settings: Settings) -> StashLocation:
         address = at(url)
         return StashLocation(PostgresStash, lambda _: PostgresStore(address, settings))
     known = "mem://name, sqlite:///path or postgres://..."
-    raise InvalidLocation(f"{scheme or 'no scheme'}: a stash is named by a URL such as {known}")
+    raise InvalidLocation(f"{scheme or 'no scheme'}: name a stash by a URL such as {known}")
 
 
 def _in_memory(consensus: MemoryConsensus, name: str) -> StashLocation:
@@ -206,5 +206,5 @@ def _sqlite(path: str, name: str, runtime: Runtime) -> StashLocation:
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name or "\0" in name or not name.isprintable():
-        what = f"{shown(name)} is not the name of a stash: printable text"
+        what = f"{shown(name)} is not a name of a stash: give printable text"
         raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)

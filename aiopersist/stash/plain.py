@@ -1,4 +1,4 @@
-"""Functions of the user that decide: plain ones, not coroutines."""
+"""The user's functions that a table calls: plain functions, not coroutine functions."""
 
 from collections.abc import Callable
 from inspect import isawaitable, iscoroutine
@@ -9,11 +9,11 @@ from aiopersist.errors import shown
 T = TypeVar("T")
 
 
-def decided(function: Callable[..., T], *arguments: Any) -> T:
-    """What `function` says; `TypeError` if that has to be awaited: it would pass for true."""
+def call_plain(function: Callable[..., T], *arguments: Any) -> T:
+    """The result of `function`; `TypeError` if it is awaitable, which would pass for true."""
     result = function(*arguments)
     if isawaitable(result):
         if iscoroutine(result):
             result.close()
-        raise TypeError(f"{shown(function)} is a coroutine function, where a plain one is wanted")
+        raise TypeError(f"{shown(function)} is a coroutine function, where a plain function is needed")
     return result

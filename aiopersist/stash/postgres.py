@@ -1,12 +1,12 @@
 """A stash in a schema of a Postgres database, for any number of processes.
 
 READ COMMITTED with locks. A change locks the fence (shared), its opener's row, and the uppers of its
-collections in the order of their ids; so changes cannot block each other for ever, and those of other
-collections do not wait. A change of a few thousand rows is one statement, thus one round trip and a
-transaction of its own; one of more rows, or one that makes collections or moves the version, is a
-transaction of several, which `idle_in_transaction_session_timeout` ends if its client is gone.
+collections in the order of their ids: so changes never deadlock, and changes of different collections do not
+wait for each other. A change of a few thousand rows is one statement: one round trip, and a transaction of
+its own. A change of more rows, or one that creates collections or moves the version, is a transaction of
+several statements; `idle_in_transaction_session_timeout` ends it if its client is gone.
 
-Reads are one statement, thus one snapshot. Consolidation has a connection of its own.
+A read is one statement, so it sees one snapshot. Consolidation has a connection of its own.
 """
 
 from bisect import bisect_right
@@ -19,12 +19,12 @@ import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
 from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain
 from aiopersist.settings import Settings
 from aiopersist.stash import postgres_sql as sql
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import (
     FORMAT,
+    NEWER,
     Change,
     Codecs,
     Fence,
@@ -32,11 +32,12 @@ from aiopersist.stash.model import (
     Loaded,
     Opener,
     Select,
+    Sending,
     Stored,
     StoredRows,
-    Tokens,
     Verdict,
     judge,
+    time_frontier,
 )
 from aiopersist.stash.store import Store
 from aiopersist.storage.postgres.address import SCHEMA_BYTES_MAX, PostgresAddress
@@ -45,7 +46,7 @@ from aiopersist.storage.postgres.pool import Connection, Pool
 
 DEFAULT_STASH_SCHEMA = "stash"
 POOL_SIZE = 4  # one writes, the others read
-ROWS_AT_ONCE = 2048  # of a statement: more would only keep the driver from letting others run
+ROWS_AT_ONCE = 2048  # of a statement: with more, the driver blocks the loop for longer
 BYTES_AT_ONCE = 4 * 1024 * 1024
 
 # A client that vanished in the middle of a message is noticed, too, within half a minute.
@@ -57,12 +58,12 @@ Prepared = Mapping[str, "PreparedStatement[asyncpg.Record]"]
 
 
 def at(url: str) -> PostgresAddress:
-    """Where the stash of that URL is."""
+    """The address of the stash at that URL."""
     return PostgresAddress.parse(url, schema=DEFAULT_STASH_SCHEMA)
 
 
 def beside(url: str, name: str) -> PostgresAddress:
-    """Where the stash `name` beside the consensus store of that URL is."""
+    """The address of the stash `name` beside the consensus store at that URL."""
     address = PostgresAddress.parse(url, schema=DEFAULT_SCHEMA)
     schema = f"{address.schema}_{name}"
     if len(schema.encode()) > SCHEMA_BYTES_MAX:
@@ -118,7 +119,7 @@ class PostgresStore(Store):
         found = tuple(_stored(row, select) for row in rows if row["collection_id"] is not None)
         return Loaded(_fence(rows[0]), rows[0]["version"], found)
 
-    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
+    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
         chunks = list(chunks_of(change))
         several = len(chunks) > 1 or change.created or change.version is not None
 
@@ -163,9 +164,9 @@ class PostgresStore(Store):
             await self._pool.aclose()
 
     async def _commit_several(
-        self, connection: Connection, opener: Opener, change: Change, sending: Tokens, chunks: list[Chunk]
+        self, connection: Connection, opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]
     ) -> Verdict:
-        """A transaction of several statements, of which the last one decides."""
+        """A transaction of several statements; the last one decides."""
         lock = "fence_shared" if change.version is None else "lock"
         run = await self._prepared(connection, (lock, "migrate", "create", "insert", "commit"))
         transaction, applied = connection.transaction(), False
@@ -175,16 +176,16 @@ class PostgresStore(Store):
             if verdict is Verdict.APPLIED:
                 row = await run["commit"].fetchrow(*_arguments(opener, change, sending, chunks[-1:]))
                 verdict, applied = _verdict(row, opener, sending), bool(row and row["ok"])
-        except asyncpg.UniqueViolationError:  # somebody made that collection meanwhile
+        except asyncpg.UniqueViolationError:  # another opener has created that collection meanwhile
             verdict = Verdict.CONFLICT
-        # Nothing lasts of a sending that finds an earlier one applied.
+        # A sending that finds an earlier one applied leaves nothing.
         await (transaction.commit() if applied else transaction.rollback())
         return verdict
 
     async def _begin(
         self, run: Prepared, lock: Any, opener: Opener, change: Change, chunks: list[Chunk]
     ) -> Verdict:
-        """All but the last rows; the fence is locked first, by whoever makes anything."""
+        """Lock the fence, then make everything but the last rows."""
         if _fence(await lock.fetchrow()) != opener.fence:
             return Verdict.FENCED
         if change.version is not None:
@@ -200,18 +201,18 @@ class PostgresStore(Store):
         return Verdict.APPLIED
 
     async def _prepared(self, connection: Connection, names: Sequence[str]) -> Prepared:
-        """Statements for a transaction, prepared before it begins: the driver prepares without an end, and a
-        client that is gone then is no idle transaction, which the server would end."""
+        """Statements for a transaction, prepared before it begins. The driver prepares without a deadline; if
+        a client vanished then inside a transaction, the server would not see it as idle, and not end it."""
         return {name: await connection.prepare(getattr(self._sql, name)) for name in names}
 
 
-def _arguments(opener: Opener, change: Change, sending: Tokens, chunks: list[Chunk]) -> tuple[Any, ...]:
-    """Those of the statement that decides."""
+def _arguments(opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]) -> tuple[Any, ...]:
+    """The arguments of the statement that decides."""
     rows: Chunk = chunks[0] if chunks else ([], [], [], [], [])
     return opener.id, *sending, *opener.fence, *_columns(change.expected), *_moves(change), *rows
 
 
-def _verdict(row: asyncpg.Record | None, opener: Opener, sending: Tokens) -> Verdict:
+def _verdict(row: asyncpg.Record | None, opener: Opener, sending: Sending) -> Verdict:
     fence = _fence(row)
     assert row is not None  # it has a fence
     return judge(opener, fence, sending, row["token"], row["ok"])
@@ -221,7 +222,7 @@ def _fence(row: asyncpg.Record | None) -> Fence:
     if row is None:
         raise StashError("the stash is gone")
     if row.get("format", FORMAT) > FORMAT:
-        raise StashError("the stash was written by a newer version of aiopersist")
+        raise StashError(NEWER)
     return Fence(row["epoch"], row["nonce"])
 
 
@@ -233,16 +234,12 @@ def _stored(row: asyncpg.Record, select: Select) -> Stored:
         row["collection_id"],
         row["name"],
         Codecs(row["key_codec"], row["val_codec"]),
-        Frontiers(_frontier(row["since"]), _frontier(row["upper"])),
+        Frontiers(time_frontier(row["since"]), time_frontier(row["upper"])),
         row["revision"],
         row["loose"],
         row["settled"],
         rows,
     )
-
-
-def _frontier(time: int | None) -> Antichain:
-    return Antichain() if time is None else Antichain(time)
 
 
 def _columns(expected: Mapping[int, int]) -> tuple[list[int], list[int]]:
@@ -261,7 +258,7 @@ def _moves(change: Change) -> tuple[list[int], list[Any], list[Any], list[int]]:
 
 
 def chunks_of(change: Change) -> Iterator[Chunk]:
-    """The rows in pieces for one statement each."""
+    """The rows in chunks, each for one statement."""
     columns: Chunk = ([], [], [], [], [])
     for cid, rows in change.rows:
         for column, values in zip(columns, ([cid] * len(rows), *rows.columns), strict=True):

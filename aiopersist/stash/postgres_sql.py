@@ -2,15 +2,15 @@
 
 | table       | row                                                                        |
 |-------------|----------------------------------------------------------------------------|
-| fence       | the only one: who took the stash over last, and its format and version      |
-| openers     | the last token of each opener                                              |
+| fence       | a single row: the last take-over, the format, and the version              |
+| openers     | the last token of an opener                                                |
 | collections | name and codecs                                                            |
-| uppers      | upper (null: empty) and revision, and what consolidation is to know        |
+| uppers      | upper (null: empty) and revision, and counts of rows for consolidation     |
 | sinces      | since (null: empty)                                                        |
 | data        | an update                                                                  |
 
-Keys and vals are canonical JSON, compared by bytes. The index of `data` holds the beginning of a key only,
-since an index entry is bounded and a key is not.
+Keys and vals are canonical JSON, compared by bytes. The index of `data` holds only the beginning of a key:
+Postgres bounds an index entry, and keys are unbounded.
 """
 
 import hashlib
@@ -90,21 +90,21 @@ def _names(schema: str) -> dict[str, str]:
     return {name: f"{quoted(schema)}.{name}" for name in tables}
 
 
-# A late sending of one that was sent again finds the row there, and changes nothing.
+# If a repeated statement arrives late, it finds the row there and changes nothing.
 _ENROLL = """
     INSERT INTO {openers} VALUES ($1, $2, clock_timestamp()) ON CONFLICT DO NOTHING"""
 
 _TEXTS = {
     "fence": "SELECT epoch, nonce, format FROM {fence}",
-    # Expects the epoch that was read, so that a late sending cannot take over from whoever came after it.
+    # Expects the epoch that was read: so a late repetition cannot take over from a later opener.
     "take": "UPDATE {fence} SET epoch = epoch + 1, nonce = $2 WHERE epoch = $1",
     "sweep": "DELETE FROM {openers} WHERE seen < clock_timestamp() - make_interval(secs => {retention})",
     "enroll": _ENROLL,
     "forget": "DELETE FROM {openers} WHERE opener = $1",
     "token": "SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE",
-    # All the locks, the decision, and what follows from it, in one statement. Locks wait, and then see the
-    # newest row; the rows of the snapshot may be older, but those that the change expects are not, since
-    # nobody can have heard of a revision before it was committed.
+    # All the locks, the decision, and what follows from it, in one statement. A lock waits, and then sees the
+    # newest row. The snapshot of the statement may be older than that, but not older than the revisions that
+    # the change expects: they were committed before anybody could read them.
     "commit": """
         WITH guard AS (SELECT epoch, nonce FROM {fence} FOR SHARE),
         mine AS (SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE),
@@ -151,14 +151,14 @@ _TEXTS = {
             INSERT INTO {uppers} SELECT collection_id, $6, 0, $7, 0 FROM made
         )
         INSERT INTO {sinces} SELECT collection_id, $5 FROM made""",
-    # After `lock`, so that it sees what that waited for. No row if the version or the collections are others.
+    # Runs after `lock`, so it sees what `lock` waited for. No row if version or number of collections differ.
     "migrate": """
         UPDATE {fence} SET version = $2
         WHERE version = $1 AND (SELECT count(*) FROM {collections}) = $3 RETURNING version""",
     "fence_shared": "SELECT epoch, nonce FROM {fence} FOR SHARE",
-    # Under the lock of whoever consolidates, so nobody else deletes rows, and rows are never changed: those
-    # of this snapshot are those that go. They go by their place: a join would be planned by statistics that
-    # know nothing of a young collection.
+    # Runs under the consolidation lock, so nobody else deletes rows, and rows never change: the rows of this
+    # snapshot are those to delete. It deletes them by their ctid: Postgres would plan a join by statistics,
+    # which know nothing of a young collection.
     "sums": """
         WITH held AS (SELECT since FROM {sinces} WHERE collection_id = $1),
         several AS (
@@ -197,7 +197,8 @@ _OF_KEY = """ AND "left"(key, {prefix}) = "left"(${position}::text, {prefix}) AN
 
 
 def load(schema: str, select: Select) -> tuple[str, list[Any]]:
-    """The statement that reads what is selected, and its arguments: a row per collection, or one without."""
+    """The statement that reads what is selected, and its arguments. It gives a row per collection; without
+    any, one row with nulls."""
     arguments: list[Any] = []
     which = "true"
     if select.name is not None:
@@ -218,6 +219,6 @@ def load(schema: str, select: Select) -> tuple[str, list[Any]]:
 
 
 def consolidation_lock(schema: str, collection_id: int) -> int:
-    """The number of the advisory lock that whoever consolidates the collection holds."""
+    """The number of the advisory lock under which the collection is consolidated."""
     digest = hashlib.sha256(f"{schema} {collection_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)

@@ -1,4 +1,4 @@
-"""Entries as they are given and told, and the rows of text in which they are stored.
+"""From entries, as users give and get them, to the rows of text that a stash stores, and back.
 
     entries -> columns of the schema (checked, in bulk) -> texts                   `encode`
     texts -> columns -> times forwarded to since, sorted, summed -> entries        `decode`
@@ -34,7 +34,7 @@ FEW = 200  # rows that are converted faster than a thread is reached
 
 
 def encode(entries: Iterable[Any], schema: Schema[Any, Any, Any], name: str) -> StoredRows:
-    """The entries `((key, val), time, diff)` as rows; `InvalidUpdate` names the one at fault."""
+    """The entries `((key, val), time, diff)` as rows; `InvalidUpdate` names the entry at fault."""
     try:
         table = to_table(_flat(entries), schema)
     except InvalidUpdate as error:
@@ -45,7 +45,7 @@ def encode(entries: Iterable[Any], schema: Schema[Any, Any, Any], name: str) -> 
 
 
 def encode_key(key: Any, schema: Schema[Any, Any, Any], name: str) -> str:
-    """The text of one key; `InvalidUpdate` for what is none."""
+    """The text of one key; `InvalidUpdate` for a value that is not a key."""
     try:
         return column_texts(schema.key.encode([key]))[0]
     except Refusal as error:
@@ -76,9 +76,9 @@ class Item(NamedTuple):
 
 
 def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: str) -> dict[str, Item]:
-    """The contents at `time` by the texts of their keys, in order; `StashError` if a key is there twice or a
-    diff is not 1. Texts tell keys apart as collections do; Python takes 1 and True for one, and NaN for
-    none."""
+    """The contents at `time` by the texts of their keys, in order; `StashError` if a key is there twice, or a
+    diff is not 1. Texts tell keys apart as collections do. Python does not: to it 1 equals True, and NaN does
+    not equal itself."""
     table = contents(_table(_until(rows, time), schema), schema)
     keys, vals, diffs = _values(table, schema)
     texts = (column_texts(table.column(column)) for column in ("key", "val"))
@@ -93,22 +93,22 @@ def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: s
 
 
 def by_key(table: Mapping[str, Item], name: str) -> dict[Any, Any]:
-    """The vals by their keys; `StashError` where Python takes several keys for one."""
+    """The vals by their keys; `StashError` if several keys are equal in Python."""
     found = {item.key: item.val for item in table.values()}
     if len(found) < len(table):
-        raise StashError(f"collection {name!r}: it has several keys that Python takes for one")
+        raise StashError(f"collection {name!r}: several of its keys are equal in Python: read it with peek")
     return found
 
 
 def check_table(rows: StoredRows, schema: Schema[Any, Any, Any], upper: Antichain, name: str) -> None:
-    """`StashError` where the rows, sealed up to `upper`, leave a key with several vals, or a diff that is
-    not 1; also at a later time, when that will be sealed."""
+    """`StashError` if the rows, sealed up to `upper`, leave a key with several vals, or a diff other than 1;
+    or will, once a later time of theirs is sealed."""
     last = max((at for at in rows.times if not upper.less_equal(at)), default=-1)
     for time in sorted({last, *(at for at in rows.times if at > last)}):
         try:
             table_at(rows, schema, time, name)
         except StashError as error:
-            hint = "do its changes follow from a read before somebody else's append? See make_batch, transact"
+            hint = "do its changes follow from a read before another append? See make_batch, transact"
             raise StashError(f"{error}, after this append, which is refused: {hint}") from None
 
 
@@ -126,14 +126,14 @@ def check_codecs(name: str, stored: Codecs, schema: Schema[Any, Any, Any]) -> No
 
 
 async def compute(rows: int, work: Callable[[], T]) -> T:
-    """Run `work` on so many rows: on a worker thread unless they are few."""
+    """The result of `work` on that many rows; computed on a worker thread, unless they are few."""
     return work() if rows <= FEW else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 def _flat(entries: Any) -> list[Any]:
     """The entries as rows `(key, val, time, diff)`."""
     if isinstance(entries, str | bytes | dict) or not isinstance(entries, Iterable):
-        raise InvalidUpdate(f"{short(entries)} is no iterable of ((key, val), time, diff)")
+        raise InvalidUpdate(f"{short(entries)} is not an iterable of ((key, val), time, diff)")
     given = list(entries)
     if _are(given, 3):
         pairs = [entry[0] for entry in given]
@@ -141,7 +141,7 @@ def _flat(entries: Any) -> list[Any]:
             return [(*pair, time, diff) for pair, (_, time, diff) in zip(pairs, given, strict=True)]
     for row, entry in enumerate(given):
         if not _are([entry], 3) or not _are([entry[0]], 2):
-            raise InvalidUpdate(f"{short(entry)} is no ((key, val), time, diff)", row=row)
+            raise InvalidUpdate(f"{short(entry)} is not a ((key, val), time, diff)", row=row)
     raise AssertionError("unreachable")
 
 
@@ -159,7 +159,7 @@ def _table(rows: StoredRows, schema: Schema[Any, Any, Any]) -> pa.Table:
             for name, texts in (("key", rows.keys), ("val", rows.vals))
         )
     except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        raise Corruption(f"a stash holds what is no value of its codec: {error}") from error
+        raise Corruption(f"a stash holds a text that is not a value of its codec: {error}") from error
     numbers = [int64_array(column) for column in (rows.times, rows.diffs)]
     return pa.table([keys, vals, *numbers], columns)
 
@@ -172,7 +172,7 @@ def _values(table: pa.Table, schema: Schema[Any, Any, Any]) -> tuple[list[Any], 
     try:
         keys, vals = schema.key.decode(table.column("key")), schema.val.decode(table.column("val"))
     except KeyError as error:
-        raise Corruption(f"a stash holds {error}, which is no value of its codec") from error
+        raise Corruption(f"a stash holds {error}, which is not a value of its codec") from error
     return keys, vals, table.column("diff").to_pylist()
 
 

@@ -1,7 +1,7 @@
-"""What each call may do to a collection: pure, and the only place that decides it.
+"""What each call may do to a collection: pure, and decided only here.
 
-Each function is given the collection's name and frontiers as they are, and returns the frontiers that it
-gets, or raises `StashError`.
+Each function gets the collection's name and its frontiers as they are now, and returns its new frontiers, or
+raises `StashError`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from aiopersist.stash.model import Frontiers
 
 
 def sealed(name: str, now: Frontiers, upper: Antichain) -> Frontiers:
-    """Upper may stay, it may not go back."""
+    """Upper may stay; it may not go back."""
     if not now.upper <= upper:
         raise StashError(
             f"collection {name!r}: cannot seal at {upper}: since is {now.since}, upper is {now.upper}"
@@ -21,7 +21,7 @@ def sealed(name: str, now: Frontiers, upper: Antichain) -> Frontiers:
 
 
 def compacted(name: str, now: Frontiers, since: Antichain) -> Frontiers:
-    """Since may stay, it may not go back or beyond upper."""
+    """Since may stay; it may not go back, or beyond upper."""
     if not now.since <= since <= now.upper:
         raise StashError(
             f"collection {name!r}: cannot compact to {since}: since is {now.since}, upper is {now.upper}"
@@ -30,10 +30,10 @@ def compacted(name: str, now: Frontiers, since: Antichain) -> Frontiers:
 
 
 def updated(name: str, now: Frontiers, times: Sequence[int]) -> Frontiers:
-    """Every time is at or beyond upper: what is sealed does not change."""
+    """Every time must be at or beyond upper: sealed contents do not change."""
     if times and not now.upper.less_equal(least := min(times)):
         raise StashError(
-            f"collection {name!r}: time {least} is not beyond upper: "
+            f"collection {name!r}: time {least} is not at or beyond upper: "
             f"since is {now.since}, upper is {now.upper}"
         )
     return now
@@ -58,11 +58,11 @@ def last_sealed(name: str, now: Frontiers) -> int:
 
 
 def readable_since(name: str, now: Frontiers) -> int:
-    """The time to which earlier ones are forwarded; refused once nothing is held any more."""
+    """The time to which earlier times are forwarded; refused once since is empty."""
     since = now.since.time
     if since is None:
         raise StashError(
-            f"collection {name!r}: nothing can be read any more: since is {now.since}, upper is {now.upper}"
+            f"collection {name!r}: its contents are gone: since is {now.since}, upper is {now.upper}"
         )
     assert isinstance(since, int)  # times of a stash are ints
     return since

@@ -1,14 +1,14 @@
 """What a stash does with its store: reads that know whether they were fenced, and the one loop that writes.
 
-1. One change at a time. What an earlier one left in doubt, or under way (its caller was cancelled), comes
-   first.
+1. One change at a time. First comes what an earlier change left in doubt, or under way (its caller was
+   cancelled).
 2. Plan: a pure function of the collections as they were last seen gives the change, or refuses. A refusal
-   counts only if it follows from a fresh look; a plan made of what is old is found out by the revisions.
+   counts only after a fresh look; a plan made of old collections fails by their revisions.
 3. Commit, in one transaction with the fence and with this opener's token: it expects the last token and
    leaves a fresh one. So of two sendings of one change at most one happens, also a late one.
-4. An answer that was lost: the opener's row says whether it is our token. Reading it waits for a transaction
-   that is in progress. If it is the last token still, the same change is sent again; should the first one
-   be on its way yet, the second to come finds its own token there: applied.
+4. After a lost answer, the opener's row says whether it has our token. Reading the row waits for a
+   transaction in progress. If the row still has the last token, the same change is sent again; should the
+   first sending still be on its way, whichever comes second finds its own token there: applied.
 
 A commit runs in a task of the supervisor. A caller that is cancelled stops waiting; the change may happen.
 """
@@ -24,19 +24,19 @@ from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.stash.errors import Fenced, StashError
 from aiopersist.stash.memory import DraftStore, moved
-from aiopersist.stash.model import Change, Loaded, Opener, Select, Stored, StoredRows, Tokens, Verdict
+from aiopersist.stash.model import Change, Loaded, Opener, Select, Sending, Stored, StoredRows, Verdict
 from aiopersist.stash.store import Store
 from aiopersist.storage.layers import Retry
 from aiopersist.storage.stall import StallLog
 
 Plan = Callable[[Mapping[int, Stored]], Change]
-"""From collections as they are, without rows, to a change."""
+"""From collections as they are now, without rows, to a change."""
 
-CONSOLIDATE_ROWS_MIN = 256  # rows added since: fewer are summed by every reader faster than by a transaction
+CONSOLIDATE_ROWS_MIN = 256  # added rows: fewer are summed faster by every reader than by a transaction
 
 
 class StashSession:
-    """One opener of one store. `opener` is `None` for one that only reads."""
+    """The session of one opener with one store. `opener` is `None` for a session that only reads."""
 
     def __init__(
         self,
@@ -54,21 +54,21 @@ class StashSession:
         self.supervisor = supervisor
         self._token = token
         self._doubtful: set[str] = set()
-        """Tokens of changes whose outcome could not be found out: one of them may have happened, or may
-        still, if it comes before the next change."""
+        """Tokens of changes with an unknown outcome: one of them may have happened, or may still happen, if
+        it comes before the next change."""
         self._retry = Retry(settings.retry_timeout_s, runtime)
         self._settings = settings
         self._turn = asyncio.Lock()
         self._under_way: asyncio.Task[Verdict] | None = None
         self._seen: dict[int, Stored] = {}
-        """Collections as they were last seen, without rows; only a hint."""
+        """Collections as they were last seen, without rows: only a hint."""
         self._consolidating: set[int] = set()
         self._failing = Backoff(supervisor.failures, "a consolidation of a stash, which is repeated,")
 
     # --- reading ---------------------------------------------------------------------------------
 
     async def load(self, select: Select) -> Loaded:
-        """What is there, at one moment; `Fenced` if somebody had taken over by then. One request."""
+        """What is selected, at one moment; `Fenced` if another opener had taken over by then. One request."""
         loaded = await self._retry.repeat("stash.load", lambda: self.store.load(select))
         if loaded is None:
             raise StashError("the stash is gone")
@@ -81,7 +81,7 @@ class StashSession:
     # --- writing ---------------------------------------------------------------------------------
 
     async def change(self, ids: Sequence[int], plan: Plan) -> None:
-        """Make the change that `plan` makes of the collections of these ids. One request, if they are as
+        """Make the change that `plan` gives for the collections of these ids. One request, if they are as
         they were last seen."""
         opener = self.writing()
         async with self._turn:
@@ -104,14 +104,14 @@ class StashSession:
                 fresh = True
 
     async def attempt(self, change: Change) -> bool:
-        """Make the change; whether it was made, or else something that it depends on has moved."""
+        """Make the change; `False` if something is not as the change expects."""
         opener = self.writing()
         async with self._turn:
             await self._quiet()
             return await self._apply(opener, change)
 
     async def consolidate(self, cid: int) -> None:
-        """Sum what can be summed. One transaction."""
+        """Sum the rows that can be summed. One transaction."""
         opener = self.writing()
         left = await self._retry.repeat("stash.consolidate", lambda: self.store.consolidate(opener, cid))
         if left is None:
@@ -124,13 +124,13 @@ class StashSession:
         return self.opener is not None and not isinstance(self.store, DraftStore)
 
     def writing(self) -> Opener:
-        """Who writes; `StashError` for who may not."""
+        """The opener that writes; `StashError` if the stash was opened read-only."""
         if self.opener is None:
             raise StashError("the stash was opened read-only")
         return self.opener
 
     def draft(self, store: DraftStore, found: Loaded) -> "StashSession":
-        """A session on a copy, whose changes nobody else sees."""
+        """A session on a copy, so that nobody else sees its changes."""
         return StashSession(
             store,
             Opener("", found.fence),
@@ -141,7 +141,7 @@ class StashSession:
         )
 
     async def aclose(self) -> None:
-        """Let a change that is under way end, then strike the opener off, unless a change of its is in
+        """Wait for a change under way, then remove the opener's row, unless one of its changes is in
         doubt."""
         try:
             async with asyncio.timeout(RELEASE_DEADLINE_S):
@@ -154,7 +154,7 @@ class StashSession:
     # --- inside ----------------------------------------------------------------------------------
 
     async def _quiet(self) -> None:
-        """Wait for a change whose caller went away."""
+        """Wait for a change whose caller was cancelled."""
         if self._under_way is not None:
             await asyncio.wait([self._under_way])
 
@@ -172,7 +172,7 @@ class StashSession:
             self._under_way = None
 
     async def _commit(self, opener: Opener, change: Change) -> Verdict:
-        """Send the change until it is known what came of it."""
+        """Send the change until its outcome is known."""
         token, delays, lost_at = self.runtime.token(), self.runtime.delays(), None
         stall = StallLog(lambda: "the outcome of a change of a stash", self.runtime)
         sent = False  # whether a sending may have happened, or may still
@@ -203,41 +203,43 @@ class StashSession:
             raise
         if verdict is Verdict.APPLIED:
             self._token = token
-            self._doubtful.clear()  # they expected another token than this one
+            self._doubtful.clear()  # they expect a token that is gone
             self._applied(change)
         return verdict
 
     async def _send(self, opener: Opener, change: Change, token: str) -> Verdict:
-        sending = Tokens(self._token, token)
+        sending = Sending(self._token, token)
         return await self._retry.repeat(
             "stash.commit", lambda: self.store.commit(opener, change, sending), idempotent=False
         )
 
     async def _landed(self, opener: Opener, token: str, sent: bool) -> bool:
-        """Whether the opener's row says that the sending with `token` happened; if not, it can be sent
-        again. `Indeterminate` where the row cannot say it."""
+        """Whether the opener's row says that the sending with `token` happened; if not, the change can be
+        sent again. `Indeterminate` if the row cannot tell."""
         current = await self._retry.repeat("stash.token", lambda: self.store.token(opener.id))
         if current == token:
             return True
         if current == self._token:
             return False
-        if current in self._doubtful:  # that one happened after all
+        if current in self._doubtful:  # that change has happened after all
             self._token = current
             return False
         if current is not None:
-            raise Corruption("the stash is not the one this opener wrote to: was it restored from a backup?")
+            raise Corruption(
+                "this opener wrote to another stash than this one: was it restored from a backup?"
+            )
         fresh = self.runtime.token()
         self._doubtful.add(fresh)  # should its answer be lost, too
         await self._retry.repeat("stash.enroll", lambda: self.store.enroll(opener.id, fresh))
         self._token = fresh
         if sent:
             raise Indeterminate(
-                "the opener's row was gone: whether a change of the stash happened is unknown"
+                "the opener's row was gone, so the change of the stash may have happened: read the stash"
             )
         return False
 
     def _check_patience(self, lost: Indeterminate, since: float | None) -> None:
-        """Raise `lost` if answers have been lost for as long as things are tried."""
+        """Raise `lost` if answers have been lost for longer than `retry_timeout_s`."""
         limit = self._settings.retry_timeout_s
         if limit is not None and since is not None and self.runtime.monotonic() - since > limit:
             raise lost
@@ -267,15 +269,15 @@ class StashSession:
         try:
             await self.consolidate(cid)
             self._failing.succeeded()
-        except Fenced:  # the next owner does it
+        except Fenced:  # the next owner consolidates
             pass
-        except Exception as error:  # meanwhile no change begins another one
+        except Exception as error:  # during its pause no change begins another consolidation
             await self._failing.failed(error)
         finally:
             self._consolidating.discard(cid)
 
 
 def fenced(opener: Opener, epoch: int | None = None) -> Fenced:
-    """The error of an opener that came too late."""
-    now = "" if epoch is None else f": its epoch is {epoch}"
-    return Fenced(f"the stash was taken over by another opener{now}, ours was {opener.fence.epoch}")
+    """The error of an opener that was fenced."""
+    now = "" if epoch is None else f" at epoch {epoch}"
+    return Fenced(f"another opener took the stash over{now}; ours was {opener.fence.epoch}: stop this one")

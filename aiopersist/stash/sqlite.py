@@ -1,7 +1,7 @@
-"""A stash in one SQLite file, which may hold several, and a consensus store beside them.
+"""A stash in a SQLite file, which may hold several stashes, and a consensus store beside them.
 
-Every transaction is BEGIN IMMEDIATE, so it sees all before it and none beside it: the fence needs no lock of
-its own. What lies in the tables: see `sqlite_sql`.
+Every transaction is BEGIN IMMEDIATE, so it runs alone and sees all earlier ones: the fence needs no lock of
+its own. `sqlite_sql` has the tables.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from aiopersist.runtime import Runtime
 from aiopersist.stash import sqlite_sql as sql
-from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Tokens, Verdict, judge
+from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Sending, Verdict, judge
 from aiopersist.stash.store import OPENER_RETENTION_S, Store
 from aiopersist.storage.sqlite.file import SqliteFile, SqliteTransaction
 from aiopersist.storage.sqlite.readonly import NoFile, SqliteReader
@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class SqliteStore(Store):
-    """The stash `name` in the file at `path`; unless it `writes` neither is made, nor is any right to write
-    needed."""
+    """The stash `name` in the file at `path`. Without `writes` it creates neither, and needs no right to
+    write."""
 
     def __init__(self, path: str | os.PathLike[str], name: str, runtime: Runtime, *, writes: bool) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class SqliteStore(Store):
         except NoFile:
             return None
 
-    async def commit(self, opener: Opener, change: Change, sending: Tokens) -> Verdict:
+    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
         now = self._runtime.wall()
 
         def work(c: sqlite3.Connection) -> Verdict:

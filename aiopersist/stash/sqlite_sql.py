@@ -2,10 +2,10 @@
 
 | table             | row                                                                  |
 |-------------------|----------------------------------------------------------------------|
-| stash_fence       | one per stash: who took it over last, and its format and version      |
-| stash_openers     | the last token of each opener                                         |
+| stash_fence       | one per stash: the last take-over, the format, and the version        |
+| stash_openers     | the last token of an opener                                           |
 | stash_collections | name and codecs                                                       |
-| stash_uppers      | upper (null: empty) and revision, and what consolidation is to know   |
+| stash_uppers      | upper (null: empty), revision, and counts of rows for consolidation   |
 | stash_sinces      | since (null: empty)                                                   |
 | stash_data        | an update                                                             |
 """
@@ -15,10 +15,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from aiopersist.frontier import Antichain
+from aiopersist.stash import model
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import (
     FORMAT,
+    NEWER,
     Change,
     Codecs,
     Fence,
@@ -27,6 +28,7 @@ from aiopersist.stash.model import (
     Select,
     Stored,
     StoredRows,
+    time_frontier,
 )
 from aiopersist.storage.sqlite.file import prepare_file
 
@@ -68,16 +70,16 @@ def has_tables(connection: sqlite3.Connection) -> bool:
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Bring the file into WAL mode and create the tables, once, whoever comes first."""
+    """Bring the file into WAL mode and create the tables, unless another process has done so."""
     prepare_file(connection, has_tables=lambda: has_tables(connection), ddl=_SCHEMA)
 
 
 def prepare_reading(connection: sqlite3.Connection) -> None:
-    """Change nothing."""
+    """A reader changes nothing in the file."""
 
 
 def take(connection: sqlite3.Connection, stash: str, nonce: str | None) -> Fence:
-    """The fence, made if it is not there; with a nonce the next one."""
+    """The fence, created if it is not there; with a nonce the next fence."""
     connection.execute("INSERT OR IGNORE INTO stash_fence VALUES (?, 0, '', ?, 0)", (stash, FORMAT))
     now = fence(connection, stash)
     if nonce is None or now.nonce == nonce:
@@ -126,18 +128,11 @@ def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded |
 
 
 def holds(connection: sqlite3.Connection, stash: str, change: Change) -> bool:
-    """Whether all that the change expects is so."""
-    some = tuple(change.expected) if not change.created and change.version is None else None
-    there = {stored.id: stored for stored in _heads(connection, stash, Select(some))}
-    if any(cid not in there or there[cid].revision != revision for cid, revision in change.expected.items()):
-        return False
-    names = {stored.name for stored in there.values()}
-    if any(made.id in there or made.name in names for made in change.created):
-        return False
-    if change.version is None:
-        return True
+    """Whether everything is as the change expects."""
+    all_ = change.created or change.version is not None
+    there = _heads(connection, stash, Select(None if all_ else tuple(change.expected)))
     found = _fence(connection, stash)
-    return found is not None and found[1] == change.version[0] and len(there) == len(change.expected)
+    return found is not None and model.holds(change, {stored.id: stored for stored in there}, found[1])
 
 
 def apply(connection: sqlite3.Connection, stash: str, change: Change) -> None:
@@ -170,7 +165,7 @@ def apply(connection: sqlite3.Connection, stash: str, change: Change) -> None:
 
 
 def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
-    """The rows that are left."""
+    """Sum rows, as `Store.consolidate` says; the number of rows that are left."""
     (stored,) = _heads(connection, stash, Select((cid,)))
     since = stored.frontiers.since.time
     here = (stash, cid)
@@ -187,7 +182,8 @@ def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
 
 
 def _sum(connection: sqlite3.Connection, here: tuple[str, int], since: Any) -> None:
-    """The sum of 64-bit diffs may need more, which SQLite refuses: it is taken in halves of 32 bits."""
+    """A sum of 64-bit diffs may need more than 64 bits, which SQLite refuses: so it sums halves of 32
+    bits."""
     groups = connection.execute(
         "SELECT key, val, max(time, ?) AS at, sum(diff >> 32), sum(diff & 4294967295), group_concat(rowid) "
         "FROM stash_data WHERE stash = ? AND collection_id = ? "
@@ -209,7 +205,7 @@ def _fence(connection: sqlite3.Connection, stash: str) -> tuple[Fence, int] | No
     if row is None:
         return None
     if row[3] > FORMAT:
-        raise StashError("the stash was written by a newer version of aiopersist")
+        raise StashError(NEWER)
     return Fence(row[0], row[1]), row[2]
 
 
@@ -227,7 +223,7 @@ def _heads(connection: sqlite3.Connection, stash: str, select: Select) -> list[S
     else:
         found = connection.execute(statement, (stash,))
     return [
-        Stored(cid, name, Codecs(key, val), Frontiers(_frontier(since), _frontier(upper)), *counts)
+        Stored(cid, name, Codecs(key, val), Frontiers(time_frontier(since), time_frontier(upper)), *counts)
         for cid, name, key, val, since, upper, *counts in found.fetchall()
     ]
 
@@ -244,7 +240,3 @@ def _insert(
 ) -> None:
     statement = "INSERT INTO stash_data VALUES (?, ?, ?, ?, ?, ?)"
     connection.executemany(statement, ((stash, cid, *row) for row in rows))
-
-
-def _frontier(time: int | None) -> Antichain:
-    return Antichain() if time is None else Antichain(time)

@@ -15,9 +15,10 @@ from aiopersist.stash import rules
 from aiopersist.stash.collection import (
     AppendBatch,
     Entry,
-    Moved,
     Ready,
     StashCollection,
+    TableChanged,
+    advance_of,
     batch_at,
     check_absence,
     check_keys,
@@ -25,8 +26,7 @@ from aiopersist.stash.collection import (
     checked,
     int_frontier,
     listed,
-    one,
-    step,
+    stored_of,
 )
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.migrate import migrate
@@ -54,11 +54,11 @@ _closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is 
 
 
 class Stash(Root):
-    """Named collections, read whole and written in transactions. Serves many tasks at once; its own
-    changes take turns.
+    """Named collections, read whole and written in transactions. Serves many tasks at once; their changes
+    take turns.
 
-    Every call is one transaction and, as a rule, one request. A change is durable when its call returns;
-    one that was cancelled may happen. `StashError` for what is refused, which then changed nothing, and
+    Every call is one transaction and, as a rule, one request. A change is durable when its call returns; the
+    change of a cancelled call may still happen. A refused call raises `StashError` and has changed nothing;
     with `is_unrecoverable` once another opener has taken over.
     """
 
@@ -71,12 +71,12 @@ class Stash(Root):
         self._closing: asyncio.Task[None] | None = None
         self._collections: dict[int, StashCollection[Any, Any]] = {}
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Of those who read a collection in order to append to it, by its id: else all but one would find
-        that somebody else's append, of this very stash, came first."""
+        """Locks, by the ids of collections, for tasks that read a collection in order to append to it:
+        without them all but one would find that another append, of this very stash, came first."""
 
     async def aclose(self) -> None:
-        """End it. Idempotent; a change that is under way is finished first, also when the caller is
-        cancelled. Calls that wait end with `CLOSED`; theirs may be that change."""
+        """Close it; idempotent. A change under way finishes first, also if the caller is cancelled. Calls
+        that wait end with `CLOSED`, also the call that made that change."""
         if self._closing is None:
             self._scope.close()
             self._tasks = None
@@ -86,17 +86,17 @@ class Stash(Root):
         await asyncio.shield(self._closing)
 
     async def confirm_leadership(self) -> None:
-        """Raise an unrecoverable `StashError` if another opener has taken over; nothing for an opener that
-        cannot be fenced."""
+        """Raise an unrecoverable `StashError` if another opener has taken over. Does nothing for an opener
+        that cannot be fenced. One request."""
         with self._scope.call():
             if self._session.can_be_fenced:
                 await self._session.load(Select(ids=(), rows=False))
 
     async def migrate(self, steps: Sequence["Step"]) -> int:
-        """Bring the stash from its version, 0 when it is fresh, to `len(steps)`, which is returned. Step `i`,
+        """Bring the stash from its version, 0 when it is fresh, to `len(steps)`, and return that. Step `i`,
         an `async def step(tx)`, makes version `i` version `i + 1`; `tx` has all calls of a stash. The step
-        and the version are one transaction: a step that fails leaves both as they were. A step that others
-        came in the way of runs again, so it should have no effects but those on `tx`."""
+        and the version are one transaction: a step that fails leaves both as they were. If another opener has
+        changed the stash meanwhile, the step runs again: so it must have no effects but those on `tx`."""
         with self._scope.call():
             return await migrate(self._session, steps, Transaction)
 
@@ -115,7 +115,7 @@ class Stash(Root):
     async def _collection(
         self, name: str, schema: Schema[K, V, Any], *, is_table: bool = False
     ) -> StashCollection[K, V]:
-        """One request at the first time: collections do not change and do not go."""
+        """One request the first time: the name, id and codecs of a collection never change."""
         with self._scope.call():
             for known in self._collections.values():
                 if known.name == name and known.schema == schema:
@@ -139,8 +139,8 @@ class Stash(Root):
     # --- reading ---------------------------------------------------------------------------------
 
     async def iter(self, c: StashCollection[K, V]) -> list[Entry[K, V]]:
-        """All entries `((key, val), time, diff)`, consolidated, in the order of (key, val, time); their times
-        are at or beyond since, and may be beyond upper. `StashError` if since is empty."""
+        """All entries `((key, val), time, diff)`, consolidated, in the order of (key, val, time). Times are
+        at or beyond since, and may be beyond upper. `StashError` if since is empty."""
         with self._scope.call():
             stored = await self._load(c)
             since = rules.readable_since(c.name, stored.frontiers)
@@ -155,7 +155,7 @@ class Stash(Root):
             return [(val, time, diff) for (_, val), time, diff in entries]
 
     async def peek_timestamp(self, c: StashCollection[K, V]) -> int:
-        """The last sealed time; `NothingSealed` if there is none that can be read."""
+        """The last sealed time; `NothingSealed` if no sealed time can be read."""
         return rules.last_sealed(c.name, (await self._head(c)).frontiers)
 
     async def peek(self, c: StashCollection[K, V]) -> list[tuple[K, V, int]]:
@@ -166,15 +166,16 @@ class Stash(Root):
             return await compute(len(stored.rows), partial(decode_at, stored.rows, c.schema, time))
 
     async def peek_one(self, c: StashCollection[K, V]) -> dict[K, V]:
-        """The same as a dict, in key order; `StashError` if a key is there twice or a diff is not 1."""
+        """The contents at the last sealed time as a dict, in key order; `StashError` if a key is there twice
+        or a diff is not 1."""
         checked(c)
         check_keys(c.name, c.schema)
         _, table = await self._contents(c)
         return by_key(table, c.name)
 
     async def peek_key_one(self, c: StashCollection[K, V], key: K) -> V | None:
-        """The val of a key at the last sealed time; `None` if there is none, `StashError` if there are
-        several or its diff is not 1."""
+        """The val of a key at the last sealed time; `None` if the key is absent, `StashError` if it has
+        several vals or a diff is not 1. Other keys do not matter."""
         checked(c)
         check_absence(c.name, c.schema)
         text = encode_key(key, c.schema, c.name)
@@ -184,7 +185,7 @@ class Stash(Root):
     # --- writing ---------------------------------------------------------------------------------
 
     async def update(self, c: StashCollection[K, V], data: tuple[K, V], time: int, diff: int) -> None:
-        """Add one entry at a time at or beyond upper."""
+        """Add one entry; its time must be at or beyond upper."""
         await self.update_many(c, [(data, time, diff)])
 
     async def update_many(self, c: StashCollection[K, V], entries: Iterable[Entry[K, V]]) -> None:
@@ -198,26 +199,26 @@ class Stash(Root):
                 )
 
     async def seal(self, c: StashCollection[K, V], upper: Antichain | Time) -> None:
-        """Advance upper; it may stay, it may not go back."""
+        """Advance upper; it may stay; it may not go back."""
         await self.seal_batch([(c, upper)])
 
     async def compact(self, c: StashCollection[K, V], since: Antichain | Time) -> None:
-        """Advance since, at most to upper: earlier times are forwarded to it from now on."""
+        """Advance since, at most to upper: from now on earlier times are forwarded to it."""
         await self.compact_batch([(c, since)])
 
     async def consolidate(self, c: StashCollection[K, V]) -> None:
-        """Sum what is equal in the tables, and delete what sums to zero; everything, once since is empty.
-        Readers see no difference."""
+        """Sum equal entries in the tables, and delete those that sum to zero; delete all, once since is
+        empty. Readers see no difference."""
         await self.consolidate_batch([c])
 
     async def seal_batch(self, seals: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]]) -> None:
-        """Seal several in order. When one fails, it and later ones are not sealed."""
+        """Seal several in order. If one fails, it and the later ones are not sealed."""
         await self._advance(seals, rules.sealed)
 
     async def compact_batch(
         self, compactions: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]]
     ) -> None:
-        """Compact several in order. When one fails, it and later ones are not compacted."""
+        """Compact several in order. If one fails, it and the later ones are not compacted."""
         await self._advance(compactions, rules.compacted)
 
     async def consolidate_batch(self, collections: Iterable[StashCollection[Any, Any]]) -> None:
@@ -229,10 +230,11 @@ class Stash(Root):
                 await self._session.consolidate(c.id)
 
     async def append(self, batches: Iterable[AppendBatch]) -> None:
-        """Append to several collections: all of it happens or nothing. Each batch's `lower` must be the upper
-        of its collection (`StaleLower`), its entries be at or beyond it; upper becomes `upper`, since
-        `compact`. A batch of a table must leave one val per key. `collection` must have been called on this
-        stash for each. One request, for a few thousand entries; none for no batches."""
+        """Append to several collections: all of it happens, or nothing. Each batch's `lower` must be the
+        upper of its collection (else `StaleLower`), and its entries at or beyond `lower`; then upper becomes
+        `upper`, and since becomes `compact`. A batch of a table must leave one val per key. Call `collection`
+        on this stash for each collection before. One request, for a few thousand entries; none for no
+        batches."""
         with self._scope.call():
             given = [(batch, self._collection_of(batch), listed(batch.entries)) for batch in batches]
             if not given:
@@ -267,9 +269,9 @@ class Stash(Root):
         return made
 
     async def _create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
-        """Unless somebody else did meanwhile."""
+        """Create it, unless another opener has created it meanwhile."""
         if self._session.opener is None:
-            raise StashError(f"collection {name!r}: there is none, and the stash was opened read-only")
+            raise StashError(f"collection {name!r}: it is not there, and the stash was opened read-only")
         there = await self._session.load(Select(rows=False))
         cid = 1 + max((stored.id for stored in there.collections), default=0)
         await self._session.attempt(Change({}, {}, created=(Stored(cid, name, codecs(schema)),)))
@@ -280,7 +282,7 @@ class Stash(Root):
         move: Callable[[Stored, StashCollection[Any, Any]], Move],
     ) -> None:
         def plan(seen: Mapping[int, Stored]) -> Change:
-            found = {c.id: one(c, [seen[c.id]] if c.id in seen else []) for c in collections}
+            found = {c.id: stored_of(c, [seen[c.id]] if c.id in seen else []) for c in collections}
             moves = {c.id: move(found[c.id], c) for c in collections}
             return Change({cid: stored.revision for cid, stored in found.items()}, moves)
 
@@ -291,10 +293,10 @@ class Stash(Root):
         steps: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]],
         rule: Callable[[str, Frontiers, Antichain], Frontiers],
     ) -> None:
-        """One transaction for all: when one fails, none is applied."""
+        """One transaction for all: if one fails, none is applied."""
         with self._scope.call():
             self._session.writing()
-            given = [step(given) for given in steps]
+            given = [advance_of(given) for given in steps]
             if not given:
                 return
 
@@ -309,8 +311,8 @@ class Stash(Root):
     async def _contents(
         self, c: StashCollection[Any, Any], key: str | None = None
     ) -> tuple[Frontiers, dict[str, Item]]:
-        """The contents at the last sealed time, all or of the key with that text, and the frontiers of the
-        same moment."""
+        """The contents at the last sealed time, all or those of the key with that text, and the frontiers of
+        the same moment."""
         with self._scope.call():
             stored = await self._load(c, key)
             time = rules.last_sealed(c.name, stored.frontiers)
@@ -318,7 +320,7 @@ class Stash(Root):
             return stored.frontiers, await compute(len(stored.rows), work)
 
     async def _append_rows(self, c: StashCollection[Any, Any], now: Frontiers, rows: StoredRows) -> None:
-        """Append the rows at the upper of `now`, if it is still that, and seal it."""
+        """Append the rows at the upper of `now`, if that is still the upper, and seal it."""
         time = rules.next_time(c.name, now)
         at, beyond = Antichain(time), Antichain(time + 1)
         with self._scope.call():
@@ -326,8 +328,8 @@ class Stash(Root):
             await self._append_encoded({c: ((at, beyond, at), replace(rows, times=[time] * len(rows)))})
 
     async def _append_checked(self, ready: Ready, tables: Mapping[StashCollection[Any, Any], Stored]) -> None:
-        """Append; what leaves a table that is none any more is refused. The tables are given as they were
-        seen last; one that has changed since is read again."""
+        """Append, unless a table would be left with several vals of a key. `tables` has them as they were
+        last read; a table that has changed since is read again."""
         bases = dict(tables)
         while True:
             for c, base in bases.items():
@@ -337,18 +339,18 @@ class Stash(Root):
                 await compute(len(both), partial(check_table, both, c.schema, upper, c.name))
             try:
                 return await self._append_encoded(ready, {c.id: b.revision for c, b in bases.items()})
-            except Moved:
+            except TableChanged:
                 bases = {c: await self._load(c) for c in bases}
 
     async def _append_encoded(self, ready: Ready, at: Mapping[int, int] | None = None) -> None:
-        """Append to each its rows, with a `lower`, an `upper` and a `compact`; `Moved` if one does not have
-        the revision any more that it had `at` its check."""
+        """Append to each collection its rows and set its frontiers; `TableChanged` if one has lost the
+        revision that it had `at` its check."""
 
         def move(now: Stored, c: StashCollection[Any, Any]) -> Move:
             (lower, upper, compact), rows = ready[c]
             frontiers = rules.appended(c.name, now.frontiers, lower, upper, compact, rows.times)
             if at and at.get(c.id, now.revision) != now.revision:
-                raise Moved
+                raise TableChanged
             return Move(frontiers, rows)
 
         await self._moves(list(ready), move)
@@ -361,7 +363,7 @@ class Stash(Root):
         self, c: StashCollection[Any, Any], key: str | None = None, *, rows: bool = True
     ) -> Stored:
         select = Select((checked(c).id,), rows=rows, key=key)
-        return one(c, (await self._session.load(select)).collections)
+        return stored_of(c, (await self._session.load(select)).collections)
 
     async def _encoded(self, entries: Any, c: StashCollection[Any, Any]) -> StoredRows:
         size = len(entries) if isinstance(entries, list) else 0
@@ -373,7 +375,7 @@ class Stash(Root):
         cid, made_by = batch.collection_id, batch._collection
         found = self._collections.get(cid) if type(cid) is int else None
         if found is None:
-            raise StashError(f"collection {cid!r}: open it with `collection` first")
+            raise StashError(f"collection {cid!r}: call `collection` on this stash first")
         return found if made_by is None or made_by.id != cid else made_by
 
 
@@ -390,11 +392,11 @@ class PostgresStash(Stash):
 
 
 class Transaction(Stash):
-    """What a step of a migration is given: a stash whose changes become durable all at once."""
+    """The stash that a migration step gets: its changes become durable all at once."""
 
     async def migrate(self, steps: Sequence["Step"]) -> int:
         raise StashError("a migration cannot begin within another one")
 
 
 Step = Callable[[Transaction], Awaitable[Any]]
-"""Of a migration."""
+"""A step of a migration."""

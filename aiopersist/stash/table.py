@@ -1,4 +1,4 @@
-"""A table in memory with a primary key and a uniqueness rule, whose changes are then appended: pure, no I/O.
+"""A table in memory with a primary key and a uniqueness rule; its changes are then appended. Pure, no I/O.
 
 users = TableTransaction(await USERS.peek_one(stash), lambda a, b: a.email == b.email)
 users.insert(7, User(...))
@@ -17,7 +17,7 @@ from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.annotations import field_of
 from aiopersist.data.updates.order import row_keys
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.plain import decided
+from aiopersist.stash.plain import call_plain
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -27,18 +27,19 @@ _NATURAL = (str, bytes, int, bool)  # Python orders them as collections do
 
 
 class TableTransaction(Generic[K, V]):
-    """A table that begins with `initial`. `uniqueness_violation(a, b)` says, symmetrically, whether the vals
-    of two different keys may not be there together; `None`: any may. Reads see the transaction's own writes.
+    """A table that begins with `initial`. `uniqueness_violation(a, b)` is true if the vals of two different
+    keys may not be there together, and is symmetric; without it any vals may. Reads see the transaction's own
+    writes.
 
-    What is refused is a `StashError` and changes nothing. `None` is no val: it says "absent". Vals are not
-    copied: make new ones instead of changing those that are there."""
+    A refused call raises `StashError` and changes nothing. `None` is not a val: it says "absent". Vals are
+    not copied: replace them, do not change them in place."""
 
     def __init__(
         self, initial: dict[K, V], uniqueness_violation: Callable[[V, V], bool] | None = None
     ) -> None:
         for key, val in initial.items():
             _check_val(key, val)
-        # By keys that are equal where a collection says so; beside them those that were given.
+        # The entries as given, by keys that are equal exactly if a collection takes them for equal.
         self._initial: dict[Any, tuple[K, V]] = {one_nan(key): (key, val) for key, val in initial.items()}
         self._table = dict(self._initial)
         self._violates = uniqueness_violation
@@ -59,17 +60,17 @@ class TableTransaction(Generic[K, V]):
     def for_values(self, f: Callable[[K, V], Any]) -> None:
         """Call `f(key, val)` for each entry."""
         for key, val in list(self._now().values()):
-            decided(f, key, val)
+            call_plain(f, key, val)
 
     def insert(self, key: K, val: V) -> None:
-        """Add an entry; refused if the key is there, or the val violates the rule."""
+        """Add an entry; `StashError` if the key is there, or the val violates the rule."""
         _check_val(key, val)
         if one_nan(key) in self._now():
-            raise StashError(f"key {key!r} is there already")
+            raise StashError(f"key {key!r} is there already: use set or update")
         self._replace({one_nan(key): (key, val)})
 
     def set(self, key: K, val: V | None) -> V | None:
-        """Give a key a val, or with `None` delete it. The val it had, or `None`."""
+        """Give a key a val, or delete it with `None`. Returns the val it had, or `None`."""
         previous = self.get(key)
         if val is None:
             self._table.pop(one_nan(key), None)
@@ -78,23 +79,23 @@ class TableTransaction(Generic[K, V]):
         return previous
 
     def update(self, f: Callable[[K, V], V | None]) -> int:
-        """Give each entry for which `f` gives a val that val; how many there were. The rule is checked on the
-        result, so vals may swap."""
-        given = [(at, key, decided(f, key, val)) for at, (key, val) in list(self._now().items())]
+        """Give each entry the val that `f` returns for it; `None` keeps its val. Returns how many got one.
+        The rule is checked on the result, so vals may swap."""
+        given = [(at, key, call_plain(f, key, val)) for at, (key, val) in list(self._now().items())]
         changes = {at: (key, val) for at, key, val in given if val is not None}
         self._replace(changes)
         return len(changes)
 
     def delete(self, f: Callable[[K, V], bool]) -> list[tuple[K, V]]:
-        """Delete the entries for which `f` holds, and return them in key order."""
-        gone = {at: item for at, item in list(self._now().items()) if decided(f, *item)}
+        """Delete the entries for which `f` is true, and return them in key order."""
+        gone = {at: item for at, item in list(self._now().items()) if call_plain(f, *item)}
         for at in gone:
             del self._table[at]
         return [gone[at] for at in in_order(gone)]
 
     def pending(self) -> list[tuple[K, V, int]]:
-        """End the transaction: the fewest changes `(key, val, diff)` from what it began with to what is
-        there, in key order, a retraction before an insertion."""
+        """End the transaction. Returns the fewest changes `(key, val, diff)` from its first contents to its
+        last, in key order, a retraction before an insertion."""
         now, before = self._now(), self._initial
         ordered = in_order(at for at in {**before, **now} if not _same(before.get(at), now.get(at)))
         self._ended = True
@@ -102,18 +103,18 @@ class TableTransaction(Generic[K, V]):
         return [(*item, diff) for pair in both for item, diff in pair if item is not None]
 
     def _end(self) -> list[tuple[K, V]]:
-        """End the transaction: all entries that are there."""
+        """End the transaction. Returns its last entries."""
         items = list(self._now().values())
         self._ended = True
         return items
 
     def _now(self) -> dict[Any, tuple[K, V]]:
         if self._ended:
-            raise StashError("the transaction has ended: `pending` was called")
+            raise StashError("the transaction has ended, as pending was called: make a new one")
         return self._table
 
     def _replace(self, changes: dict[Any, tuple[K, V]]) -> None:
-        """Put the changes in, unless that violates the rule."""
+        """Make the changes, unless they violate the rule."""
         if self._violates is not None:
             self._check({**self._table, **changes}, changes, self._violates)
         self._table.update(changes)
@@ -128,12 +129,12 @@ class TableTransaction(Generic[K, V]):
         for at, (key, val) in changes.items():
             seen.add(at)
             for other, (its_key, its) in result.items():
-                if other not in seen and decided(violates, val, its):
+                if other not in seen and call_plain(violates, val, its):
                     raise StashError(f"key {key!r}: val {val!r} violates uniqueness: {its_key!r} has {its!r}")
 
 
 def in_order(keys: Iterable[K]) -> list[K]:
-    """The keys in the order of a collection of them; those that no collection could hold in Python's."""
+    """The keys in the order of a collection; in Python's order, if no collection could hold them."""
     given = list(keys)
     kinds = set(map(type, given))
     if len(kinds) == 1 and kinds <= set(_NATURAL):
@@ -146,8 +147,8 @@ def in_order(keys: Iterable[K]) -> list[K]:
 
 
 def one_nan(value: Any) -> Any:
-    """The value with the one NaN in the place of each, at any depth: Python tells them apart, except one that
-    is the same object; for collections NaN equals itself."""
+    """The value with one and the same NaN object for every NaN in it, at any depth: to a collection NaN
+    equals itself, to Python only the same object does."""
     if isinstance(value, float):
         return _NAN if value != value else value
     if isinstance(value, list | tuple):
@@ -170,7 +171,8 @@ def _sorted(keys: list[K]) -> list[K]:
 
 
 def _ranks(keys: list[Any], kinds: set[type]) -> list[Any]:
-    """Per key what compares as a collection orders it. `TypeError` or `Refusal` for keys of no one codec."""
+    """A rank per key that compares in a collection's order. `TypeError` or `Refusal` for keys without a
+    common codec."""
     some = kinds - {type(None)}
     if len(some) > 1:
         raise TypeError(f"keys of several types: {some}")
@@ -180,13 +182,13 @@ def _ranks(keys: list[Any], kinds: set[type]) -> list[Any]:
 
 
 def _same(old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> bool:
-    """Whether both entries are one, as a collection sees it."""
+    """Whether both entries are equal to a collection."""
     return old is new or (old is not None and new is not None and _told(old) == _told(new))
 
 
 def _told(val: Any) -> Any:
-    """What a collection holds of a val, which compares by all of it: what its class takes for equal may be
-    less. A bool is no int."""
+    """What a collection holds of a val, in a form that compares completely: the class of the val may compare
+    only a part. A bool is not an int."""
     if isinstance(val, bool):
         return bool, val
     if isinstance(val, float):
@@ -204,4 +206,4 @@ def _told(val: Any) -> Any:
 
 def _check_val(key: object, val: object) -> None:
     if val is None:
-        raise StashError(f"key {key!r}: None is no val, it stands for an absent one")
+        raise StashError(f"key {key!r}: None is not a val: it stands for an absent val")

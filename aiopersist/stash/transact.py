@@ -2,12 +2,12 @@
 
 1. Read all the tables, in one request: their contents, and the revision of each.
 2. Let the caller's function change them in memory (`TableTransaction`).
-3. Commit what it changed, if each table has that revision still, also those that were only read; else begin
+3. Commit its changes, if every table still has that revision, also a table that was only read; else begin
    again. So what is written follows from what was there when it was written.
 
-What changed is told by the texts that are stored: by those that were read, and those of the table in the
-end. So a retraction always names a row that is there, whatever the classes of keys and vals take for equal,
-however often their codecs give other texts for one val, and whether a val was replaced or changed in place.
+Changes are found by comparing stored texts: those that were read with those of the tables in the end. So a
+retraction always names a row that is there, however the classes of keys and vals compare, however often a
+codec gives another text for the same val, and whether a val was replaced or changed in place.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.stash import rules
-from aiopersist.stash.collection import StashCollection, one
+from aiopersist.stash.collection import StashCollection, stored_of
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Change, Move, Select, Stored, StoredRows
-from aiopersist.stash.plain import decided
+from aiopersist.stash.plain import call_plain
 from aiopersist.stash.rows import Item, by_key, compute, table_at
 from aiopersist.stash.stash import Stash
 from aiopersist.stash.table import TableTransaction
@@ -62,14 +62,14 @@ async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedColl
 
 
 async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedCollection[Any, Any]) -> T:
-    """Call `change` with a `TableTransaction` of each table, all as they are at one moment, and make what it
-    did to them durable at one moment; returns what `change` returned.
+    """Call `change` with a `TableTransaction` of each table, all as they are at one moment, and make its
+    changes durable at one moment; returns what `change` returned.
 
-    If another append came between, `change` is called again with what is there then: it is a plain function
-    without other effects. What it raises ends the transaction, and nothing is written. Nothing is appended
-    to a table that it did not change; a val that it changed in place is changed. `StashError` where two keys
-    of a table would be stored as one. A table that nothing was sealed in is empty. The tables' rule of
-    uniqueness is `change`'s own to keep. Two requests; one if nothing is changed."""
+    If another append came in between, `change` is called again with the contents of then: so it must be a
+    plain function without other effects. An error that it raises ends the transaction, and nothing is
+    written. Nothing is appended to a table that it did not change; a val that it changed in place is changed.
+    `StashError` if two keys of a table would be stored as one. A table in which nothing was sealed is empty.
+    `change` itself must keep a rule of uniqueness. Two requests; one if nothing is changed."""
     stash._session.writing()
     collections = [await table.get(stash) for table in tables]
     if len({c.id for c in collections}) < len(collections):
@@ -86,17 +86,17 @@ async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedColl
 async def _attempt(
     stash: Stash, change: Callable[..., T], collections: Sequence[StashCollection[Any, Any]]
 ) -> tuple[bool, T]:
-    """Whether it is done, and what `change` returned."""
+    """Whether the transaction is done, and what `change` returned."""
     with stash._scope.call():
         seen = [await _seen(c, stored) for c, stored in await _load(stash, collections)]
-        result = decided(change, *(table.transaction for table in seen))
+        result = call_plain(change, *(table.transaction for table in seen))
         moves = {table.c.id: move for table in seen if (move := await _move(table)) is not None}
         expected = {table.c.id: table.stored.revision for table in seen}
         return not moves or await stash._session.attempt(Change(expected, moves)), result
 
 
-class _ReadTables(NamedTuple):
-    """A table as it was read, and what becomes of it."""
+class _ReadTable(NamedTuple):
+    """A table as it was read, and the transaction that changes it."""
 
     c: StashCollection[Any, Any]
     stored: Stored
@@ -109,24 +109,26 @@ async def _load(
     stash: Stash, collections: Sequence[StashCollection[Any, Any]]
 ) -> list[tuple[StashCollection[Any, Any], Stored]]:
     loaded = await stash._session.load(Select(tuple(c.id for c in collections)))
-    return [(c, one(c, [found for found in loaded.collections if found.id == c.id])) for c in collections]
+    return [
+        (c, stored_of(c, [found for found in loaded.collections if found.id == c.id])) for c in collections
+    ]
 
 
-async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _ReadTables:
-    """The contents at upper, which is when they change: with what else is there to be sealed then."""
+async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _ReadTable:
+    """The contents at upper, the time of the change, with the updates that wait there to be sealed."""
     upper = stored.frontiers.upper.time
     assert not isinstance(upper, tuple)  # times of a stash are ints
     time = TIME_MAX if upper is None else upper
 
-    def begun() -> _ReadTables:
+    def begun() -> _ReadTable:
         there = table_at(stored.rows, c.schema, time, c.name)
-        return _ReadTables(c, stored, there, TableTransaction(by_key(there, c.name)))
+        return _ReadTable(c, stored, there, TableTransaction(by_key(there, c.name)))
 
     return await compute(len(stored.rows), begun)
 
 
-async def _move(seen: _ReadTables) -> Move | None:
-    """What is appended; `None` for no change."""
+async def _move(seen: _ReadTable) -> Move | None:
+    """The rows to append; `None` for no change."""
     c, now = seen.c, seen.stored.frontiers
     pairs = seen.transaction._end()
     rows = await compute(len(pairs) + len(seen.there), partial(_changes, seen, pairs))
@@ -138,13 +140,12 @@ async def _move(seen: _ReadTables) -> Move | None:
     return Move(frontiers, replace(rows, times=[time] * len(rows)))
 
 
-def _changes(seen: _ReadTables, pairs: list[tuple[Any, Any]]) -> StoredRows:
-    """From what is stored to the table of these pairs; `StashError` where two of their keys are stored as
-    one."""
+def _changes(seen: _ReadTable, pairs: list[tuple[Any, Any]]) -> StoredRows:
+    """The updates from what is stored to these pairs; `StashError` if two of their keys are stored as one."""
     c, there = seen.c, seen.there
     now = given(pairs, c.schema, c.name).items
     if len(now) < len(pairs):
-        raise StashError(f"collection {c.name!r}: two keys of the table are one when they are stored")
+        raise StashError(f"collection {c.name!r}: two keys of the table would be stored as one")
     gone = {text: item for text, item in there.items() if text not in now or now[text].text != item.text}
     new = {text: item for text, item in now.items() if text not in there or there[text].text != item.text}
     return Given(gone).rows(-1) + Given(new).rows(1)

@@ -1,7 +1,7 @@
 """A collection as a constant of the program: opened when used, read and written as a table with a key.
 
-Each write reads contents and frontiers of one moment, makes one batch of what is to change, and appends it;
-if somebody else's append came first it does so again, on what is there then.
+Each write reads contents and frontiers of one moment, makes one batch of changes, and appends it; if another
+append came first, it begins again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.stash.collection import StashCollection, check_absence, check_keys, check_name
 from aiopersist.stash.errors import NothingSealed, StaleLower
 from aiopersist.stash.model import StoredRows
-from aiopersist.stash.plain import decided
+from aiopersist.stash.plain import call_plain
 from aiopersist.stash.rows import Item, compute, encode
 from aiopersist.stash.stash import Stash
 
@@ -29,7 +29,7 @@ Table = dict[str, Item]
 class TypedCollection(Generic[K, V]):
     """A collection by name and types, with at most one val per key. Works with every stash.
 
-    `InvalidUsage` if the vals admit `None`, which says "absent" here, `TypeError` for types that cannot be
+    `InvalidUsage` if the vals admit `None`, which says "absent" here; `TypeError` for types that cannot be
     stored. Reads raise `NothingSealed` until the first write."""
 
     @overload
@@ -47,7 +47,7 @@ class TypedCollection(Generic[K, V]):
         return f"<TypedCollection {self.name!r}>"
 
     async def get(self, stash: Stash) -> StashCollection[K, V]:
-        """The collection in that stash; created if it is not there."""
+        """The collection in that stash; creates it if it is not there."""
         return await stash._collection(self.name, self._schema, is_table=True)
 
     async def upper(self, stash: Stash) -> Antichain:
@@ -63,8 +63,8 @@ class TypedCollection(Generic[K, V]):
         return await stash.peek_key_one(await self.get(stash), key)
 
     async def insert_without_overwrite(self, stash: Stash, key: K, val: V) -> V:
-        """The val that the key has afterwards: the one it had, or else `val`. One append, none if the key is
-        there."""
+        """Insert the entry, unless the key is there. Returns the val that the key has afterwards. One append;
+        none if the key is there."""
         given = await self._given([(key, val)])
 
         def plan(there: Table) -> tuple[StoredRows | None, V]:
@@ -75,8 +75,8 @@ class TypedCollection(Generic[K, V]):
     async def insert_many_without_overwrite(
         self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]
     ) -> dict[K, V]:
-        """The vals that the given keys have afterwards; of a key given twice the first entry counts. One
-        append, none if nothing is new."""
+        """Insert the entries whose keys are not there; of a key given twice the first entry counts. Returns
+        the vals that the given keys have afterwards. One append; none if no key is new."""
         given = await self._given(_pairs(entries), first=True)
 
         def plan(there: Table) -> tuple[StoredRows | None, dict[K, V]]:
@@ -99,11 +99,11 @@ class TypedCollection(Generic[K, V]):
         await self._append(stash, lambda there: (given.instead_of(there), None))
 
     async def delete(self, stash: Stash, predicate: Callable[[K, V], bool]) -> list[tuple[K, V]]:
-        """Delete and return the entries for which `predicate` holds, in key order. One append, none if there
-        are none."""
+        """Delete and return the entries for which `predicate` is true, in key order. One append; none if
+        nothing matches."""
 
         def plan(there: Table) -> tuple[StoredRows | None, list[tuple[K, V]]]:
-            gone = {text: item for text, item in there.items() if decided(predicate, item.key, item.val)}
+            gone = {text: item for text, item in there.items() if call_plain(predicate, item.key, item.val)}
             return Given(gone).rows(-1) if gone else None, [(key, val) for key, val, _ in gone.values()]
 
         return await self._append(stash, plan)
@@ -117,8 +117,8 @@ class TypedCollection(Generic[K, V]):
     async def _append(
         self, stash: Stash, plan: Callable[[Table], tuple[StoredRows | None, T]], *, key: str | None = None
     ) -> T:
-        """Change the table, or only a key, as `plan` says: from what is there to rows at any time, `None` for
-        no append, and what to return."""
+        """Change the table, or only one key. From what is there, `plan` gives rows (their times do not
+        matter), or `None` for no append, and the result."""
         c = await self.get(stash)
         async with stash._turns[c.id]:
             while True:
@@ -131,7 +131,7 @@ class TypedCollection(Generic[K, V]):
                     return cast(T, result)
                 try:
                     await stash._append_rows(c, now, rows)
-                except StaleLower:  # of another opener
+                except StaleLower:  # another opener's append came first
                     continue
                 if there is not None:
                     return cast(T, result)
@@ -150,14 +150,14 @@ class Given:
         return text
 
     def rows(self, diff: int) -> StoredRows:
-        """An update for each; their time is decided when they are appended."""
+        """An update for each entry; the append sets their time."""
         count = len(self.items)
         return StoredRows(
             list(self.items), [item.text for item in self.items.values()], [0] * count, [diff] * count
         )
 
     def instead_of(self, there: Table) -> StoredRows:
-        """The same, after retractions of what is there."""
+        """These entries, after retractions of the vals that their keys have."""
         return Given({text: there[text] for text in self.items if text in there}).rows(-1) + self.rows(1)
 
 
