@@ -38,7 +38,7 @@ from aiopersist.shard import catalog
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.evolve import evolve_schema
 from aiopersist.shard.shards import Shards
-from aiopersist.stash.open import DEFAULT_NAME, Mode, location_beside, opened
+from aiopersist.stash.open import DEFAULT_NAME, Mode, stash_beside, opened
 from aiopersist.stash.stash import Stash
 from aiopersist.storage.identity import check_in_time
 from aiopersist.storage.layers import Metrics, wrap_stores
@@ -167,10 +167,8 @@ class Client(Root):
         if self._stack.readonly and not readonly:
             refuse("a stash that is not opened with readonly=True")
         stores, settings, runtime = self._stores, self._stack.settings, self._stack.runtime
-        location = location_beside(
-            stores.consensus_url, stores.consensus, name, runtime=runtime, settings=settings
-        )
-        opener = partial(opened, location, mode, settings, runtime, self._shards.scope)
+        found = stash_beside(stores.consensus_url, stores.consensus, name, runtime=runtime, settings=settings)
+        opener = partial(opened, found, mode, settings, runtime, self._shards.scope)
         return self._shards.opening(opener, "client.stash(...)")
 
     # --- shards ----------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def open(  # noqa: A001  # `ap.stash.open`
     return Opening(open_stash, "aiopersist.stash.open(...)")
 
 
-def location_beside(
+def stash_beside(
     url: str | None, consensus: Consensus, name: str, *, runtime: Runtime, settings: Settings
 ) -> StashLocation:
     """The location of the stash `name`, in the database of a consensus store that was opened by `url`;

@@ -166,8 +166,7 @@ class Stash(Root):
             return await compute(len(stored.rows), partial(decode_at, stored.rows, c.schema, time))
 
     async def peek_one(self, c: StashCollection[K, V]) -> dict[K, V]:
-        """The contents at the last sealed time as a dict, in key order; `StashError` if a key is there twice
-        or a diff is not 1."""
+        """`peek` as a dict, in key order; `StashError` if a key is there twice or a diff is not 1."""
         checked(c)
         check_keys(c.name, c.schema)
         _, table = await self._contents(c)
@@ -199,7 +198,7 @@ class Stash(Root):
                 )
 
     async def seal(self, c: StashCollection[K, V], upper: Antichain | Time) -> None:
-        """Advance upper; it may stay; it may not go back."""
+        """Advance upper; it may stay, but not go back."""
         await self.seal_batch([(c, upper)])
 
     async def compact(self, c: StashCollection[K, V], since: Antichain | Time) -> None:
@@ -233,8 +232,7 @@ class Stash(Root):
         """Append to several collections: all of it happens, or nothing. Each batch's `lower` must be the
         upper of its collection (else `StaleLower`), and its entries at or beyond `lower`; then upper becomes
         `upper`, and since becomes `compact`. A batch of a table must leave one val per key. Call `collection`
-        on this stash for each collection before. One request, for a few thousand entries; none for no
-        batches."""
+        on this stash for each before. One request, for a few thousand entries; none for no batches."""
         with self._scope.call():
             given = [(batch, self._collection_of(batch), listed(batch.entries)) for batch in batches]
             if not given:
