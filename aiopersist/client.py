@@ -38,7 +38,7 @@ from aiopersist.shard import catalog
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.evolve import evolve_schema
 from aiopersist.shard.shards import Shards
-from aiopersist.stash.open import DEFAULT_NAME, Mode, stash_beside, opened
+from aiopersist.stash.open import DEFAULT_NAME, Mode, opened, stash_beside
 from aiopersist.stash.stash import Stash
 from aiopersist.storage.identity import check_in_time
 from aiopersist.storage.layers import Metrics, wrap_stores
