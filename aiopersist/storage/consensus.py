@@ -121,5 +121,5 @@ class Consensus(ABC):
 def sliced(known: Mapping[str, int | None], size: int) -> Iterator[dict[str, int | None]]:
     """Yield `known` in slices of at most `size`, so that each answer of a store stays small."""
     items = iter(known.items())
-    while part := dict(islice(items, size)):
-        yield part
+    while some := dict(islice(items, size)):
+        yield some

@@ -10,7 +10,7 @@ it is paired. So each pair of findings has one meaning:
 | consensus | blob store    | meaning                                                              |
 |-----------|---------------|----------------------------------------------------------------------|
 | nothing   | empty         | a fresh location: claim it                                           |
-| claimed   | empty         | another first user is between two steps, or crashed: do its next step |
+| claimed   | empty         | a first user is between two steps, or crashed: do its next step      |
 | claimed   | the same id   | the same, one step later                                             |
 | paired    | the same id   | a location                                                           |
 | anything  | another id    | two locations: refused                                               |
@@ -18,7 +18,8 @@ it is paired. So each pair of findings has one meaning:
 | nothing   | an id         | the consensus data is missing, or of another location: refused       |
 | unpaired  | no id, blobs  | the files are not of this library: refused                           |
 
-Both stores are read once more before a refusal: another first user may have taken a step between the reads.
+The consensus store is read first, and both stores once more before a refusal: another first user may have
+taken a step between the reads.
 """
 
 import asyncio

@@ -120,20 +120,7 @@ class PostgresConsensus(Consensus):
         check_entries(entries)
         if not entries:
             return True
-        created = [entry for entry in entries if entry.expected is None]
-        appended = [entry for entry in entries if entry.expected is not None]
-
-        async def statement(connection: Connection) -> bool:
-            if not created:
-                return await self._append_all(connection, appended)
-            transaction = connection.transaction()
-            await transaction.start()
-            won = await self._create_all(connection, created)
-            won = won and (not appended or await self._append_all(connection, appended))
-            await (transaction.commit() if won else transaction.rollback())
-            return won
-
-        won = await self._pool.write(statement)
+        won = await self._pool.write(partial(self._write_all, entries))
         if won:
             self._hints.moved([entry.key for entry in entries])
         return won
@@ -192,6 +179,18 @@ class PostgresConsensus(Consensus):
         self._hints.stop_listening()
         self._waiters.wake_all()
         await self._pool.aclose()
+
+    async def _write_all(self, entries: Sequence[Entry], connection: Connection) -> bool:
+        created = [entry for entry in entries if entry.expected is None]
+        appended = [entry for entry in entries if entry.expected is not None]
+        if not created:
+            return await self._append_all(connection, appended)
+        transaction = connection.transaction()
+        await transaction.start()
+        won = await self._create_all(connection, created)
+        won = won and (not appended or await self._append_all(connection, appended))
+        await (transaction.commit() if won else transaction.rollback())
+        return won
 
     async def _append_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
         columns = [list(column) for column in zip(*entries, strict=True)]
