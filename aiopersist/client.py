@@ -1,7 +1,7 @@
-"""The client: what a user can ask of a location, and where it is answered.
+"""The client: all calls on a location, each forwarded to the package that carries it out.
 
-It belongs to the process and the event loop that opened it. Closing it closes what it opened,
-gives statements under way a moment to end, and closes the stores it opened itself.
+A client belongs to the process and the event loop that opened it. Closing it closes its handles, gives
+requests under way a moment to end, and closes the stores that it opened itself.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-_closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is cancelled
+_closing: set[asyncio.Task[None]] = set()  # a close goes on if its caller is cancelled
 
 
 class Client(Root):
-    """Opens writers and readers of the shards of one location. Serves many tasks at once."""
+    """A client of one location: opens writers and readers of its shards. Serves many tasks at once."""
 
     def __init__(self, stores: Stores, settings: Settings, runtime: Runtime, maintenance: bool) -> None:
         readonly = stores.readonly
@@ -83,8 +83,9 @@ class Client(Root):
         return self._metrics
 
     async def ping(self) -> None:
-        """Return if both stores answer and belong together; else `StorageUnavailable` after
-        `settings.open_timeout_s`, or `InvalidLocation`. Two requests."""
+        """Return if both stores answer and belong together. `StorageUnavailable` after
+        `settings.open_timeout_s` if a store does not answer, `InvalidLocation` if the stores do not belong
+        together. Two requests."""
         with self._shards.calls.call():
             create, deadline_s = not self._stack.readonly, self._stack.settings.open_timeout_s
             await check_in_time(*self._hasty, self._stack.runtime, create=create, deadline_s=deadline_s)
@@ -92,9 +93,8 @@ class Client(Root):
     # --- handles ---------------------------------------------------------------------------------
 
     def writer(self, shard: str, schema: Schema[K, V, Any]) -> Opening[WriteHandle[K, V]]:
-        """A writer of the shard of that name or id, which is created on first use with
-        `since = upper = {minimum}`. `CodecMismatch` if it is stored with another schema. One commit
-        (two for a new shard)."""
+        """A writer of the shard of that name or id. A new shard is created with `since = upper = {minimum}`.
+        `CodecMismatch` if the shard has another schema. One commit, two for a new shard."""
         return open_writer(self._shards, shard, schema, self._ready_to_write)
 
     @overload
@@ -129,27 +129,26 @@ class Client(Root):
         lease_s: float | None = None,
         create: bool = False,
     ) -> Opening[ReadHandle[Any, Any]]:
-        """A reader of the shard of that name or id; `UnknownShard` unless it is there, or `create` and a
-        schema are given. Without a schema it reads by the stored one.
+        """A reader of the shard of that name or id. `UnknownShard` if it does not exist, unless `create` and
+        a schema are given. Without a schema it reads by the stored one.
 
-        `hold` keeps history at that frontier until it is downgraded, closed or expires
-        (`SinceViolation` if it is gone already). `hold_name` is a hold that a restarted process
-        takes over, at the frontier it had. One commit for the first reader of a process, one more
-        for a hold."""
+        `hold` keeps history at that frontier until the hold is downgraded, closed or expires;
+        `SinceViolation` if that history is gone. `hold_name` names a hold that a restarted process takes
+        over, at the frontier it had. One commit for the first reader of a process, one more for a hold."""
         return open_reader(
             self._shards, shard, schema, hold=hold, hold_name=hold_name, lease_s=lease_s, create=create
         )
 
     def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
-        """The hold of that id, which never expires; made at the shard's since, with `opaque`, if it is not
-        there. `UnknownShard` if the shard is not. One commit for a new one."""
+        """The hold of that id, which never expires. A new hold is made at the shard's since, with `opaque`.
+        `UnknownShard` if the shard does not exist. One commit for a new hold."""
         return open_since(self._shards, shard, critical_reader_id, opaque)
 
     def indexed(self, name: str, *, readonly: bool = False, background: bool = True) -> Opening[Indexed]:
-        """The `Indexed` of that name, made on first use; it takes over from the instance before it.
-        `readonly`: any number of these follow along; `UnknownStream` if it is not there. `background=False`:
-        its maintenance is done by hand (`step`). Two commits (one for a reader), and a request for its name.
-        """
+        """The `Indexed` of that name, created on first use; it takes over from the instance before it.
+        `readonly=True`: it follows along, as any number of instances may; `UnknownStream` if it does not
+        exist. `background=False`: its maintenance is done by hand (`step`). Two commits (one with
+        `readonly`), and a request for its name."""
         return open_indexed(self._shards, name, readonly=readonly, background=background)
 
     def stash(
@@ -174,13 +173,13 @@ class Client(Root):
     # --- shards ----------------------------------------------------------------------------------
 
     async def shard_id(self, name: str) -> ShardId:
-        """The id of the shard of that name; `UnknownShard`. One request; for an id a look at the shard."""
+        """The id of the shard of that name or id; `UnknownShard`. One request."""
         with self._shards.calls.call():
             found = await catalog.resolve(self._stack, name)
             return (await self._shards.existing(found)).id if found == name else found
 
     async def list_shards(self) -> dict[str, ShardId]:
-        """All names in use. Two requests, one more for every few hundred."""
+        """The ids of all shards by name. Two requests, and one more for every few hundred names."""
         with self._shards.calls.call():
             return await catalog.names(self._stack)
 
@@ -190,22 +189,23 @@ class Client(Root):
             return (await self._shards.existing(shard)).state.upper
 
     async def txn_number(self, shard: str, app_id: str) -> int | None:
-        """The last transaction number of that application; `None` if there is none. Linearizable."""
+        """The last transaction number of that application; `None` if there is none. Linearizable: one
+        request."""
         with self._shards.calls.call():
             record = (await self._shards.existing(shard)).state.transactions.get(app_id)
             return record.number if record else None
 
     async def compare_and_append_many(self, appends: Sequence[Append]) -> None:
-        """Append to several shards at one moment: all of `appends` happen, or none. `UpperMismatch` says
-        which shard's upper was not the expected one; `INVALID_APPEND` for a shard that is named twice or
-        a writer of another client; `Unsupported` where the consensus store cannot do it. After a
-        cancellation each writer's `settle` answers for its own shard. One request to the consensus
-        store, beside what staging costs."""
+        """Append to several shards at one moment: all of `appends` happen, or none. `UpperMismatch` names the
+        shard whose upper was not the expected one; `INVALID_APPEND` for a shard that is named twice or a
+        writer of another client; `Unsupported` if the consensus store cannot do it. After a cancellation the
+        `settle` of each writer answers for its own shard. One request to the consensus store, in addition to
+        the cost of staging."""
         with self._shards.calls.call():
             await append_to_many(appends, self._stack)
 
     async def schema(self, shard: str) -> tuple[int, Schema[Any, Any, Any]]:
-        """The current schema of the shard and its id. Linearizable."""
+        """The id of the current schema of the shard, and that schema. Linearizable: one request."""
         with self._shards.calls.call():
             found = await self._shards.existing(shard)
             return found.state.schema_id, found.schema(found.state.schema_id)
@@ -213,22 +213,22 @@ class Client(Root):
     async def compare_and_evolve_schema(
         self, shard: str, expected_id: int, schema: Schema[Any, Any, Any]
     ) -> int:
-        """Make `schema`, which may add optional fields to the current one, the current one; returns its
-        id. `SchemaMismatch` if the current id is not `expected_id`, `IncompatibleSchema` for any
-        other change. One commit."""
+        """Make `schema` the current one; it may add optional fields to the current schema. Returns its id.
+        `SchemaMismatch` if the current id is not `expected_id`, `IncompatibleSchema` for any other change.
+        One commit."""
         with self._shards.calls.call():
             return await evolve_schema(await self._shards.existing(shard), expected_id, schema)
 
     async def drop(self, name: str) -> None:
-        """Finalize the shard and free its name: both frontiers become empty, every handle is fenced, what
-        waits ends with `ShardFinalized`. A shard that was named and is not there yet is never made.
-        Repeating it after a crash finishes the work. What is left, so that handles elsewhere find it
-        finalized, `maintain` removes after `settings.tombstone_retention_s`."""
+        """Finalize the shard and free its name: both frontiers become empty, every handle is fenced, and
+        calls that wait end with `ShardFinalized`. A shard that has a name but was not created yet never will
+        be. Repeating it after a crash finishes the work. A tombstone tells handles of other processes that
+        the shard is finalized; `maintain` removes it after `settings.tombstone_retention_s`."""
         with self._shards.calls.call():
             await drop(self._shards, name)
 
     async def finalize(self, shard: str) -> None:
-        """Delete the data of a shard that nobody can read or write any more: since and upper are both empty,
+        """Delete the data of a shard that can no longer be read or written: its since and upper are empty,
         else `FINALIZATION_ERROR`. A tombstone stays for as long as the shard has a name, and then for
         `settings.tombstone_retention_s`. Repeating it after a crash finishes the work."""
         with self._shards.calls.call():
@@ -247,127 +247,127 @@ class Client(Root):
         lease_s: float | None = None,
         keep: bool = False,
     ) -> Opening[SharedRead]:
-        """A read to be shared among processes: the contents at `as_of` (`None`: the greatest complete time),
+        """A read that several processes share: the contents at `as_of` (`None`: the greatest complete time),
         or, with `start`, the changes of `[start, end)`, unmodified (`end=None`: up to the shard's upper).
 
-        `SinceViolation` if history there is gone: changes need `since < start`, or both at the minimum.
-        What is not complete yet is waited for, or `NotReadable` with `wait=False`; contents without `as_of`
-        of a shard that nothing was appended to are `NotReadable` at once. The lease lasts
-        `lease_s` (that of readers); it is renewed until it is closed; with `keep=True` it is neither, and
-        ends by itself. One commit, one more to end it."""
+        `SinceViolation` if history there is gone: changes need `since < start`, or both at the minimum. It
+        waits until the range is complete, or raises `NotReadable` with `wait=False`; contents without `as_of`
+        are `NotReadable` at once if nothing was appended to the shard. The lease lasts `lease_s` (default:
+        `settings.reader_lease_s`) and is renewed until the read is closed; with `keep=True` it is neither
+        renewed nor ended, and expires. One commit, and one more to end the lease."""
         return shared_read(self._shards, shard, as_of, start, end, wait=wait, lease_s=lease_s, keep=keep)
 
     def read_piece(self, data: bytes, where: Any = None) -> "Items[pa.RecordBatch]":
-        """The rows of a piece of a shared read, here or in another process, as Arrow batches in order:
-        `key, val, diff` of contents, `key, val, time, diff` of changes, consolidated. `where` as of a
-        snapshot. In memory are `settings.read_memory_bytes`, about, and a row group of each run of parts as
-        it was fetched.
+        """The rows of a piece of a shared read, in any process, as Arrow batches in order: `key, val, diff`
+        of contents, `key, val, time, diff` of changes, consolidated. `where` as in `Snapshot.to_arrow`. In
+        memory are about `settings.read_memory_bytes`, and a row group of each run of parts as it was fetched.
 
-        The lease is renewed if nobody did for a quarter of it. `InvalidUpdate` for what is no piece,
-        `LeaseExpired` once the read was closed and a part is gone."""
+        The lease is renewed if that did not happen for a quarter of it. `InvalidUpdate` for bytes that are no
+        piece, `LeaseExpired` if the read was closed and a part is gone."""
         self._shards.calls.check()
         return read_piece(self._shards, data, where)
 
     async def fetch_part(
         self, data: bytes, schema: Schema[Any, Any, Any] | None = None
     ) -> Updates[Any, Any, Any]:
-        """The updates of a part that a snapshot gave, here or in another process: at times `<= as_of`, told
-        as of that time, not consolidated across parts. By the stored schema, or one that is the same.
+        """The updates of a part that `Snapshot.parts` gave, in any process: those at times `<= as_of`, given
+        that time, not consolidated across parts. By the stored schema, or one that is the same.
 
-        `InvalidUpdate` for what is no part; `LeaseExpired` once the snapshot was closed, or its lease lost,
-        and the part is gone. One request for the shard's head (its whole state, if this client does not
+        `InvalidUpdate` for bytes that are no part; `LeaseExpired` if the snapshot was closed, or its lease
+        lost, and the part is gone. One request for the shard's head (its whole state, if this client does not
         know it), and one for the part if it is not inline."""
         with self._shards.calls.call():
             return await fetch_part(self._shards, data, schema)
 
     async def register_writer(self, shard: str, schema: Schema[Any, Any, Any], lease_s: float) -> bytes:
-        """A writer for others alone, as `WriteHandle.to_transmittable` names it: no handle keeps it, its
-        lease lasts `lease_s` from the last heartbeat of those who build under it. The shard is made if it is
-        not there. One commit, two for a new shard."""
+        """A writer under which other processes build, as bytes, as from `WriteHandle.to_transmittable`. No
+        handle keeps it: its lease lasts `lease_s` from the last heartbeat of a builder under it. A new shard
+        is created. One commit, two for a new shard."""
         with self._shards.calls.call():
             return await register_writer(self._shards, shard, schema, lease_s)
 
     async def release_writer(self, data: bytes) -> None:
-        """End that registration: what is staged under it can no longer be appended, and is the sweep's. One
-        commit; none if it has ended."""
+        """End the registration of that writer: batches that are staged under it can no longer be appended,
+        and the sweep deletes them. One commit; none if the registration has ended."""
         with self._shards.calls.call():
             await release_writer(self._shards, data)
 
     def builder_from_transmittable(
         self, data: bytes, lower: Antichain | Time, schema: Schema[Any, Any, Any] | None = None
     ) -> Opening[BatchBuilder]:
-        """A builder under the writer that `WriteHandle.to_transmittable` named, whose registration it keeps
-        alive. By the writer's schema, as it is stored, or one that is the same. `BatchExpired` if that
-        writer is gone, or 65,536 batches of it were appended or deleted: then a new one is to be named.
-        `InvalidUpdate` for what names none. One request, a commit if a heartbeat is due."""
+        """A builder under the writer that `WriteHandle.to_transmittable` gave, whose registration it keeps
+        alive. By the writer's stored schema, or one that is the same. `BatchExpired` if that writer is gone,
+        or 65,536 batches of it were appended or deleted: then transmit a new writer. `InvalidUpdate` for
+        bytes that are no writer. One request, and a commit if a heartbeat is due."""
         return open_builder(self._shards, data, lower, schema)
 
     def shared_compaction(self, shard: str, goal: Goal | None = None) -> Opening[SharedCompaction]:
-        """One round of a compaction of all that is there, to be shared among processes: applies `retain`, and
-        claims; waits where another process has claimed a part of it. `goal`: that of the round before, if
-        this goes on with it. Three commits, one more to end it."""
+        """One round of a compaction of the whole shard that several processes share. Applies `retain`, waits
+        while another process compacts any of the batches, and claims them. `goal`: that of the round before,
+        to go on with it. Three commits, and one more to end it."""
         return shared_compaction(self._shards, shard, goal)
 
     async def compact_piece(self, data: bytes) -> bytes:
-        """Do a piece of a compaction, here or in another process; the result is for its `apply`. In memory
-        are `settings.compaction_memory_bytes`. Whatever it raises, what was written is deleted.
-        `InvalidUpdate` for what is no piece, `LeaseExpired` if a part is gone: the claim was lost, and others
-        have replaced it. Requests for every part that is read or written."""
+        """Carry out a piece of a shared compaction, in any process; the result is for its `apply`. In memory
+        are `settings.compaction_memory_bytes`. After any error, the parts it has written are deleted.
+        `InvalidUpdate` for bytes that are no piece, `LeaseExpired` if a part is gone: the claim was lost, and
+        another process has replaced the part. Requests for every part that is read or written."""
         with self._shards.calls.call():
             return await compact_piece(self._shards, data)
 
     # --- maintenance -----------------------------------------------------------------------------
 
     async def retain(self, shard: str, keep: int | timedelta | None) -> None:
-        """How much history maintenance keeps, from now on and for every client: it moves since to
-        `upper - keep`, never nearer, at rest within `2 * keep`, and no further than holds allow. A
-        `timedelta`: to the upper that the shard had that long ago. It never passes the last complete time, so
-        the current contents stay readable. `None`: maintenance does not move since. One commit."""
+        """Set how much history maintenance keeps, from now on and for every client. Maintenance moves since
+        to `upper - keep` at most, in the long run to within `2 * keep` of upper, and no further than holds
+        allow. A `timedelta`: to the upper that the shard had that long ago. Since never passes the last
+        complete time, so the current contents stay readable. `None`: maintenance does not move since. One
+        commit."""
         with self._shards.calls.call():
             await retain(self._shards, self._maintenance, shard, keep)
 
     async def maintain(self) -> MaintenanceRound:
-        """One round of maintenance over *all* shards of the location, for a process that does nothing else:
-        moves since where a policy says so, compacts what the spines ask for, collects what nobody needs, ends
-        what was finalized. Any number of processes may do it: claims in the shards' states share the work
-        out. A shard that fails is told in the result and logged. A share of a request for a shard that has
-        not changed since the round before; a few for one with nothing to do."""
+        """One round of maintenance over *all* shards of the location, for a process that does nothing else.
+        It moves since as the policies say, compacts, collects garbage, and removes finalized shards. Any
+        number of processes may do it: claims in the states of the shards divide the work. A shard that fails
+        is named in the result and logged. A share of a request for a shard that has not changed since the
+        round before; a few requests for a shard with nothing to do."""
         with self._shards.calls.call():
             return await self._rounds.once()
 
     async def force_compaction(self, shard: str) -> None:
-        """Apply `retain`, merge all that is there into one batch, sorted, consolidated, with times advanced
-        to since, and return when that is applied. In memory are `settings.compaction_memory_bytes`, at any
-        size."""
+        """Apply `retain`, merge the whole shard into one batch, sorted, consolidated, with times advanced to
+        since, and return once that is applied. In memory are `settings.compaction_memory_bytes`, whatever the
+        size of the shard."""
         with self._shards.calls.call():
             await self._maintenance.of(await self._shards.existing(shard)).force_compaction()
 
     async def force_gc(self, shard: str) -> Collected:
-        """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Says what was
-        removed. What the snapshots of this client have let go of is told first; a reader with a hold of its
-        own tells with its next heartbeat."""
+        """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Returns what
+        was removed. A heartbeat before it releases what closed snapshots of this client held; a reader with a
+        hold of its own releases that with its next heartbeat."""
         with self._shards.calls.call():
             return await force_gc(self._shards, self._maintenance, shard)
 
     async def inspect(self, shard: str) -> ShardView:
-        """The shard from within, at its newest version. Two requests."""
+        """The batches, frontiers and registrations of the shard, at its newest version. Two requests."""
         with self._shards.calls.call():
             return await inspect(await self._shards.existing(shard))
 
     async def fsck(self, shard: str) -> FsckReport:
-        """Read everything and say what is not as it must be: `ok` is false for damage only, a store that is
-        away is `StorageUnavailable`. Changes nothing."""
+        """Read the whole shard and report damage; `ok` is false only for damage. `StorageUnavailable` if a
+        store does not answer. Changes nothing."""
         with self._shards.calls.call():
             return await fsck(self._shards.at(await catalog.resolve(self._stack, shard), shard))
 
     async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
-        """Find the blobs that crashed or cancelled writers left, which no state names and none can name any
-        more; with `dry_run=False` delete them. Safe beside everything else that goes on."""
+        """Find the blobs that crashed or cancelled writers left behind: no state names them, and none can any
+        more. `dry_run=False` deletes them. Safe at any time, whatever else goes on."""
         with self._shards.calls.call():
             return await sweep(self._stack, dry_run=dry_run)
 
     async def usage(self) -> Usage:
-        """Bytes in the blob store: all, referenced by some live version, current, live."""
+        """Bytes in the blob store: all, those that a live version references, current, live."""
         with self._shards.calls.call():
             return await usage(self._stack)
 
@@ -394,7 +394,7 @@ class Client(Root):
             await store.aclose()
 
     async def _ready_to_write(self) -> None:
-        """What the first writer needs is imported on a thread."""
+        """Import what the first writer needs, on a worker thread."""
         if not is_warm():
             await self._stack.compute(warm_up)
         self._maintenance.expect_writes()

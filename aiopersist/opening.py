@@ -22,18 +22,18 @@ def open(  # noqa: A001  # `ap.open`
     readonly: bool = False,
     runtime: Runtime = SYSTEM,
 ) -> Opening[Client]:
-    """A client of a location: a directory, `mem://`, or two stores as URLs or instances; with nothing
-    given, what the environment says (`AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
-    `AIOPERSIST_CONSENSUS`).
+    """A client of a location: a directory, `mem://`, or two stores as URLs or instances. Without arguments
+    the environment names the location: `AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
+    `AIOPERSIST_CONSENSUS`.
 
-    `InvalidLocation` at once for what cannot be used, `StorageUnavailable` after
+    `InvalidLocation` at once for a location that cannot be used, `StorageUnavailable` after
     `settings.open_timeout_s` for a store that cannot be reached. Costs two requests.
     `maintenance=False` runs no maintenance but the heartbeats of its own handles.
 
-    `readonly=True` needs no right to write, to a directory, a role or a bucket, and makes no location
-    (`InvalidLocation` where none is). It takes no leases and maintains nothing. Snapshots and listens read
-    what the retention of others leaves; `LeaseExpired` or `SinceViolation` says that it was left no longer.
-    Every call that writes is `Unsupported`.
+    `readonly=True` needs no right to write to a directory, role or bucket, and makes no location
+    (`InvalidLocation` if there is none). It takes no leases and does no maintenance. Snapshots and listens
+    read the history that other clients retain; `LeaseExpired` or `SinceViolation` says that it is gone. Every
+    call that writes is `Unsupported`.
     """
     found = parse_location(location, blob, consensus)
     chosen = settings or settings_from_environment()

@@ -15,9 +15,8 @@ class StreamView(BaseModel):
     trace_upper: int
     """Updates at times before this one are in the trace."""
     unsealed: list[tuple[int, int, int, int]]
-    """`(seqno_lower, seqno_upper, time_lower, time_upper)` of each batch, oldest first. A batch holds the
-    commands `n` with `seqno_lower < n <= seqno_upper`; `time_lower` and `time_upper` are its least and
-    greatest times."""
+    """`(seqno_lower, seqno_upper, least, greatest)` of each batch, oldest first. A batch holds the
+    commands `n` with `seqno_lower < n <= seqno_upper`; the last two are its least and greatest times."""
     trace: list[tuple[int, int, int, int, int]]
     """`(lower, upper, since, level, updates)` of each batch, oldest first."""
     in_flight: bool
