@@ -43,21 +43,13 @@ class Background:
         )
         while self._core.fenced is None:
             await runtime.sleep(settings.indexed_step_s)
-            now = runtime.monotonic()
+            now, idle_s = runtime.monotonic(), settings.compaction_idle_s
             try:
                 changed = self._core.streams.revision != seen
                 if changed or self._maintenance.owes_collection or self._is_owed:
                     seen, changed_at = self._core.streams.revision, now
-                    self._is_owed = False
-                    requests, failure = await self._maintenance.round()
-                    for request in requests:
-                        self._begin(self._compact(request), f"compact {request.stream}")
-                    if failure is not None:
-                        raise failure
-                elif (
-                    now - changed_at > settings.compaction_idle_s
-                    and self._maintenance.garbage.owes_collection
-                ):
+                    await self._round()
+                elif now - changed_at > idle_s and self._maintenance.garbage.owes_collection:
                     await self._maintenance.collect()
             except Fenced as error:
                 log.info("%s is no longer maintained here: %s", self._core.shard.label, error)
@@ -67,6 +59,15 @@ class Background:
                 await backoff.failed(error)
             else:
                 backoff.succeeded()
+
+    async def _round(self) -> None:
+        """One round, and the begin of the compactions that it asks for; raises what failed."""
+        self._is_owed = False
+        requests, failure = await self._maintenance.round()
+        for request in requests:
+            self._begin(self._compact(request), f"compact {request.stream}")
+        if failure is not None:
+            raise failure
 
     async def _compact(self, request: CompactionRequest) -> None:
         stream = request.stream

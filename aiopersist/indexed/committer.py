@@ -286,7 +286,7 @@ class Committer:
             feed.publish(seqno, changes)
         except Exception as error:
             self._core.stack.supervisor.failures.report("telling the listeners of an Indexed", error)
-            feed.fail(LeaseExpired(f"version {seqno} could not be told: {error!r}"))
+            feed.fail(LeaseExpired(f"version {seqno} could not be passed on: {error!r}"))
 
     def _fail(self, group: list[QueuedCommand], uploads: list[Discardable], error: Exception) -> None:
         """Raise `error` in the calls, and delete `uploads`, which surely no version names."""

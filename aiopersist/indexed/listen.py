@@ -217,7 +217,7 @@ class Listener(Resource, Generic[K, V]):
             self._batch_is_told = False
             self._move_pin(self._queue.popleft().seqno)
 
-    # --- told by the feed ------------------------------------------------------------------------
+    # --- called by the feed ----------------------------------------------------------------------
 
     def hear(self, seqno: int, events: Events | None, *, ends: bool) -> None:
         """Hear of one version, by its events for this stream."""

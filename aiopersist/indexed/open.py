@@ -45,11 +45,11 @@ async def _opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, back
         await shard.hold.acquire()
         return Indexed(shard, Core(shard, owner), scope, background=background)
     except BaseException:
-        stack.supervisor.spawn(_let_go(shard, owner), "let go of an Indexed that was not opened")
+        stack.supervisor.spawn(_leave(shard, owner), "leave an Indexed that was not opened")
         raise
 
 
-async def _let_go(shard: Shard, owner: str | None) -> None:
+async def _leave(shard: Shard, owner: str | None) -> None:
     if owner is not None:
         await commit(shard.register, Leave(owner))
     await shard.hold.release()

@@ -174,23 +174,33 @@ class Listen(Resource, Generic[K, V]):
                 position = successor(_given(self.as_of))
                 yield position
         while position.elements and not (until is not None and until <= position):
-            state = await self._fetch.shard.register.wait(partial(self._past, position))
-            upper = until if until is not None and until <= state.upper else state.upper
-            release = self._fetch.shard.register.pin(state.seqno)
-            begun = False
-            try:
-                async with aclosing(self._interval(state, position, upper)) as interval:
-                    async for updates in interval:
-                        begun = True
-                        yield updates
-            except LeaseExpired:
-                if self._hold.keeps or begun:
-                    raise
-                continue  # nothing kept the parts, and none was delivered: the newer state names others
-            finally:
-                release()
-            position = upper
-            yield position
+            async with aclosing(self._next_interval(position, until)) as items:
+                async for item in items:
+                    if isinstance(item, Antichain):
+                        position = item
+                    yield item
+
+    async def _next_interval(
+        self, position: Antichain, until: Antichain | None
+    ) -> AsyncGenerator[Updates[K, V, Any] | Antichain, None]:
+        """The updates from `position` on, once there are any, then the frontier where they end. Nothing, if
+        their parts are gone and the newer state names others."""
+        state = await self._fetch.shard.register.wait(partial(self._past, position))
+        upper = until if until is not None and until <= state.upper else state.upper
+        release = self._fetch.shard.register.pin(state.seqno)
+        begun = False
+        try:
+            async with aclosing(self._interval(state, position, upper)) as interval:
+                async for updates in interval:
+                    begun = True
+                    yield updates
+        except LeaseExpired:
+            if self._hold.keeps or begun:
+                raise
+            return  # nothing kept the parts, and none was delivered
+        finally:
+            release()
+        yield upper
 
     def _past(self, position: Antichain, state: State) -> State | None:
         self._hold.check(self._need.reader)

@@ -81,8 +81,7 @@ class PendingAppend:
 
 
 async def wait_briefly(deletions: list[asyncio.Task[None]]) -> None:
-    """Give deletions a moment to end. They go on after that, and when the caller is cancelled, who leaves at
-    once."""
+    """Give deletions a moment to end; a caller that is cancelled does not wait. They go on in any case."""
     task = asyncio.current_task()
     if deletions and not (task and task.cancelling()):
         await asyncio.wait(deletions, timeout=RELEASE_DEADLINE_S)
