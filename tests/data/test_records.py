@@ -136,7 +136,7 @@ def test_what_cannot_be_stored_is_told_with_what_can(kind: Any) -> None:
     [
         (Mutable, int, "part of a key"),
         (Options, int, "part of a key"),
-        (int, Hidden, "no arguments"),
+        (int, Hidden, "does not take the fields"),
         (int, Loop, "contains itself"),
         (int, Absent, "may be absent"),
         (int, namedtuple("Bare", "a b"), "no types"),  # that is what it is about

@@ -1,7 +1,7 @@
-"""Inline parts: one Arrow IPC record batch message, kept in the state. Its schema is the shard's, so
-only the columns are stored: a small Parquet file would cost a hundred times more to write and read.
+"""Inline parts: one Arrow IPC record batch message in the state. The shard has the schema, so the message
+holds only the columns: a small Parquet file would take a hundred times longer to write and read.
 
-The state keeps the checksum of the bytes beside them.
+The state keeps the checksum of the bytes next to them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiopersist.errors import Corruption
 
 
 def checksum(data: bytes | memoryview) -> str:
-    """What proves that bytes are ours: 128 bits of their SHA-256, in hex."""
+    """The proof that bytes are the written ones: 128 bits of their SHA-256, in hex."""
     return sha256(data).hexdigest()[:32]
 
 
@@ -30,7 +30,7 @@ def encode_inline(table: pa.Table | pa.RecordBatch) -> bytes:
 
 def decode_inline(data: bytes, schema: Schema[Any, Any, Any], expected: str | None) -> pa.Table:
     """The rows again. `Corruption` unless the bytes have the `expected` checksum (`None`: unknown)
-    and are a batch of the schema."""
+    and hold a batch of the schema."""
     if expected is not None and checksum(data) != expected:
         raise Corruption("an inline part does not have its checksum")
     try:

@@ -1,16 +1,16 @@
-"""How a read is divided: ranges of rows, in the order of the sort, that hold about as many updates each, as
-far as statistics tell.
+"""How a read is divided: ranges of rows, in sorted order, with about as many updates each, as far as
+statistics tell.
 
-What is known are *blocks*, row groups as a rule: the least and the greatest value of each column in them, and
-how many updates. Blocks of several runs overlap, so whoever reads a range reads it of every run and sums it.
-Cuts are made at lower bounds of blocks: there most of a run can be passed over.
+The plan works on *blocks*, mostly row groups: the least and the greatest value of each column, and the number
+of updates. Blocks of several runs overlap, so the reader of a range reads it from every run and sums it. Cuts
+are at lower bounds of blocks, where a reader can skip most of a run.
 
 *Order.* Rows are sorted by (key, val), that is by their leaf columns one after the other (`leaves`). Ranges
-are of the first leaf. *Skew*: a value that fills many blocks cannot be cut; its rows are divided by the next
-leaf instead, and so on. So ranges follow each other in the order of the sort, whatever they are of.
+are over the first leaf. *Skew*: a value that fills many blocks cannot be cut; the next leaf divides its rows,
+and so on. So ranges follow each other in sorted order, over whichever leaf they are.
 
-*Nulls* come first: they are in the range without a lower bound. *NaN* comes last: it is in the one without an
-upper bound.
+*Nulls* come first: they are in the range without a lower bound. *NaN* comes last: it is in the range without
+an upper bound.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aiopersist.data.types.schema import Schema
 
 
 class Bound(NamedTuple):
-    """What is known of one leaf column in a block."""
+    """The bounds of one leaf column in a block, and whether it may have nulls."""
 
     low: Any
     high: Any
@@ -39,15 +39,15 @@ class Bound(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Updates of some part: bounds of their leaf columns, in order, up to the first that is not known."""
+    """Some updates of a part: the bounds of their leaf columns, in order, up to the first unknown one."""
 
     bounds: tuple[Bound, ...]
     updates: int
 
 
 class KeyRange(NamedTuple):
-    """The rows whose first leaves are `prefix`, and whose next one is in `[lower, upper)`; or beyond
-    `lower`, if it is `after` it. `None`: no bound there."""
+    """The rows whose first leaves are `prefix`, and whose next leaf is in `[lower, upper)`; with `after`
+    greater than `lower`. `None` is no bound."""
 
     prefix: tuple[Any, ...] = ()
     lower: Any = None
@@ -64,12 +64,12 @@ class Leaf(NamedTuple):
 
     @property
     def name(self) -> str:
-        """By which statistics know it."""
+        """The name of the leaf in statistics."""
         return ".".join(self.path)
 
     @property
     def compared(self) -> pa.DataType:
-        """As whose values bounds are compared."""
+        """The type in which bounds are compared."""
         return compared(self.type)
 
     def scalar(self, value: Any) -> pa.Scalar:
@@ -81,8 +81,8 @@ class Leaf(NamedTuple):
 
 
 def plan_key_ranges(blocks: Iterable[Block], tasks: int) -> list[KeyRange]:
-    """About as many ranges as `tasks`, in order, disjoint, which cover all rows. Blocks without bounds are in
-    all of them as far as is known, so they do not count."""
+    """About `tasks` ranges, in order and disjoint, which cover all rows. A block without bounds may lie in
+    every range, so it does not count."""
     known = [block for block in blocks if block.bounds]
     total = sum(block.updates for block in known)
     if tasks <= 1 or not total:
@@ -91,7 +91,7 @@ def plan_key_ranges(blocks: Iterable[Block], tasks: int) -> list[KeyRange]:
 
 
 def _ranges(blocks: Sequence[Block], prefix: tuple[Any, ...], goal: float) -> Iterator[KeyRange]:
-    """Those of the rows with this prefix, to which all `blocks` belong."""
+    """The ranges of the rows with this prefix; all `blocks` belong to it."""
     depth = len(prefix)
     hot = _hot(blocks, depth, 2 * goal)
     ends: list[_Edge | None] = [None, *_cuts(blocks, depth, goal, hot), None]
@@ -106,14 +106,14 @@ def _ranges(blocks: Sequence[Block], prefix: tuple[Any, ...], goal: float) -> It
 
 
 class _Edge(NamedTuple):
-    """Where one range ends and the next begins: at the value, or after it."""
+    """The border between two ranges: at the value, or after it."""
 
     value: Any
     after: bool
 
 
 def _hot(blocks: Sequence[Block], depth: int, updates_min: float) -> set[Any]:
-    """The values of a leaf that fill blocks of so many updates, and can be divided by the next leaf."""
+    """The values of a leaf that fill blocks of `updates_min` updates, which the next leaf can divide."""
     updates: Counter[Any] = Counter()
     for block in blocks:
         bound = block.bounds[depth]
@@ -125,27 +125,27 @@ def _hot(blocks: Sequence[Block], depth: int, updates_min: float) -> set[Any]:
 def _cuts(blocks: Sequence[Block], depth: int, goal: float, hot: set[Any]) -> Iterator[_Edge]:
     """Around each hot value, and at lower bounds of blocks with about `goal` updates between them."""
     bounds = [(block.bounds[depth], block.updates) for block in blocks]
-    places = sorted({bound.low for bound, _ in bounds})
+    lows = sorted({bound.low for bound, _ in bounds})
     held = 0.0  # since the last cut
-    for place, updates in zip(places, _following(places, bounds, hot), strict=True):
-        if place in hot:
-            yield from (_Edge(place, False), _Edge(place, True))
+    for low, updates in zip(lows, _following(lows, bounds, hot), strict=True):
+        if low in hot:
+            yield from (_Edge(low, False), _Edge(low, True))
             held = 0.0
         elif held + updates / 2 >= goal and held > 0:
-            yield _Edge(place, False)
+            yield _Edge(low, False)
             held = 0.0
         held += updates
 
 
-def _following(places: Sequence[Any], bounds: Sequence[tuple[Bound, int]], hot: set[Any]) -> list[float]:
-    """How many updates lie between each place and the next: those of a block are spread evenly over the
-    places that it reaches. What is divided by the next leaf does not count."""
-    steps = [0.0] * (len(places) + 1)
+def _following(lows: Sequence[Any], bounds: Sequence[tuple[Bound, int]], hot: set[Any]) -> list[float]:
+    """How many updates lie between each lower bound and the next. The updates of a block are spread evenly
+    over the lower bounds that it reaches. A block of a hot value does not count: the next leaf divides it."""
+    steps = [0.0] * (len(lows) + 1)
     for bound, updates in bounds:
         if bound.low == bound.high and bound.low in hot:
             continue
-        first = bisect_left(places, bound.low)
-        end = max(bisect_left(places, bound.high), first + 1)
+        first = bisect_left(lows, bound.low)
+        end = max(bisect_left(lows, bound.high), first + 1)
         steps[first] += updates / (end - first)
         steps[end] -= updates / (end - first)
     return list(accumulate(steps[:-1]))
@@ -153,9 +153,8 @@ def _following(places: Sequence[Any], bounds: Sequence[tuple[Bound, int]], hot: 
 
 def overlaps(keys: KeyRange, bounds: Sequence[Bound]) -> bool:
     """Whether a block with these bounds may hold rows of the range."""
-    wanted = [(value, value) for value in keys.prefix]
-    for (low, high), bound in zip(wanted, bounds, strict=False):
-        if high < bound.low or bound.high < low:
+    for value, bound in zip(keys.prefix, bounds, strict=False):
+        if value < bound.low or bound.high < value:
             return False
     if len(bounds) <= len(keys.prefix):
         return True
@@ -171,19 +170,19 @@ def overlaps(keys: KeyRange, bounds: Sequence[Bound]) -> bool:
 
 
 def leaves(schema: Schema[Any, Any, Any]) -> list[Leaf]:
-    """The leaf columns that decide the order, up to the first by which nothing can be divided: a list, what
-    may be absent as a whole, long values of one size, or one of two with the same dotted name."""
+    """The leaf columns that decide the order, up to the first column that cannot divide: a list, a struct
+    that may be absent, long values of fixed size, or a column whose dotted name another one shares."""
     found: list[Leaf] = []
     for name in ("key", "val"):
         field = schema.arrow_schema.field(name)
         if not _walk((name,), field.type, field.nullable, found):
             break
-    known = leaf_types(schema)  # by names that are theirs alone
+    known = leaf_types(schema)  # without leaves that share a name
     return list(takewhile(lambda leaf: leaf.name in known, found))
 
 
 def _walk(path: tuple[str, ...], t: pa.DataType, nullable: bool, found: list[Leaf]) -> bool:
-    """Add what is at `path`; whether it can be gone on after it."""
+    """Add the leaves at `path`; whether the leaves after them can divide, too."""
     is_ = pa.types
     if is_.is_null(t):
         return True
@@ -200,7 +199,7 @@ def _walk(path: tuple[str, ...], t: pa.DataType, nullable: bool, found: list[Lea
 
 
 def bounds_of(record: Mapping[str, Any] | None, order: Sequence[Leaf]) -> tuple[Bound, ...]:
-    """What stored statistics tell of the leaves, up to the first of which they tell nothing of use."""
+    """The bounds of the leaves in stored statistics, up to the first leaf without usable bounds."""
     bounds = []
     for leaf in order:
         entry = (record or {}).get(leaf.name)
@@ -208,7 +207,7 @@ def bounds_of(record: Mapping[str, Any] | None, order: Sequence[Leaf]) -> tuple[
             break
         try:
             low, high = from_json(entry["min"], leaf.compared), from_json(entry["max"], leaf.compared)
-        except (ValueError, TypeError, ArithmeticError):  # none that this version writes
+        except (ValueError, TypeError, ArithmeticError):  # another version wrote it
             break
         if low is None or high is None or low != low:
             break
@@ -217,7 +216,7 @@ def bounds_of(record: Mapping[str, Any] | None, order: Sequence[Leaf]) -> tuple[
 
 
 def condition(keys: KeyRange, order: Sequence[Leaf]) -> Any:
-    """The expression that is true for just the rows of the range; `None` for all rows."""
+    """The expression that is true for exactly the rows of the range; `None` for all rows."""
     facts = [pc.field(*leaf.path) == leaf.scalar(v) for leaf, v in zip(order, keys.prefix, strict=False)]
     if keys.lower is None and keys.upper is None:
         return reduce(and_, facts) if facts else None
@@ -233,7 +232,7 @@ def condition(keys: KeyRange, order: Sequence[Leaf]) -> Any:
 
 def _above(field: Any, keys: KeyRange, leaf: Leaf) -> Any:
     lower = leaf.scalar(keys.lower)
-    if pa.types.is_floating(leaf.type):  # so that it is true of NaN
+    if pa.types.is_floating(leaf.type):  # negated, so that it is true for NaN
         return ~(field <= lower) if keys.after else ~(field < lower)
     return field > lower if keys.after else field >= lower
 
@@ -249,10 +248,10 @@ def to_stored(keys: KeyRange, order: Sequence[Leaf]) -> dict[str, Any]:
 
 
 def from_stored(stored: Mapping[str, Any], order: Sequence[Leaf]) -> KeyRange:
-    """The range again; `ValueError` for what is none of this schema."""
+    """The range again; `ValueError` if the schema has no such range."""
     prefix = stored["prefix"]
     if len(prefix) > len(order) or (len(prefix) == len(order) and {"lower", "upper"} & stored.keys()):
-        raise ValueError("a range of columns that are not there")
+        raise ValueError("a range over columns that the schema does not have")
     values = tuple(from_json(v, leaf.compared) for leaf, v in zip(order, prefix, strict=False))
     ends = {
         name: from_json(stored[name], order[len(prefix)].compared)

@@ -1,9 +1,9 @@
-"""How columns lie in a Parquet file: compression and encodings, and what Parquet's writer insists on.
+"""How columns lie in a Parquet file: compression, encodings, and a restriction of Parquet's writer.
 
-A dictionary pays where values repeat: it halves the file then. Where they do not, building it costs a
-quarter of the writing and half of the reading, and it is given up anyway once it is full. So a sample
-decides, column by column. Integers that do not repeat are stored as differences, which suits the
-times and ids that grow. All of it is plain Parquet, for any reader.
+If values repeat, a dictionary halves the file. If they do not, building it costs a quarter of the
+writing and half of the reading, and the writer gives it up once it is full. So a sample decides, column
+by column. Integers that do not repeat are stored as differences, which suits growing times and ids. All
+of it is plain Parquet, for any reader.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ REPEATED = 0.5  # values repeat if at most this share of the sample is distinct
 
 
 def layout(table: pa.Table) -> dict[str, Any]:
-    """The options of the writer for such a table."""
+    """The options of Parquet's writer for the table."""
     repeated, integers = [], []
     sample = table.slice(0, SAMPLE_ROWS)
     leaves = [found for name in table.column_names for found in _leaves(name, sample.column(name))]
     times = Counter(path for path, _ in leaves)
     for path, leaf in leaves:
-        if times[path] > 1:  # names may have dots, and two columns one path: what suits one fails the other
+        if times[path] > 1:  # names may have dots: an encoding for one of two columns may fail for the other
             continue
         if pc.count_distinct(leaf).as_py() <= REPEATED * len(leaf):
             repeated.append(path)
@@ -39,14 +39,14 @@ def layout(table: pa.Table) -> dict[str, Any]:
     }
 
 
-def writable(piece: pa.Table) -> pa.Table:
-    """The piece as Parquet's writer takes it: it refuses nulls in fields that have none even where
-    the struct around them is absent, so there the bits that say null are left out."""
+def writable(table: pa.Table) -> pa.Table:
+    """The table as Parquet's writer takes it. The writer refuses nulls in a field that is not nullable, even
+    if the struct around it is absent, so the validity bits are left out there."""
     columns = [
         pa.chunked_array([_without_idle_nulls(chunk, field) for chunk in column.chunks], field.type)
-        for column, field in zip(piece.columns, piece.schema, strict=True)
+        for column, field in zip(table.columns, table.schema, strict=True)
     ]
-    return pa.table(columns, piece.schema)
+    return pa.table(columns, table.schema)
 
 
 def _without_idle_nulls(array: pa.Array, field: pa.Field) -> pa.Array:
@@ -58,7 +58,7 @@ def _without_idle_nulls(array: pa.Array, field: pa.Field) -> pa.Array:
     mask = array.is_null() if field.nullable and array.null_count else None
     if pa.types.is_list(field.type):
         elements = _without_idle_nulls(array.values, field.type.value_field)
-        offsets = pa.concat_arrays([array.offsets])  # without the offset of a slice
+        offsets = pa.concat_arrays([array.offsets])  # Arrow takes no mask with the offset of a slice
         return pa.ListArray.from_arrays(offsets, elements, type=field.type, mask=mask)
     parts = [_without_idle_nulls(c, f) for c, f in zip(array.flatten(), field.type, strict=True)]
     return pa.StructArray.from_arrays(parts, fields=list(field.type), mask=mask)

@@ -1,18 +1,18 @@
-"""Parts: sorted, consolidated updates as one Parquet file, and the proof that its bytes are ours.
+"""Parts: sorted, consolidated updates as one Parquet file, and the proof that its bytes are the written ones.
 
-A part is written once and read by ranges, so what is read is checked piece by piece, in a chain:
+A part is written once and read by ranges, so every range is checked by itself, in a chain:
 
-1. The state holds the size of the part and a checksum over its *footer*: the last `footer_bytes`
-   bytes, all that follows the last row group.
+1. The state holds the size of the part and a checksum of its *footer*: the last `footer_bytes` bytes,
+   all bytes after the last row group.
 2. The footer holds, in the key-value metadata of Parquet, the *index*: for each row group its range
-   of bytes, their CRC-32, its rows and statistics. The first range begins at byte 0, so that ranges
-   and footer cover every byte of the file.
+   of bytes, their CRC-32, its rows and statistics. The first range begins at byte 0, so the ranges and
+   the footer cover every byte of the file.
 
-So damaged bytes are told from ours wherever they lie, and so is another valid part: its footer has
-another checksum, since it carries the checksums of its row groups. Any Parquet reader can open one.
+So damaged bytes are found wherever they lie. Another valid part is found, too: its footer has another
+checksum, since the footer holds the checksums of the row groups. Any Parquet reader can open a part.
 
-The metadata also holds the format version and the description as known when the part was written:
-its lower and since, and the empty upper, since the bounds in the state rule.
+The metadata also holds the format version and the description at the time of writing: lower, since, and
+the empty upper, since the bounds in the state decide.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import retyped
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import diff_sum
-from aiopersist.data.updates.sizes import goodbytes, split
+from aiopersist.data.updates.sizes import cut, goodbytes
 from aiopersist.errors import Corruption, Unsupported
 from aiopersist.frontier import Antichain, Description
 from aiopersist.settings import UntrimmableColumns
 
 FORMAT = 1
-THREADS_FROM_BYTES = 1024 * 1024  # encoded: less is decoded faster than Arrow's threads are reached
+THREADS_FROM_BYTES = 1024 * 1024  # encoded; decoding less is faster than reaching Arrow's threads
 INDEX = b"aiopersist"  # the key of the index in the file's metadata
 
 
 class PartRef(Protocol):
-    """What the state knows of a part."""
+    """The facts in the state that check the bytes of a part."""
 
     @property
     def size(self) -> int: ...
@@ -54,7 +54,7 @@ class PartRef(Protocol):
 
 
 class EncodedPart(NamedTuple):
-    """A part and what the state keeps of it."""
+    """The bytes of a part, and the facts that the state keeps of it."""
 
     data: memoryview
     size: int
@@ -64,13 +64,13 @@ class EncodedPart(NamedTuple):
     goodbytes: int
     row_groups: int
     key_lower: Any
-    """JSON; `stats.decode_key_lower` gives the value."""
+    """JSON; `decode_key_lower` gives the value."""
     stats: Record | None
-    """JSON; `stats.decode_stats` gives the values."""
+    """JSON; `decode_stats` gives the values."""
 
 
 class RowGroup(NamedTuple):
-    """Where a row group lies, what its bytes sum to and what is in it."""
+    """The place of a row group in the file, the checksum of its bytes, its rows and statistics."""
 
     offset: int
     length: int
@@ -80,7 +80,7 @@ class RowGroup(NamedTuple):
 
 
 class PartIndex(NamedTuple):
-    """What the footer of a part tells."""
+    """The contents of a part's footer."""
 
     size: int
     rows: int
@@ -88,10 +88,10 @@ class PartIndex(NamedTuple):
     lower: Antichain
     since: Antichain
     diffs: int | None
-    """The sum of the diffs that were to be written, modulo 2**64; earlier versions did not say."""
+    """The sum of the diffs that were given to the writer, modulo 2**64; earlier versions did not keep it."""
     footer: bytes
     metadata: Any
-    """Parquet's own, parsed."""
+    """Parquet's own metadata, parsed."""
 
 
 class StatsSpec(NamedTuple):
@@ -116,15 +116,15 @@ def encode_part(
     """The sorted, consolidated updates (at least one) as a part, in row groups of at most
     `row_group_bytes` goodbytes, or of one larger row."""
     writer = PartWriter(schema, description, stats)
-    pieces = split(table, row_group_bytes)
-    del table  # `pieces` lets go of the chunks that are written: the part grows as they shrink
-    for piece in pieces:
-        writer.write(piece)
+    row_groups = cut(table, row_group_bytes)
+    del table  # `row_groups` releases the chunks that are written: their memory shrinks as the part grows
+    for row_group in row_groups:
+        writer.write(row_group)
     return writer.finish()
 
 
 class PartWriter:
-    """Writes a part row group by row group; in memory is what was written, encoded."""
+    """Writes a part row group by row group, encoded in memory."""
 
     def __init__(
         self, schema: Schema[Any, Any, Any], description: Description, stats: StatsSpec = DEFAULT_STATS
@@ -145,28 +145,27 @@ class PartWriter:
         """Bytes so far."""
         return self._sink.tell()
 
-    def write(self, piece: pa.Table) -> None:
-        """The next row group: sorted, consolidated updates, at least one, above all before."""
+    def write(self, table: pa.Table) -> None:
+        """Write the next row group: sorted, consolidated updates, at least one, above all updates before."""
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._sink, self._schema.arrow_schema, **layout(piece))
-            self._key_lower = if_computable(lambda: key_lower(piece))
-        found = if_computable(lambda: collect(piece)) if self._stats.enabled else None
-        self._writer.write_table(writable(piece), row_group_size=piece.num_rows)
+            self._writer = pq.ParquetWriter(self._sink, self._schema.arrow_schema, **layout(table))
+            self._key_lower = if_computable(lambda: key_lower(table))
+        found = if_computable(lambda: collect(table)) if self._stats.enabled else None
+        self._writer.write_table(writable(table), row_group_size=table.num_rows)
         offset = self._groups[-1].offset + self._groups[-1].length if self._groups else 0
         length = self._sink.tell() - offset
-        self._groups.append(RowGroup(offset, length, piece.num_rows, self._sink.take_crc(), found or {}))
-        self.rows += piece.num_rows
-        self._goodbytes += goodbytes(piece)
-        self._diffs = (self._diffs + diff_sum(piece)) % 2**64
+        self._groups.append(RowGroup(offset, length, table.num_rows, self._sink.take_crc(), found or {}))
+        self.rows += table.num_rows
+        self._goodbytes += goodbytes(table)
+        self._diffs = (self._diffs + diff_sum(table)) % 2**64
 
     def finish(self) -> EncodedPart:
-        """The part."""
-        groups, stats, groups_end = self._groups, self._stats, self._sink.tell()
-        self._writer.add_key_value_metadata({INDEX: _index(groups, self._description, self._diffs, stats)})
+        """Write the footer, and return the part."""
+        groups, groups_end = self._groups, self._sink.tell()
+        index = _index(groups, self._description, self._diffs, self._stats)
+        self._writer.add_key_value_metadata({INDEX: index})
         self._writer.close()
         data = self._sink.data()
-        known = all(g.stats for g in groups)
-        whole = if_computable(lambda: merge([g.stats for g in groups], self._schema)) if known else None
         return EncodedPart(
             data=data,
             size=len(data),
@@ -176,12 +175,19 @@ class PartWriter:
             goodbytes=self._goodbytes,
             row_groups=len(groups),
             key_lower=self._key_lower,
-            stats=whole if whole is None else trim(whole, stats.budget_bytes, stats.untrimmable),
+            stats=self._part_stats(),
         )
+
+    def _part_stats(self) -> Record | None:
+        if not all(group.stats for group in self._groups):
+            return None
+        whole = if_computable(lambda: merge([group.stats for group in self._groups], self._schema))
+        return whole and trim(whole, self._stats.budget_bytes, self._stats.untrimmable)
 
 
 def read_footer(footer: bytes, ref: PartRef) -> PartIndex:
-    """The index, from the last `ref.footer_bytes` bytes of the part. `Corruption` unless they are ours."""
+    """The index, from the last `ref.footer_bytes` bytes of the part. `Corruption` unless they are the written
+    ones."""
     if len(footer) != ref.footer_bytes or checksum(footer) != ref.checksum:
         raise Corruption("the footer of a part does not have its checksum")
     try:
@@ -203,14 +209,16 @@ def read_row_groups(
     fetched: Iterable[tuple[int, bytes]],
     row_groups: Iterable[int],
     schema: Schema[Any, Any, Any],
-    columns: list[str] | None = None,
 ) -> pa.Table:
     """The rows of some row groups, in order, from ranges of bytes `(offset, data)` that cover them
-    (`plan_ranges`). `schema` is that of the part. `Corruption` unless all bytes are ours."""
+    (`plan_ranges`). `schema` is the part's. `Corruption` unless all bytes are the written ones."""
     chosen = list(row_groups)
     ranges = Ranges([*fetched, (index.size - len(index.footer), index.footer)], index.size)
     _check(index, ranges, chosen)
-    return _decoded(ranges, index, chosen, schema, columns)
+    large = sum(index.row_groups[number].length for number in chosen) > THREADS_FROM_BYTES
+    with _reading(schema):
+        file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
+        return _as_stored(file.read_row_groups(chosen, use_threads=large), schema.arrow_schema)
 
 
 def iter_row_groups(
@@ -220,8 +228,9 @@ def iter_row_groups(
     schema: Schema[Any, Any, Any],
     rows_max: int,
 ) -> Iterator[pa.Table]:
-    """The rows of some row groups, in order, from bytes that cover them, at most `rows_max` at a time:
-    decoded are a page of each column, and what was given. `Corruption` unless all bytes are ours."""
+    """The rows of some row groups, in order, from bytes that cover them, in tables of at most `rows_max`.
+    Decoded in memory are a page of each column and one table. `Corruption` unless all bytes are the written
+    ones."""
     ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
     _check(index, ranges, row_groups)
     with _reading(schema):
@@ -245,14 +254,15 @@ def _check(index: PartIndex, ranges: Ranges, row_groups: Iterable[int]) -> None:
 
 
 def read_index(data: bytes, ref: PartRef) -> PartIndex:
-    """The index of a part, from all its bytes. `Corruption` unless they are as many, and the index ours."""
+    """The index of a part, from all its bytes. `Corruption` unless their number is right, and the footer is
+    the written one."""
     if len(data) != ref.size:
-        raise Corruption(f"a part of {len(data)} bytes, {ref.size} were written")
+        raise Corruption(f"a part has {len(data)} bytes, and {ref.size} were written")
     return read_footer(data[len(data) - ref.footer_bytes :], ref)
 
 
 def decode_part(data: bytes, ref: PartRef, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """All rows of a part. `schema` is that of the part. `Corruption` unless all bytes are ours."""
+    """All rows of a part. `schema` is the part's. `Corruption` unless all bytes are the written ones."""
     index = read_index(data, ref)
     return read_row_groups(index, [(0, data)], range(len(index.row_groups)), schema)
 
@@ -260,8 +270,8 @@ def decode_part(data: bytes, ref: PartRef, schema: Schema[Any, Any, Any]) -> pa.
 def plan_ranges(
     index: PartIndex, row_groups: Iterable[int], *, gap_bytes: int, range_bytes_max: int
 ) -> list[tuple[int, int]]:
-    """The ranges `(offset, length)` to fetch for some row groups: neighbours that are at most
-    `gap_bytes` apart come in one request, up to `range_bytes_max`."""
+    """The ranges `(offset, length)` to fetch for some row groups: neighbours at most `gap_bytes` apart
+    share a range, up to `range_bytes_max`."""
     plan: list[tuple[int, int]] = []
     for number in sorted(set(row_groups)):
         group = index.row_groups[number]
@@ -277,8 +287,8 @@ def plan_ranges(
 
 
 class _Sink:
-    """The file being written: keeps what comes and sums it up to the end of each row group. A file
-    object, since Arrow's own buffers cannot be read before they are closed."""
+    """The file being written, with a CRC-32 per row group. A file object, since Arrow's own buffers cannot be
+    read before they are closed."""
 
     closed = False
     mode = "wb"
@@ -293,7 +303,7 @@ class _Sink:
         return len(chunk)
 
     def take_crc(self) -> int:
-        """The sum of what came since it was taken last."""
+        """The CRC-32 of the bytes since the last call."""
         crc, self._crc = self._crc, 0
         return crc
 
@@ -326,24 +336,9 @@ def _frontier(elements: list[Any]) -> Antichain:
     return Antichain(*(tuple(e) if isinstance(e, list) else e for e in elements))
 
 
-def _decoded(
-    ranges: Ranges,
-    index: PartIndex,
-    chosen: list[int],
-    schema: Schema[Any, Any, Any],
-    columns: list[str] | None,
-) -> pa.Table:
-    names = columns or schema.arrow_schema.names
-    wanted = pa.schema([schema.arrow_schema.field(name) for name in names])
-    with _reading(schema):
-        file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
-        large = sum(index.row_groups[number].length for number in chosen) > THREADS_FROM_BYTES
-        return _as_stored(file.read_row_groups(chosen, columns=columns, use_threads=large), wanted)
-
-
 def _as_stored(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """In the types that were written: Parquet has no seconds. Not by Arrow's cast of a table, which makes
-    unsound lists of nulls."""
+    """The table in the types that were written: Parquet has no seconds. Arrow's cast of a table is not used:
+    it makes unsound lists of nulls."""
     if table.schema.equals(wanted):
         return table
     columns = [retyped(table.column(field.name), field.type) for field in wanted]

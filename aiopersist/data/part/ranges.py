@@ -1,4 +1,4 @@
-"""Fetched ranges of bytes of a file that is not all here, as a file that Parquet can read."""
+"""Fetched ranges of a file's bytes, as a file that Parquet can read."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from aiopersist.data.lazy import pa
 
 
 class Ranges:
-    """Pieces of a file of `size` bytes, each `(offset, data)`."""
+    """Ranges `(offset, data)` of a file of `size` bytes."""
 
-    def __init__(self, pieces: Iterable[tuple[int, bytes]], size: int) -> None:
-        self._pieces = sorted(pieces, key=lambda piece: piece[0])
-        self._offsets = [offset for offset, _ in self._pieces]
+    def __init__(self, fetched: Iterable[tuple[int, bytes]], size: int) -> None:
+        self._fetched = sorted(fetched, key=lambda found: found[0])
+        self._offsets = [offset for offset, _ in self._fetched]
         self.size = size
 
     def view(self, offset: int, length: int) -> memoryview | None:
-        """The bytes `[offset, offset + length)`; `None` unless one piece holds them all."""
+        """The bytes `[offset, offset + length)`; `None` unless one range holds them all."""
         for at in range(bisect_right(self._offsets, offset) - 1, -1, -1):
-            start, data = self._pieces[at]
+            start, data = self._fetched[at]
             if start + len(data) >= offset + length:
                 return memoryview(data)[offset - start : offset - start + length]
         return None
@@ -31,18 +31,18 @@ class Ranges:
         return pa.PythonFile(_File(self), mode="r")
 
     def file(self) -> Any:
-        """A file that Arrow's threads may read from, in memory of Arrow's own. They let go of what they read
-        a moment after they told the result; were it memory of Python, that could be while the interpreter
-        ends, and the process would abort. Pages that no piece covers are never touched."""
+        """A file that Arrow's threads may read from, in Arrow's own memory. The threads release it a moment
+        after they give the result. Python's memory would then be released perhaps while the interpreter
+        ends, and the process would abort. Memory pages that no range covers are never touched."""
         buffer = pa.allocate_buffer(self.size)
-        bytes_of = memoryview(buffer).cast("B")
-        for offset, data in self._pieces:
-            bytes_of[offset : offset + len(data)] = data
+        view = memoryview(buffer).cast("B")
+        for offset, data in self._fetched:
+            view[offset : offset + len(data)] = data
         return pa.BufferReader(buffer)
 
 
 class _File:
-    """What Arrow asks of a file that is read."""
+    """The methods that Arrow calls on a file to read."""
 
     closed = False
 
@@ -60,7 +60,7 @@ class _File:
     def read(self, length: int) -> memoryview:
         view = self._ranges.view(self._at, min(length, self._ranges.size - self._at))
         if view is None:
-            raise OSError(f"bytes {self._at} and following were not fetched")
+            raise OSError(f"the bytes from {self._at} on were not fetched")
         self._at += len(view)
         return view
 

@@ -1,12 +1,11 @@
-"""What a reader asks for: a condition on rows (`where`), a choice of columns, and what of the data
-can be passed over unread.
+"""A reader's choice of rows (`where`) and of columns, and the data that it can skip unread.
 
-Columns have dotted names (`val.amount`), and where the name of a field of key or val is unique, that
-name alone. A condition is a `pyarrow.compute` expression over key and val, so that it may be applied
-before diffs are summed. Pruning gives Arrow the bounds of each part as a guarantee and asks whether
-the condition can still hold: what Arrow does not understand is not pruned. A column with NaN gives
-no guarantee, since every comparison with NaN is false; nor do floats where the condition itself names
-NaN, which Arrow would reason about as about a number.
+Columns have dotted names (`val.amount`); if the name of a field of key or val is unique, that name works
+alone. A condition is a `pyarrow.compute` expression over key and val, so it may be applied before diffs
+are summed. Pruning gives Arrow the bounds of each part as a guarantee, and asks whether the condition can
+still hold; a condition that Arrow does not understand prunes nothing. A column with NaN gives no
+guarantee, since every comparison with NaN is false. Nor does any float column if the condition itself
+names NaN, which Arrow would treat as a number.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from aiopersist.data.types.nested import Structs
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUsage, UsageKind
 
-# Functions, as an expression is written, that make no NaN of what is none; any other may.
+# Functions, as they are written in an expression, that never make NaN from other values; all others may.
 _WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unless_null"}
 
 
 def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
-    """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and val. It is tried on a
-    row of nulls: some of what means nothing, as a naive time beside one with a zone, no empty table tells."""
+    """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and val. The check applies
+    it to a row of nulls: an empty table would accept, say, a naive time compared with one in a zone."""
     if not isinstance(where, pc.Expression):
         raise _invalid(f"where= is a pyarrow.compute expression, not {type(where).__name__}")
     halves = [schema.arrow_schema.field(name).with_nullable(True) for name in ("key", "val")]
@@ -44,7 +43,7 @@ def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
 
 
 def apply_where(table: pa.Table, where: Any, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """The rows that match: those for which the condition is true, not null."""
+    """The rows for which the condition is true, not null."""
     names = table.column_names
     try:
         return _with_flat(table, schema).filter(where).select(names)
@@ -53,7 +52,7 @@ def apply_where(table: pa.Table, where: Any, schema: Schema[Any, Any, Any]) -> p
 
 
 def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
-    """The path of each column asked for. `INVALID_COLUMN` for an unknown or repeated one."""
+    """The path of each column in `columns`. `INVALID_COLUMN` for an unknown, ambiguous or repeated one."""
     wrong = isinstance(columns, str) or not all(isinstance(name, str) for name in columns)
     if wrong or len(set(columns)) < len(columns):
         raise _invalid(f"columns={columns!r} is no list of different names")
@@ -62,7 +61,7 @@ def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> di
     for name in columns:
         paths = known.get(name, set())
         if len(paths) > 1:
-            raise _invalid(f"column {name!r} may be each of {sorted(paths)}")
+            raise _invalid(f"column {name!r} is ambiguous: it names each of {sorted(paths)}")
         if not paths:
             flat = ", ".join(sorted(flat_names(schema)))
             raise _invalid(f"no column {name!r}; there are key, val, {flat}")
@@ -71,8 +70,8 @@ def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> di
 
 
 def _names(schema: Schema[Any, Any, Any]) -> dict[str, set[tuple[str, ...]]]:
-    """What each name may mean: dotted ones, and those that fields go by alone. Names may have dots of their
-    own, so one may mean several."""
+    """The paths that each name may mean: dotted names, and names of fields alone. Names of fields may have
+    dots, so a name may mean several paths."""
     found: dict[str, set[tuple[str, ...]]] = {name: {path} for name, path in flat_names(schema).items()}
 
     def walk(path: tuple[str, ...], t: pa.DataType) -> None:
@@ -86,7 +85,7 @@ def _names(schema: Schema[Any, Any, Any]) -> dict[str, set[tuple[str, ...]]]:
 
 
 def project(table: pa.Table, paths: Mapping[str, tuple[str, ...]]) -> pa.Table:
-    """The columns at the paths, under their names, and `diff`; not summed (`sum_columns`)."""
+    """The columns at the paths, under their names, and `diff`; diffs are not summed (see `sum_columns`)."""
     fields, columns = [], []
     for name, path in paths.items():
         column, nullable = _at(table, path)
@@ -113,7 +112,7 @@ def _field(path: tuple[str, ...], schema: Schema[Any, Any, Any]) -> Field:
 
 
 def _inner(codec: Codec, name: str) -> Field:
-    """A field of a struct, be it of ours or of an own codec's Arrow type."""
+    """A field of a struct, which is a `Structs` or the Arrow type of an own codec."""
     if isinstance(codec, Structs):
         return codec.fields[name]
     child = codec.arrow_type.field(name)
@@ -121,7 +120,7 @@ def _inner(codec: Codec, name: str) -> Field:
 
 
 def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
-    """The names that fields of key and val may go by alone."""
+    """The fields of key and val whose name works alone, with their paths."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for side in ("key", "val"):
         t = schema.arrow_schema.field(side).type
@@ -134,25 +133,26 @@ def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
 def prune(
     where: Any, records: Sequence[Mapping[str, Any] | None], schema: Schema[Any, Any, Any]
 ) -> list[bool]:
-    """Per piece of data whether rows in it may match, by its statistics in stored form; `None` and
-    columns that are left out prune nothing. `schema` is that of the statistics' data or an evolved
-    one: a column that they do not tell of may hold anything."""
+    """For each record of statistics, in stored form, whether rows of its data may match. `None`, and columns
+    that a record leaves out, prune nothing. `schema` is that of the data or an evolved one: a column without
+    statistics may hold anything."""
     types = leaf_types(schema)
     if set(re.findall(r"\bnan\b|(?<=\b)\w+(?=\()", _written(where))) - _WITHOUT_NAN:
         types = {name: t for name, t in types.items() if not pa.types.is_floating(t)}
     leaves = [(name, leaf_paths(schema)[name], types[name]) for name in types]
     flat = {path: name for name, path in flat_names(schema).items()}
     layout = ds.ParquetFileFormat()  # never opened: only the expressions matter
-    guarantees = [_guarantee(record or {}, leaves, flat) for record in records]
-    pieces = [
-        layout.make_fragment(str(i), fs.LocalFileSystem(), partition_expression=holds)
-        for i, holds in enumerate(guarantees)
+    fragments = [
+        layout.make_fragment(
+            str(i), fs.LocalFileSystem(), partition_expression=_guarantee(record or {}, leaves, flat)
+        )
+        for i, record in enumerate(records)
     ]
     bindable = _with_flat(schema.arrow_schema.empty_table(), schema).schema
-    dataset = ds.FileSystemDataset(pieces, bindable, layout)
+    dataset = ds.FileSystemDataset(fragments, bindable, layout)
     try:
-        kept = {int(piece.path) for piece in dataset.get_fragments(filter=where)}
-    except pa.ArrowException:  # it cannot be evaluated on bounds
+        kept = {int(fragment.path) for fragment in dataset.get_fragments(filter=where)}
+    except pa.ArrowException:  # Arrow cannot evaluate the condition on bounds
         return [True] * len(records)
     return [i in kept for i in range(len(records))]
 
@@ -160,7 +160,7 @@ def prune(
 def _guarantee(
     record: Mapping[str, Any], leaves: Sequence[tuple[str, tuple[str, ...], Any]], flat: Mapping[Any, str]
 ) -> Any:
-    """What holds for every row, as an expression."""
+    """An expression that is true for every row of the data with these statistics."""
     facts = []
     for name, path, t in leaves:
         if name not in record or pa.types.is_nested(t) or path[0] == "time":
@@ -184,8 +184,8 @@ def _facts(field: Any, entry: Mapping[str, Any], t: pa.DataType) -> list[Any]:
 
 
 def _written(where: Any) -> str:
-    """The expression as text. Arrow cuts long texts in it, perhaps within a character: one of a list of them
-    cannot be written then."""
+    """The expression as text. Arrow cuts long texts in it, perhaps within a character: then it cannot be
+    written."""
     try:
         return str(where)
     except UnicodeDecodeError:
@@ -193,8 +193,8 @@ def _written(where: Any) -> str:
 
 
 def _with_flat(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """Key and val, the fields that go by their names alone, then what else the table has: in this order, so
-    that a number stands for one column, too."""
+    """Key and val, the fields whose name works alone, then the other columns of the table. In this order a
+    column number in a condition means the same column of every table."""
     fields, columns = [], []
     for name, path in {"key": ("key",), "val": ("val",), **flat_names(schema)}.items():
         column, nullable = _at(table, path)
@@ -207,7 +207,7 @@ def _with_flat(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
 
 
 def _at(table: pa.Table, path: tuple[str, ...]) -> tuple[Any, bool]:
-    """The column at a path and whether it may be null, its parents considered."""
+    """The column at a path, and whether it or a parent may be null."""
     column, field = table.column(path[0]), table.schema.field(path[0])
     nullable = field.nullable
     for name in path[1:]:

@@ -1,15 +1,15 @@
-"""Statistics of parts: per leaf column the least and greatest value and the number of nulls, by the
+"""Statistics of parts: the least and greatest value of each leaf column and the number of nulls, by the
 dotted name of the leaf (`key`, `val.amount`, `time`, `time.0`).
 
-Bounds bound: every value that is not null lies within them, in the order of `updates/order.py`. So a NaN is
-the greatest value there is, and a long text is cut to a lower bound, or cut and rounded up to an
-upper one; where nothing can be rounded up, there is no upper bound (`None`). Lists have only a count.
+Every value that is not null lies within the bounds, in the order of `updates/order.py`. So NaN is the
+greatest value. A long text is cut to a lower bound, or cut and rounded up to an upper bound; if it cannot
+be rounded up, there is no upper bound (`None`). Lists have only a count.
 
-Points in time are integers here, all the way: Arrow's reach further than those of Python. Where fields
-have dots in their names, two leaves may have one dotted name: neither has statistics then.
+Points in time are integers throughout: Arrow's cover more years than Python's. If names of fields have
+dots, two leaves may share a dotted name: then neither has statistics.
 
-The stored form is JSON. It is kept within a budget by dropping whole columns: those that readers
-prune by most, times and keys, go last, then the larger ones first.
+The stored form is JSON. A budget bounds its size by dropping whole columns: larger ones first, and keys,
+then times, last, since readers prune by them most.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from aiopersist.settings import UntrimmableColumns
 
 T = TypeVar("T")
 
-BOUND_BYTES = 256  # texts and bytes in bounds are cut to this
-KEY_ELEMENTS = 32  # lists in `key_lower` are cut to this: a prefix sorts first
+BOUND_BYTES = 256  # texts and bytes in bounds are cut to this length
+KEY_ELEMENTS = 32  # lists in `key_lower` are cut to this length: a prefix sorts first
 
 Record = dict[str, Any]
 """The stored form: `{name: {"min": ..., "max": ..., "nulls": n}}`."""
@@ -52,13 +52,13 @@ def collect(table: pa.Table | pa.RecordBatch) -> Record:
 def of_part(
     table: pa.Table | pa.RecordBatch, budget_bytes: int, untrimmable: UntrimmableColumns
 ) -> Record | None:
-    """What is kept of a small part; `None` where it cannot be computed: such a part is never pruned."""
+    """The statistics of a small part; `None` if they cannot be computed: such a part is never pruned."""
     return if_computable(lambda: trim(collect(table), budget_bytes, untrimmable))
 
 
 def if_computable(work: Callable[[], T]) -> T | None:
-    """What `work` computes of statistics, which only save work: if they cannot be computed, all goes on
-    without them."""
+    """The result of `work`, which computes statistics; `None` if it fails. Statistics only save work, so all
+    goes on without them."""
     try:
         return work()
     except (pa.ArrowException, ValueError, TypeError, ArithmeticError):
@@ -66,7 +66,7 @@ def if_computable(work: Callable[[], T]) -> T | None:
 
 
 def merge(records: Iterable[Record], schema: Schema[Any, Any, Any]) -> Record:
-    """Statistics of the whole from those of its pieces. A bound that a piece lacks, the whole lacks."""
+    """The statistics of a part from those of its row groups; without a bound that a row group lacks."""
     records = list(records)
     types = leaf_types(schema)
     names = [name for name in records[0] if name in types] if records else []
@@ -74,7 +74,7 @@ def merge(records: Iterable[Record], schema: Schema[Any, Any, Any]) -> Record:
 
 
 def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> Record:
-    """The columns that fit in the budget, as JSON, and those that must stay."""
+    """The columns that must stay, and the others that fit in the budget, as JSON."""
     sizes = {name: len(dumps({name: entry}, separators=(",", ":"))) for name, entry in record.items()}
     kept = {name for name in record if untrimmable.should_retain(name)}
     room = budget_bytes - sum(sizes[name] for name in kept)
@@ -87,24 +87,24 @@ def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> 
 
 
 def decode_stats(record: Mapping[str, Any], schema: Schema[Any, Any, Any]) -> dict[str, ColumnStats]:
-    """The stored form as values: of the types of the schema where a bound is one of them. A bound that is no
-    value of Python's is left out: `None`."""
+    """The stored form as values, of the types of the schema if a bound is such a value. A bound that Python
+    cannot represent is `None`."""
     fields, types = _leaf_fields(schema), leaf_types(schema)
     found = {}
     for name, entry in record.items():
-        if name in types:  # a reader's older schema lacks some
+        if name in types:  # a reader's older schema may lack it
             low, high = (_value(entry[end], types[name], fields.get(name)) for end in ("min", "max"))
             found[name] = ColumnStats(low, high, entry["nulls"])
     return found
 
 
 def key_lower(table: pa.Table | pa.RecordBatch) -> Any:
-    """A lower bound of the keys of a sorted table that has rows, near the least, as JSON."""
+    """A lower bound of the keys of a sorted table with rows, as JSON: the first key, cut if it is long."""
     return to_json(pa.array([_cut_key(table.column("key")[0])], table.schema.field("key").type)[0])
 
 
 def decode_key_lower(stored: Any, schema: Schema[Any, Any, Any]) -> Any:
-    """The bound as a value of the key's type; `None` if Python has no such value."""
+    """The bound as a value of the key's type; `None` if Python cannot represent it."""
     return _value(stored, schema.arrow_schema.field("key").type, schema.key)
 
 
@@ -120,7 +120,7 @@ def leaf_paths(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _named_leaves(table: pa.Table | pa.RecordBatch) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """The leaf columns with their paths, by dotted name, but those that share one."""
+    """The leaf columns with their paths, by dotted name, without leaves that share a name."""
     found: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
     for half in ("key", "val", "time"):
         for path, leaf in _leaves((half,), table.column(half)):
@@ -129,7 +129,7 @@ def _named_leaves(table: pa.Table | pa.RecordBatch) -> dict[str, tuple[tuple[str
 
 
 def _bound_type(t: pa.DataType) -> pa.DataType:
-    """The type of bounds of values of type `t`: what is cut has no fixed size."""
+    """The type of bounds of values of type `t`: bytes that are cut have no fixed size."""
     is_wide = pa.types.is_fixed_size_binary(t) and t.byte_width > BOUND_BYTES
     return pa.binary() if is_wide else t
 
@@ -166,7 +166,7 @@ def _cut(scalar: Any) -> Any:
 
 
 def _rounded_up(scalar: Any) -> Any:
-    """An upper bound of at most `BOUND_BYTES`, null where there is none."""
+    """An upper bound of at most `BOUND_BYTES`, null if there is none."""
     if not _is_long(scalar):
         return scalar
     prefix = _prefix(scalar.as_py())
@@ -187,13 +187,13 @@ def _prefix(value: Any) -> Any:
 
 
 def _bytes_above(prefix: bytes) -> bytes | None:
-    """The least bytes above all that begin with the prefix."""
+    """The least bytes above all bytes that begin with the prefix."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
 def _text_above(prefix: str) -> str | None:
-    """As `_bytes_above`, within UTF-8: the last character that has a successor of no more bytes."""
+    """As `_bytes_above` in UTF-8: the last character that has a successor becomes that successor."""
     for end in range(len(prefix), 0, -1):
         code = ord(prefix[end - 1]) + 1
         code = 0xE000 if code == 0xD800 else code  # surrogates are no characters
@@ -203,14 +203,14 @@ def _text_above(prefix: str) -> str | None:
 
 
 def _cut_key(scalar: Any) -> Any:
-    """A Python value at or below that of the scalar, without long parts."""
+    """A Python value at or below the scalar, with long values and lists cut."""
     if not scalar.is_valid:
         return None
     if pa.types.is_struct(scalar.type):
         return {name: _cut_key(child) for name, child in scalar.items()}
     if pa.types.is_list(scalar.type):
         return [_cut_key(element) for element in scalar.values[:KEY_ELEMENTS]]
-    if pa.types.is_temporal(scalar.type):  # not every point in time is one that Python can say
+    if pa.types.is_temporal(scalar.type):  # Python cannot represent every point in time
         return scalar
     return scalar.as_py() if pa.types.is_fixed_size_binary(scalar.type) else _cut(scalar).as_py()
 
@@ -218,7 +218,7 @@ def _cut_key(scalar: Any) -> Any:
 def _merged(entries: list[dict[str, Any]], t: pa.DataType) -> dict[str, Any]:
     ends: dict[str, Any] = {"min": None, "max": None}
     for end, choose in (("min", min), ("max", max)):
-        # a piece of nulls has neither bound and takes none away; one with a single bound does
+        # a row group of nulls has neither bound and removes none; one with a single bound removes the other
         bounded = [e for e in entries if e["min"] is not None or e["max"] is not None]
         values = [e[end] for e in bounded]
         if values and None not in values:
@@ -233,7 +233,7 @@ def _order(value: Any, t: pa.DataType) -> Any:
 
 
 def _rank(name: str) -> int:
-    """Which columns readers prune by: times first, then keys."""
+    """The order in which columns are kept: times first, then keys, since readers prune by them."""
     return {"time": 0, "key": 1}.get(name.partition(".")[0], 2)
 
 
@@ -254,8 +254,8 @@ def _leaf_fields(schema: Schema[Any, Any, Any]) -> dict[str, Field]:
 
 
 def _value(stored: Any, t: pa.DataType, field: Field | None) -> Any:
-    """The value that was stored, decoded by the codec of its field; as that of its Arrow type where
-    the codec cannot (a name cut short is no member); `None` where Python has none."""
+    """The stored value, decoded by the codec of its field; as a value of its Arrow type if the codec fails
+    (a cut name is no member); `None` if Python cannot represent it."""
     try:
         value = from_json(stored, t)
     except (ValueError, OverflowError):

@@ -1,9 +1,9 @@
-"""How large updates are: *goodbytes* are the bytes of their values, without overhead.
+"""The size of updates in *goodbytes*: the bytes of their values, without overhead.
 
-A number counts its width, a text or bytes their length, a list its elements, a bool one byte; a
-null counts as an empty value of its type. `time` and `diff` count 8 bytes per number. Arrow columns
-know the length of any range of rows from two offsets, so the size of a slice costs no pass over the
-rows, and cuts are found by bisection.
+A number counts its width, text and bytes their length, a list its elements, a bool one byte; a null
+counts as an empty value of its type. `time` and `diff` count 8 bytes per number. Two offsets of an Arrow
+column give the length of any range of rows, so the size of a slice needs no pass over the rows, and cuts
+are found by bisection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def goodbytes(table: pa.Table | pa.RecordBatch) -> int:
 
 
 def payload_bytes(table: pa.Table | pa.RecordBatch) -> int:
-    """Goodbytes of key and val alone, which the largest size of one update limits."""
+    """Goodbytes of key and val alone, which `settings.update_size_max` limits."""
     return column_bytes(table.column("key")) + column_bytes(table.column("val"))
 
 
@@ -33,27 +33,28 @@ def column_bytes(column: pa.Array | pa.ChunkedArray) -> int:
 
 
 def check_update_size(table: pa.Table, update_size_max: int, *, row_base: int = 0) -> None:
-    """`InvalidUpdate` with its row if the key and val of an update are larger than allowed."""
+    """`InvalidUpdate` with its row for an update whose key and val are larger than `update_size_max`."""
     size = payload_bytes(table)
     if size <= update_size_max:
         return
     if table.num_rows == 1:
-        raise InvalidUpdate(f"{size} bytes of key and val, at most {update_size_max}", row=row_base)
+        text = f"an update has {size} bytes of key and val, at most {update_size_max} are allowed"
+        raise InvalidUpdate(text, row=row_base)
     half = table.num_rows // 2
     check_update_size(table.slice(0, half), update_size_max, row_base=row_base)
     check_update_size(table.slice(half), update_size_max, row_base=row_base + half)
 
 
-def split(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
-    """The table in pieces of at most `target_bytes` goodbytes, or of one row that is larger."""
+def cut(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
+    """The table in slices of at most `target_bytes` goodbytes, or of one larger row."""
     while table.num_rows:
         rows = rows_within(table, target_bytes)
-        piece, table = table.slice(0, rows), table.slice(rows)
-        yield piece
+        part, table = table.slice(0, rows), table.slice(rows)
+        yield part
 
 
 def rows_within(table: pa.Table, target_bytes: int) -> int:
-    """How many rows from the first on have at most `target_bytes` goodbytes; at least one."""
+    """How many of the first rows have at most `target_bytes` goodbytes; at least one."""
     fits, over = 1, table.num_rows + 1
     while over - fits > 1:
         middle = (fits + over) // 2
@@ -65,8 +66,7 @@ def rows_within(table: pa.Table, target_bytes: int) -> int:
 
 
 def rows_reaching(table: pa.Table, target_bytes: int) -> int:
-    """How many rows from the first on it takes to reach `target_bytes` goodbytes; at least one, at most
-    all."""
+    """How many of the first rows reach `target_bytes` goodbytes; at least one, at most all."""
     short, reaches = 0, max(int(table.num_rows), 1)
     while reaches - short > 1:
         middle = (short + reaches) // 2
