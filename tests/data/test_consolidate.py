@@ -202,7 +202,7 @@ def test_goodbytes_add_up_and_cuts_are_within(case: oracle.Case) -> None:
     @given(oracle.rows_of(case), st.integers(1, 400))
     def check(rows: list[Any], target: int) -> None:
         table = to_table(rows, schema)
-        pieces = list(sizes.split(table, target))
+        pieces = list(sizes.cut(table, target))
         assert sum(p.num_rows for p in pieces) == table.num_rows
         assert sum(map(sizes.goodbytes, pieces)) == sizes.goodbytes(table)
         assert all(p.num_rows == 1 or sizes.goodbytes(p) <= target for p in pieces)

@@ -2,7 +2,7 @@
 
 | module                            | what it has                                            |
 |-----------------------------------|--------------------------------------------------------|
-| `convert`, `given`, `tiny`        | from what users give to columns                        |
+| `convert`, `given`, `tiny`        | from the updates that users give to columns            |
 | `order`, `consolidate`, `merge`   | sorted, summed, merged                                 |
 | `times`                           | which rows a frontier holds; times advanced            |
 | `sizes`, `slices`, `buffer`, `assemble` | cut, gathered, put together                      |

@@ -1,4 +1,4 @@
-"""Tables of updates put together from pieces: several as one, columns with a time given once."""
+"""Tables of updates put together: from several tables, or from rows and one time for all of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ JOINED_BYTES_MAX = 4 * 1024 * 1024  # copied in about a millisecond
 
 
 def concat(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
-    """The updates of all tables side by side, without a copy; an empty table for none."""
+    """The updates of all tables, table after table, without a copy; an empty table for none."""
     if not tables:
         return schema.arrow_schema.empty_table()
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
 
 def joined(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
-    """The same in one piece, if that is little to copy: what is done with columns of many pieces costs
-    more."""
+    """As `concat`, copied into one chunk if that is small: work on columns of many chunks costs more."""
     whole = concat(tables, schema)
     return whole.combine_chunks() if len(tables) > 1 and whole.nbytes <= JOINED_BYTES_MAX else whole
 

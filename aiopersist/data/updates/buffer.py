@@ -1,9 +1,8 @@
 """Updates gathered until they are worth a part, in the order they came.
 
-Single rows of plain types are kept as tuples and become columns some hundreds at a time; everything
-else comes as tables. What reaches the target is cut off without copying: slices of the tables that
-came, found by bisection, so a cut takes no time worth a thread, and an await stands nowhere between
-taking from the buffer and giving to the upload.
+Single rows of plain types are kept as tuples and become columns some hundreds at a time; all other
+updates come as tables. A cut at the target copies nothing: it slices the tables, at a row found by
+bisection. So a cut needs no thread, and no await stands between the buffer and the upload.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from aiopersist.data.updates.sizes import goodbytes, rows_reaching
 
 ROWS_AT_ONCE = 512  # rows converted together: under a millisecond
 BYTES_AT_ONCE = 256 * 1024
-JOIN_TABLES = 64  # so many small tables in a row are joined: each costs kilobytes, however little it holds
-JOIN_BYTES = 512 * 1024  # or as many as have so many bytes, which takes less than a millisecond
-SMALL_ROWS = 8192  # a table of at least so many rows, or bytes, is left as it is
+JOIN_TABLES = 64  # so many neighbouring small tables are joined: each costs kilobytes of its own
+JOIN_BYTES = 512 * 1024  # or so many bytes of them, which takes less than a millisecond
+SMALL_ROWS = 8192  # a table of at least so many rows, or of `JOIN_BYTES`, is not joined
 
 Row = tuple[Any, Any, Any, int]
 
 
 class Buffer:
-    """See the header. `goodbytes` and `rows` are those of what is in it."""
+    """See the header. `goodbytes` and `rows` count the updates in the buffer."""
 
     def __init__(self, schema: Schema[Any, Any, Any]) -> None:
         self._schema = schema
@@ -39,12 +38,12 @@ class Buffer:
         self.rows = 0
 
     def add(self, table: pa.Table) -> None:
-        """Updates as columns of the schema."""
+        """Add updates as columns of the schema."""
         self._convert()
         self._add(table, goodbytes(table))
 
     def add_row(self, row: Row, size: int) -> None:
-        """One update of `size` goodbytes that surely can be converted."""
+        """Add one update of `size` goodbytes that surely can be converted."""
         self._rows.append(row)
         self._rows_bytes += size
         self.rows += 1
@@ -53,8 +52,8 @@ class Buffer:
             self._convert()
 
     def take_reaching(self, target: int) -> pa.Table:
-        """The first updates that together reach `target` goodbytes; the update that reaches it is the
-        last of them. There are as many."""
+        """Take the first updates, up to the update with which they reach `target` goodbytes. The buffer must
+        have as many goodbytes."""
         self._convert()
         self._join()
         taken, size = [], 0
@@ -73,7 +72,7 @@ class Buffer:
         return pa.concat_tables(taken)
 
     def take(self) -> pa.Table:
-        """All of it, which is at least one table."""
+        """Take all updates. The buffer must not be empty."""
         self._convert()
         self._join()
         table = pa.concat_tables([table for table, _ in self._tables])
@@ -102,7 +101,7 @@ class Buffer:
             self._join()
 
     def _join(self) -> None:
-        """The small tables that came last become one."""
+        """Join the small tables that came last."""
         if len(self._small) == 1:
             self._tables += self._small
         elif self._small:

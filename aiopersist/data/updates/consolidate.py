@@ -1,18 +1,18 @@
 """Sorting and summing: at most one update per (key, val, time), in order, none with a diff of zero.
 
-One sort, then neighbours are compared once: where a row differs from the one before it a group
-begins, and a group's sum is a difference of prefix sums. (A hash aggregation costs three times as
-much and would have to be sorted too.)
+The rows are sorted, then neighbours are compared once: a group begins at a row that differs from the row
+before it, and the sum of a group is a difference of prefix sums. (A hash aggregation takes three times
+as long, and its result would have to be sorted, too.)
 
 Sums never wrap. If the magnitudes of all diffs together fit in 62 bits, 64-bit prefix sums cannot
-overflow, which a glance at the greatest diff tells; else groups are summed in 128 bits. A sum beyond
-64 bits stays as several updates side by side, as few as possible: the greatest diff as often as it
-fits and the rest, so the same updates always give the same rows. Where sums are final there is no
-side by side: `DiffOverflow`.
+overflow; the greatest diff times the number of rows tells. Else groups are summed in 128 bits. A sum
+beyond 64 bits becomes several updates, as few as possible: the greatest diff as often as it fits, and the
+rest. So the same updates always give the same rows. For contents, whose sums are final, it is a
+`DiffOverflow`.
 
-How it is sorted depends on the size alone, and the result does not: a few rows as Python tuples, since
-the entry into each kernel would cost more than the rows; some thousands by pyarrow; more by polars,
-which is twice as fast then, but wants its own copy of the columns.
+The size alone decides how the rows are sorted; the result is the same. A few rows are sorted as Python
+tuples, since the entry into each kernel takes longer; some thousands by pyarrow; more by polars, which is
+then twice as fast, but makes its own copy of the columns.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None =
 
 
 def contents(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """The sums per (key, val), as columns `key`, `val`, `diff`, in order; times are ignored, so the
-    caller has filtered by them. `DiffOverflow` when a sum does not fit in 64 bits."""
+    """The sums per (key, val), as columns `key`, `val`, `diff`, in order. Times are ignored: the caller
+    filters by them before. `DiffOverflow` if a sum does not fit in 64 bits."""
     return _consolidate(table.select(["key", "val", "diff"]), final=schema)
 
 
 def sum_columns(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """As `contents` over whatever columns the table has beside `diff`: those of a projection."""
+    """As `contents`, over all columns of the table except `diff`: for projections."""
     return _consolidate(table, final=schema)
 
 
 def diff_sum(table: pa.Table) -> int:
-    """The sum of all diffs modulo 2**64, which consolidation leaves as it is."""
+    """The sum of all diffs modulo 2**64, which consolidation does not change."""
     total: int = pc.sum(table.column("diff"), min_count=0).as_py()
     return total % 2**64  # Arrow's sums wrap
 
 
-def pieces(total: int) -> list[int]:
-    """The fewest diffs within 64 bits with this sum, the greatest magnitudes first."""
+def fewest_diffs(total: int) -> list[int]:
+    """The fewest diffs of 64 bits with this sum, the greatest magnitudes first."""
     limit = DIFF_MAX if total > 0 else DIFF_MIN
     whole, rest = divmod(total, limit) if total else (0, 0)
     return [limit] * whole + ([rest] if rest else [])
@@ -76,7 +76,7 @@ def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.
 def _taken(
     table: pa.Table, groups: Iterable[tuple[int, int]], final: Schema[Any, Any, Any] | None
 ) -> pa.Table:
-    """The table of the groups, each given by its first row and its sum."""
+    """The table of the groups, each as its first row and its sum."""
     diffs = table.column("diff").to_pylist()
     rows: list[int] = []
     sums: list[int] = []
@@ -88,9 +88,9 @@ def _taken(
             continue
         if final is not None:
             raise _overflow(table.slice(row, 1), final)
-        split = pieces(total)
-        rows += [row] * len(split)
-        sums += split
+        few = fewest_diffs(total)
+        rows += [row] * len(few)
+        sums += few
     if sums == diffs and rows == list(range(table.num_rows)):
         return table
     taken = table.take(int64_array(rows))
@@ -99,7 +99,7 @@ def _taken(
 
 
 def _sums(keys: list[tuple[Any, ...]], diffs: list[int]) -> Iterator[tuple[int, int]]:
-    """Per group of equal keys, in order, its first row and its sum."""
+    """The first row and the sum of each group of equal keys, in order."""
     order = sorted(range(len(keys)), key=keys.__getitem__)
     start = 0
     while start < len(order):
@@ -128,7 +128,7 @@ def _medium(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | No
 
 
 def _sort_keys(leaf: Any) -> list[Any]:
-    """Columns that pyarrow orders as we do: left alone it puts nulls last, and NaN beside them."""
+    """Columns that pyarrow sorts in our order. It would sort nulls last, with NaN next to them."""
     keys = [pc.is_valid(leaf)] if leaf.null_count else []
     if pa.types.is_floating(leaf.type):
         nan = pc.is_nan(leaf)
@@ -138,7 +138,7 @@ def _sort_keys(leaf: Any) -> list[Any]:
 
 
 def _same_as_next(key: Any) -> Any:
-    """Per row but the last whether the next one is equal; nulls are."""
+    """For each row except the last, whether the next row is equal. Nulls are equal."""
     above, below = key.slice(0, len(key) - 1), key.slice(1)
     same = pc.equal(above, below)
     if not key.null_count:
@@ -147,7 +147,7 @@ def _same_as_next(key: Any) -> Any:
 
 
 def _runs(order: list[int], diffs: list[int], same: list[bool]) -> Iterator[tuple[int, int]]:
-    """Per group of equal neighbours its first row and its sum."""
+    """The first row and the sum of each group of equal neighbours."""
     first, total = order[0], diffs[0]
     for row, diff, equal in zip(order[1:], diffs[1:], same, strict=True):
         if equal:
@@ -159,7 +159,7 @@ def _runs(order: list[int], diffs: list[int], same: list[bool]) -> Iterator[tupl
 
 
 def _has_lists(table: pa.Table, names: list[str]) -> bool:
-    """Whether there are lists, which pyarrow does not sort."""
+    """Whether there are lists, which pyarrow cannot sort."""
 
     def within(t: pa.DataType) -> bool:
         if pa.types.is_struct(t):
@@ -182,23 +182,23 @@ def _large(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | Non
         over = frame.filter((pl.col("diff") > DIFF_MAX) | (pl.col("diff") < DIFF_MIN))
         if final is not None and over.height:
             raise _overflow(_rebuilt(over.head(1).with_columns(diff=pl.lit(0)), table, rebuilds), final)
-        frame = _side_by_side(frame)
+        frame = _in_64_bits(frame)
     return _rebuilt(frame, table, rebuilds)
 
 
-def _side_by_side(frame: pl.DataFrame) -> pl.DataFrame:
-    """Sums of 128 bits as diffs of 64, in several rows where they must be."""
+def _in_64_bits(frame: pl.DataFrame) -> pl.DataFrame:
+    """Sums of 128 bits as diffs of 64 bits, in several rows if a sum does not fit."""
     over = (pl.col("diff") > DIFF_MAX) | (pl.col("diff") < DIFF_MIN)
     if not frame.select(over.any()).item():
         return frame.with_columns(pl.col("diff").cast(pl.Int64))
-    split = list(map(pieces, frame["diff"].to_list()))
-    rows = [row for row, diffs in enumerate(split) for _ in diffs]
-    return frame[rows].with_columns(diff=pl.Series([d for diffs in split for d in diffs], dtype=pl.Int64))
+    sums = list(map(fewest_diffs, frame["diff"].to_list()))
+    rows = [row for row, diffs in enumerate(sums) for _ in diffs]
+    return frame[rows].with_columns(diff=pl.Series([d for diffs in sums for d in diffs], dtype=pl.Int64))
 
 
 def _rebuilt(frame: pl.DataFrame, like: pa.Table, rebuilds: list[Any]) -> pa.Table:
-    """The flattened columns and `diff` as a table with the columns and types of `like`; a large one in
-    chunks, so that whoever consumes it piece by piece can let go of what it is done with."""
+    """The flattened columns and `diff` as a table with the columns and types of `like`. A large table is in
+    chunks, so that its consumer can release each chunk after use."""
     if frame.height > SLICE_ROWS:
         return pa.concat_tables(_rebuilt(piece, like, rebuilds) for piece in frame.iter_slices(SLICE_ROWS))
     flat = frame.to_arrow(compat_level=pl.CompatLevel.newest())
@@ -210,7 +210,7 @@ def _rebuilt(frame: pl.DataFrame, like: pa.Table, rebuilds: list[Any]) -> pa.Tab
 
 
 def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:
-    """Names the key and val of a row; of a projection, what it has of them."""
+    """The error with the key and the val of the row, as far as a projection has them."""
     names = row.column_names
     key = _shown(schema.key, row.column("key")) if "key" in names else None
     val = _shown(schema.val, row.column("val")) if "val" in names else None
@@ -218,7 +218,7 @@ def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:
 
 
 def _shown(field: Field, column: Any) -> Any:
-    """Points in time as integers where Python has not all of them."""
+    """The value of one row; in its JSON form if Python cannot represent it."""
     try:
         return field.decode(column)[0]
     except Unsupported:
@@ -226,8 +226,8 @@ def _shown(field: Field, column: Any) -> Any:
 
 
 def _summed(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """One row per group of equal neighbours with its sum, none that is zero. Where 64 bits may not
-    do, `diff` has 128."""
+    """One row per group of equal neighbours with its sum, if that is not zero. `diff` has 128 bits if 64 may
+    not be enough."""
     differs = [pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys]
     first = pl.int_range(pl.len()) == 0
     starts = frame.select(pl.any_horizontal(first, *differs).alias("s")).to_series()

@@ -1,10 +1,9 @@
-"""Updates as they are given, as one table in the columns of the schema; or `InvalidUpdate`.
+"""From the updates that a user gives to one table in the columns of the schema; or `InvalidUpdate`.
 
-Two ways in: rows (an iterable of tuples) are turned into columns in bulk and encoded by the schema's
-codecs; Arrow data (tables, batches, readers, whatever exports a C stream or array) is checked to be
-sound (`valid.py`) and cast. Both end in a table with exactly the schema's columns, checked: types,
-nulls, times in range and of the right length, diffs within 64 bits. Nothing later has to look at
-values again.
+There are two ways in. Rows (an iterable of tuples) are turned into columns in bulk and encoded by the
+schema's codecs. Arrow data (tables, batches, readers, all objects that export a C stream or array) is
+checked to be sound (`valid.py`) and cast. Both give a table with exactly the schema's columns, checked:
+types, nulls, times in range and of the right length, diffs within 64 bits. No later code checks values.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from aiopersist.errors import InvalidUpdate
 from aiopersist.frontier import TIME_MAX
 
 UPDATE = ("key", "val", "time", "diff")
-ROW = ("key", "val", "diff")  # what `write` takes: the time is chosen later
-ROWS_AT_ONCE = 8192  # rows converted together when they come from an iterator,
-ELEMENTS_LOOKED_AT = 1000  # of a list: it is large anyway then
-BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, when they are large
+ROW = ("key", "val", "diff")  # the columns that `write` takes: the time is chosen later
+ROWS_AT_ONCE = 8192  # rows of an iterator that are converted together,
+BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, if they are large
+ELEMENTS_MEASURED = 1000  # of a list: a longer list is large anyway
 
 
 def to_table(
@@ -37,10 +36,10 @@ def to_table(
     diff: int | None = None,
     row_base: int = 0,
 ) -> pa.Table:
-    """All the updates as one table with the given columns of the schema.
+    """All updates as one table with the given columns of the schema.
 
-    `columns=ROW` is for rows without time. A `diff` makes that of the input optional. `row_base` is
-    the number of the first row in errors. `InvalidUpdate` for what cannot be stored.
+    `columns=ROW` is for rows without time. With a `diff` the diffs of the input are optional. `row_base` is
+    the number of the first row in errors. `InvalidUpdate` for a value that cannot be stored.
     """
     fields = [schema.arrow_schema.field(name) for name in columns]
     try:
@@ -53,7 +52,7 @@ def to_table(
 
 
 def rough_bytes(row: Any) -> int:
-    """Bytes of text, bytes and lists in a row: enough to tell large rows from small ones."""
+    """The bytes of text, bytes and lists in a row: exact enough to tell large rows from small rows."""
     return sum(map(_rough, row)) if isinstance(row, tuple | list) else 0
 
 
@@ -63,19 +62,19 @@ def _rough(value: Any) -> int:
     if not isinstance(value, list | tuple):
         return 0
     if value and not isinstance(value[0], int | float):
-        return sum(map(_rough, islice(value, ELEMENTS_LOOKED_AT))) + 16 * len(value)
+        return sum(map(_rough, islice(value, ELEMENTS_MEASURED))) + 16 * len(value)
     return 16 * len(value)
 
 
 class RowBuffer:
-    """RowBuffer gathered from an iterator until they are worth a conversion."""
+    """Rows gathered from an iterator until they are worth a conversion."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self._bytes = 0
 
     def add(self, row: Any) -> bool:
-        """Whether it is time to take them."""
+        """Add a row; whether the buffer is full."""
         self.rows.append(row)
         self._bytes += rough_bytes(row)
         return len(self.rows) >= ROWS_AT_ONCE or self._bytes >= BYTES_AT_ONCE
@@ -86,7 +85,7 @@ class RowBuffer:
 
 
 def chunks_of(updates: Any) -> Iterator[Any]:
-    """The input in pieces that `to_table` takes: batches of Arrow data, lists of rows."""
+    """The input in chunks that `to_table` takes: batches of Arrow data, lists of rows."""
     if is_arrow(updates):
         yield from _reader(updates)
         return
@@ -119,7 +118,7 @@ def _reader(value: Any) -> Any:
 
 
 def _no_rows(table: pa.Table) -> Any:
-    """A batch without rows, whose types are checked, too; the table itself where Arrow can make none."""
+    """A batch without rows, so that its types are checked, too; the table itself if Arrow can make none."""
     try:
         return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in table.schema], schema=table.schema)
     except pa.ArrowException:
@@ -161,7 +160,7 @@ def _from_rows(
 
 
 def _columns(rows: Sequence[Any], names: list[str], diff: int | None) -> list[Sequence[Any]]:
-    """The rows turned into columns; a missing last diff is `diff`."""
+    """The rows turned into columns; a missing diff is `diff`."""
     if any(is_arrow(row) for row in islice(rows, 1)):
         raise Refusal(-1, "Arrow data among rows: give an iterator of tables, or one table")
     wrong_type = set(map(type, rows)) - {tuple, list}
@@ -193,7 +192,7 @@ def _encode(name: str, values: Sequence[Any], schema: Schema[Any, Any, Any]) -> 
 
 
 def _encode_ints(values: Sequence[Any], least: int, name: str) -> pa.Array:
-    """Ints in `[least, 2**63)`; `least` tells a time from a diff."""
+    """Encode ints in `[least, 2**63)`; `least` is 0 for times."""
     if set(map(type, values)) != {int} or min(values) < least or max(values) > TIME_MAX:
         for row, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= TIME_MAX:
@@ -236,7 +235,7 @@ def _from_arrow(
 
 
 def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
-    """Per wanted column what the table has for it: the column, or a struct of flat columns."""
+    """The given columns by the names of the wanted ones: a column itself, or a struct of flat columns."""
     given = table.column_names
     if len(set(given)) < len(given):
         raise Refusal(-1, f"a column name appears twice: {given}")
@@ -249,7 +248,7 @@ def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
         elif pa.types.is_struct(field.type):
             names = [f.name for f in field.type if f.name in given]
             used += names
-            found[field.name] = _struct_of(table.select(names), len(names))
+            found[field.name] = table.select(names).to_struct_array() if names else None
     missing = [f.name for f in fields if f.name not in found or found[f.name] is None]
     unknown = sorted(set(given) - set(used))
     if missing or unknown or len(set(used)) < len(used):
@@ -261,29 +260,19 @@ def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
 
 
 def _is_flat(given: pa.Field, wanted: pa.Field) -> bool:
-    """Whether a column named as the whole is really a field of the same name within it."""
+    """Whether the given column is not the wanted struct itself, but a field of the same name within it."""
     t = wanted.type
     if not pa.types.is_struct(t) or t.get_field_index(wanted.name) < 0:
         return False
     return not pa.types.is_struct(given.type)
 
 
-def _struct_of(table: pa.Table, fields: int) -> Any:
-    return table.to_struct_array() if fields else None
-
-
 def _check_times(times: Any) -> None:
-    for chunk in times.chunks:
-        flat = chunk.flatten() if pa.types.is_fixed_size_list(times.type) else chunk
-        least = pc.min(flat).as_py()
-        if least is not None and least < 0:
-            length = times.type.list_size if pa.types.is_fixed_size_list(times.type) else 1
-            negative = pc.less(pc.cast(_flat(times), pa.int64()), 0)
-            row = pc.index(negative, pa.scalar(True)).as_py() // length
-            raise Refusal(row, f"time {times[row].as_py()} is not in [0, 2**63)")
-
-
-def _flat(times: Any) -> Any:
-    if not pa.types.is_fixed_size_list(times.type):
-        return times
-    return pa.chunked_array([chunk.flatten() for chunk in times.chunks], pa.int64())
+    """`Refusal` of the first time that is negative."""
+    is_product = pa.types.is_fixed_size_list(times.type)
+    flat = pa.chunked_array([chunk.flatten() for chunk in times.chunks], pa.int64()) if is_product else times
+    least = pc.min(flat).as_py()
+    if least is not None and least < 0:
+        at = pc.index(pc.less(flat, 0), pa.scalar(True)).as_py()
+        row = at // times.type.list_size if is_product else at
+        raise Refusal(row, f"time {times[row].as_py()} is not in [0, 2**63)")

@@ -1,6 +1,6 @@
-"""What a writer may be given, as types: rows of the types of its schema, or Arrow data, which has its own.
+"""The types of the updates that a user may give: rows of the types of the schema, or Arrow data.
 
-A type checker so refuses rows of another schema. Arrow data is checked when it is given, as rows are.
+So a type checker refuses rows of another schema. The writer checks Arrow data, and rows, when it gets them.
 """
 
 from collections.abc import AsyncIterable, Iterable

@@ -1,7 +1,7 @@
 """Merging sorted runs slab by slab, in bounded memory, into globally consolidated output.
 
-A pure object: it says which runs to load, is given their next slabs, and gives what is settled. The
-caller does the I/O:
+A pure object: it names the runs to load, takes their next slabs, and gives the settled updates. The caller
+does the I/O:
 
     merge = Merge(len(runs), schema)
     while not merge.done:
@@ -9,11 +9,11 @@ caller does the I/O:
             merge.push(run, <the next slab of the run, or None at its end>)
         emit(merge.pop())
 
-*Bound*: the least of the last rows loaded of the runs that are not at their end. Nothing below it
-can still come, so all that lies strictly below is sorted, consolidated and given; equal rows wait,
-since a run may go on with them. A run is loaded again when half of its last slab is used up, rather
-than when it is the least: so a round settles much of every run, not just of one, and each row is
-sorted once. Held are at most one and a half slabs per run, and what a round sorts of them.
+*Bound*: each run that is not at its end has a last loaded row; the least of these rows is the bound. No
+row below the bound can still come, so all rows strictly below it are sorted, consolidated and given. Rows
+equal to it wait, since a run may go on with them. A run is loaded again when half of its last slab is used
+up, not when it is the least run: so each `pop` settles much of every run, and each row is sorted once. At
+most one and a half slabs per run are held, and the copies that a `pop` sorts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aiopersist.data.updates.order import row_key
 @dataclass
 class _Run:
     pending: pa.Table
-    last: Any = None  # the row key of the last row loaded
+    last: Any = None  # the row key of the last loaded row
     slab_rows: int = 0
     at_end: bool = False
 
@@ -38,8 +38,8 @@ class _Run:
 class Merge:
     """Merges `runs` runs of tables in the columns of the schema.
 
-    `final`: gives contents (`key`, `val`, `diff`), times ignored; `DiffOverflow` where a sum does not
-    fit. Product times need not be in order within a (key, val): advancing them breaks it.
+    `final`: gives contents (`key`, `val`, `diff`) and ignores times; `DiffOverflow` if a sum does not fit.
+    Product times need not be in order within a (key, val): advancing them breaks their order.
     """
 
     def __init__(self, runs: int, schema: Schema[Any, Any, Any], *, final: bool = False) -> None:
@@ -52,7 +52,7 @@ class Merge:
 
     @property
     def done(self) -> bool:
-        """Whether all was given."""
+        """Whether all updates were given."""
         return all(run.at_end and not run.pending.num_rows for run in self._runs)
 
     @property
@@ -61,7 +61,7 @@ class Merge:
         return sum(run.pending.num_rows for run in self._runs)
 
     def needs(self) -> list[int]:
-        """The runs whose next slab is to be pushed before the next `pop`."""
+        """The runs whose next slab must be pushed before the next `pop`."""
         wanted = {i for i, run in enumerate(self._runs) if not run.at_end and _is_low(run)}
         if self._stuck:
             bound = self._bound()
@@ -69,7 +69,7 @@ class Merge:
         return sorted(wanted)
 
     def push(self, run: int, slab: pa.Table | None) -> None:
-        """The next slab of a run, sorted, perhaps empty (all filtered out); `None` at its end."""
+        """Take the next slab of a run, sorted, perhaps empty (all filtered out); `None` at its end."""
         state = self._runs[run]
         if slab is None:
             state.at_end = True
@@ -79,8 +79,8 @@ class Merge:
             state.pending = pa.concat_tables([state.pending, slab]) if state.pending.num_rows else slab
 
     def pop(self) -> pa.Table:
-        """All that is settled and was not given yet, perhaps nothing: sorted and consolidated, above
-        all that was given before."""
+        """The settled updates that were not given yet, perhaps none: sorted and consolidated, above all
+        updates that were given before."""
         if any(run.last is None and not run.at_end for run in self._runs):
             return self._settled([])
         bound = self._bound()
@@ -108,7 +108,7 @@ def _is_low(run: _Run) -> bool:
 def _rows_below(table: pa.Table, bound: Any, order: tuple[str, ...]) -> int:
     """How many rows of a sorted table lie strictly below the bound."""
     rows: int = table.num_rows
-    below, above = 0, rows  # rows before `below` are, rows from `above` on are not
+    below, above = 0, rows  # rows before `below` lie below the bound, rows from `above` on do not
     if above and row_key(table, -1, order) < bound:
         return rows
     while below < above:

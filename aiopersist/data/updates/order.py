@@ -2,11 +2,11 @@
 and UTF-8, numbers by value, false before true, nulls first, NaN last; structs field by field, an
 absent struct first; lists element by element, a prefix first.
 
-It exists twice, and tests hold one against the other. Large tables are *flattened* for polars:
-structs become their validity and their fields, product times their components (sorting structs is
-four times slower); lists stay, polars orders them so. Single rows become *row keys*, Python tuples
-that compare in the same order: for tiny tables, for bisection in sorted ones, and for telling
-whether a part continues a run.
+The order is implemented twice, and tests compare the two. Large tables are *flattened* for polars: structs
+become their validity and their fields, product times their components (sorting structs is four times
+slower); lists stay, since polars sorts them in this order. Single rows become *row keys*, Python tuples
+that compare in the same order: for tiny tables, for bisection in sorted tables, and to decide whether a
+part continues a run.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from aiopersist.data.updates.times import components, from_components
 
 Column = Any  # an Array or a ChunkedArray
 Rebuild = Callable[[Iterator[Column], int], Column]
-"""Puts a column together again from its leaves, taken in order, and the number of rows."""
+"""Builds a column again from an iterator of leaves, in order, and the number of rows."""
 
 
 def flatten(column: Column, leaves: list[Column]) -> Rebuild:
-    """Appends the leaves of a column, in the order in which they decide; returns the way back."""
+    """Append the leaves of a column to `leaves`, the most significant first; return the way back."""
     t = column.type
     if pa.types.is_null(t):
         return lambda _, rows: pa.nulls(rows)
@@ -52,7 +52,7 @@ def flat(table: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Per row a tuple that compares as the row does, by the given columns."""
+    """A tuple per row; the tuples compare as the rows do, by the given columns."""
     keys = [_column_keys(table.column(name), table.schema.field(name).nullable) for name in columns]
     return list(zip(*keys, strict=True)) if keys else [()] * table.num_rows
 
@@ -69,7 +69,7 @@ def _flatten_struct(column: Column, leaves: list[Column]) -> Rebuild:
     nulls = column.null_count > 0
     if nulls:
         leaves.append(pc.is_valid(column))
-    # `struct_field` puts null where the struct is absent, as all our structs hold it.
+    # `struct_field` gives null if the struct is absent, as in all stored structs.
     rebuilds = [flatten(pc.struct_field(column, [i]), leaves) for i in range(t.num_fields)]
 
     def rebuild(found: Iterator[Column], rows: int) -> Column:
@@ -81,7 +81,7 @@ def _flatten_struct(column: Column, leaves: list[Column]) -> Rebuild:
 
 
 def _without_moments(t: pa.DataType) -> pa.DataType:
-    """The type of lists with integers in the place of points in time, at any depth."""
+    """The type with integers in place of temporal types, at any depth."""
     if pa.types.is_list(t):
         return pa.list_(t.value_field.with_type(_without_moments(t.value_type)))
     if pa.types.is_struct(t):
@@ -99,7 +99,7 @@ def _viewed(column: Column, t: pa.DataType) -> Column:
         return column.view(t)
     mask = column.is_null() if column.null_count else None
     if pa.types.is_list(t):
-        offsets = pa.concat_arrays([column.offsets])  # a slice has an offset, which a mask refuses
+        offsets = pa.concat_arrays([column.offsets])  # Arrow takes no mask with the offset of a slice
         return pa.ListArray.from_arrays(offsets, _viewed(column.values, t.value_type), type=t, mask=mask)
     parts = [_viewed(part, field.type) for part, field in zip(column.flatten(), t, strict=True)]
     return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
@@ -110,7 +110,8 @@ def _one(column: Column) -> pa.Array:
 
 
 def _column_keys(column: Column, nullable: bool) -> list[Any]:
-    """Whether there *may* be nulls decides, not whether there are: keys of other rows must compare."""
+    """The keys of one column. They depend on whether nulls *may* be there, not on whether they are: they must
+    compare with the keys of other tables."""
     if pa.types.is_nested(column.type) and _has_temporal(column.type):
         return _nested_keys(column)
     if pa.types.is_temporal(column.type):
@@ -122,8 +123,8 @@ def _column_keys(column: Column, nullable: bool) -> list[Any]:
 
 
 def _nested_keys(column: Column) -> list[Any]:
-    """By numbers for points in time: Python's own do not reach as far. Leaf by leaf, since Arrow ends the
-    process when it casts some structs."""
+    """The keys of a nested column with temporal values, as integers: Python's own cover fewer years. It is
+    converted leaf by leaf, since Arrow aborts the process when it casts some structs."""
     t = column.type
     valid = column.is_valid().to_pylist()
     if pa.types.is_struct(t):
@@ -137,7 +138,7 @@ def _nested_keys(column: Column) -> list[Any]:
 
 
 def _comparable(t: pa.DataType) -> Callable[[Any], Any]:
-    """What makes Python's order that of the type: nulls are (), which is before any (x,)."""
+    """The function that makes values compare in the order of the type: a null is (), less than any (x,)."""
     if pa.types.is_floating(t):
         return lambda v: () if v is None else (v != v, v if v == v else 0.0)
     if pa.types.is_struct(t):
@@ -150,7 +151,7 @@ def _comparable(t: pa.DataType) -> Callable[[Any], Any]:
 
 
 def _natural(t: pa.DataType) -> bool:
-    """Whether Python orders the values of the type as we do."""
+    """Whether Python compares the values of the type in our order."""
     if pa.types.is_fixed_size_list(t):
         return True  # of ints
     return not (pa.types.is_nested(t) or pa.types.is_floating(t))

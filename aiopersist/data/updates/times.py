@@ -1,7 +1,7 @@
-"""Times of whole columns: which rows a frontier holds, and advancing them.
+"""Times of whole columns: their comparison with a frontier, and advancing them.
 
-A column of times is taken apart into its components: one for ints, n for product times of length n.
-All else is arithmetic on components, so ints are product times of length one.
+A column of times is split into its components: one for ints, n for product times of length n. All
+operations work on components, so ints are product times of length one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from aiopersist.data.lazy import pa, pc, pl
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, Time
 
-GREATEST_ROWS = 8192  # product times are reduced to maximal ones when so many have come
-PRUNINGS = 256  # bounds the work where no time is greater than another
-FEW_ROWS = 64  # of fewer that is not worth the kernels
-ROWS_ON_THE_LOOP = 256  # are put together without polars, which takes a while to start
+GREATEST_ROWS = 8192  # so many product times are reduced to the maximal ones
+PRUNINGS = 256  # bounds the work if no time is greater than another
+FEW_ROWS = 64  # fewer times are not worth the kernels
+ROWS_ON_THE_LOOP = 256  # so many are put together without polars, which takes a while to start
 
 
 def components(times: pa.ChunkedArray | pa.Array) -> list[pa.ChunkedArray | pa.Array]:
@@ -29,7 +29,7 @@ def components(times: pa.ChunkedArray | pa.Array) -> list[pa.ChunkedArray | pa.A
 
 
 def from_components(parts: list[pa.ChunkedArray | pa.Array], time_type: pa.DataType) -> pa.ChunkedArray:
-    """The column of times again."""
+    """The column of times of these components."""
     if not pa.types.is_fixed_size_list(time_type):
         return parts[0] if isinstance(parts[0], pa.ChunkedArray) else pa.chunked_array([parts[0]])
     # A row-major walk over the components is the child array of the lists.
@@ -44,12 +44,12 @@ def from_components(parts: list[pa.ChunkedArray | pa.Array], time_type: pa.DataT
 
 
 def _each(kernel: Any, parts: list[Any], element: Time) -> list[Any]:
-    """The kernel for every component, with that of the element."""
+    """The kernel applied to every component and the same component of the element."""
     return [kernel(part, int64_scalar(at)) for part, at in zip(parts, _tuple(element), strict=True)]
 
 
 def beyond(times: pa.ChunkedArray, frontier: Antichain) -> pa.ChunkedArray:
-    """Per row whether `frontier.less_equal(time)`."""
+    """For each row, whether `frontier.less_equal(time)`."""
     return _beyond(components(times), frontier)
 
 
@@ -72,7 +72,7 @@ def rows_after(table: pa.Table, frontier: Antichain) -> int | None:
 
 
 def not_after(times: pa.ChunkedArray, as_of: Time) -> pa.ChunkedArray:
-    """Per row whether `time <= as_of`."""
+    """For each row, whether `time <= as_of`."""
     parts = components(times)
     (element,) = _shaped(Antichain(as_of), len(parts))
     return reduce(
@@ -93,8 +93,8 @@ def filter_times(
     as_of: Time | None = None,
     not_as_of: Time | None = None,
 ) -> pa.Table:
-    """The rows with times at or beyond `lower`, not at or beyond `upper`, `<= as_of`, not `<= not_as_of`;
-    each of them where it is given."""
+    """The rows with times at or beyond `lower`, not at or beyond `upper`, `<= as_of`, not `<= not_as_of`; a
+    bound that is `None` does not apply."""
     times = table.column("time")
     masks = []
     if lower is not None:
@@ -112,8 +112,8 @@ def filter_times(
 
 
 def advance(table: pa.Table, frontier: Antichain) -> pa.Table:
-    """The table with every time advanced to `frontier`, which is not empty. Order and equal rows are
-    left as they come."""
+    """The table with every time advanced to `frontier`, which must not be empty. The rows are neither sorted
+    nor summed."""
     if not frontier.elements:
         raise InvalidUsage(UsageKind.INVALID_TIME, "cannot advance to the empty frontier {}")
     index = table.schema.get_field_index("time")
@@ -125,8 +125,8 @@ def advance(table: pa.Table, frontier: Antichain) -> pa.Table:
 
 
 class Seen:
-    """Int times in the order they came: the least and the greatest, and every one that was less than all
-    before it, which the first below any bound always is."""
+    """Int times in the order they came: the least, the greatest, and each time that is less than all before
+    it. The first time below any bound is always such a time."""
 
     def __init__(self) -> None:
         self.least = TIME_MAX
@@ -134,14 +134,14 @@ class Seen:
         self._lows: list[pa.Array] = []
 
     def add(self, table: pa.Table) -> None:
-        """All times of `table`."""
+        """Add all times of `table`."""
         if not table.num_rows:
             return
         lows = pc.unique(pc.cumulative_min(table.column("time").combine_chunks()))
         self._add(lows, lows[-1].as_py(), pc.max(table.column("time")).as_py())
 
     def merge(self, other: Seen) -> None:
-        """All that `other` has seen, after all that came here."""
+        """Add the times of `other`, as if they came after the times here."""
         for lows in other._lows:
             self._add(lows, other.least, other.greatest)
 
@@ -150,7 +150,7 @@ class Seen:
         self.least, self.greatest = min(self.least, least), max(self.greatest, greatest)
 
     def first_below(self, bound: int) -> int | None:
-        """The first time that was less than `bound`."""
+        """The first time that is less than `bound`."""
         if bound <= self.least:
             return None
         found = (lows.filter(pc.less(lows, int64_scalar(bound))) for lows in self._lows)
@@ -158,9 +158,8 @@ class Seen:
 
 
 class Greatest:
-    """The maximal ones of all times seen: a frontier that has not passed a time has not passed a greater
-    one either, so they are enough to hold any frontier against all. Of ints that is one; of product times
-    that come in no order it is about the logarithm of how many there were."""
+    """The maximal times of all times. They tell whether any time is at or beyond a frontier: if one is, all
+    greater times are. Ints have one maximal time; n product times in random order have about log n."""
 
     def __init__(self) -> None:
         self._int: int | None = None
@@ -169,7 +168,7 @@ class Greatest:
         self._rows_max = GREATEST_ROWS
 
     def add(self, table: pa.Table) -> None:
-        """All times of `table`."""
+        """Add all times of `table`."""
         if not table.num_rows:
             return
         parts = components(table.column("time"))
@@ -184,14 +183,14 @@ class Greatest:
             self._int = time
 
     def merge(self, other: Greatest) -> None:
-        """All that `other` has seen."""
+        """Add the times of `other`."""
         if other._int is not None:
             self.add_int(other._int)
         for frame in other._seen:
             self._see(frame)
 
     def beyond(self, frontier: Antichain) -> Time | None:
-        """One of the times at or beyond `frontier`; `None` if there is none."""
+        """A time at or beyond `frontier`; `None` if there is none."""
         if self._int is not None:
             return self._int if frontier.less_equal(self._int) else None
         for frame in self._seen:
@@ -210,9 +209,9 @@ class Greatest:
 
 
 def _maximal(times: pl.DataFrame) -> pl.DataFrame:
-    """The rows that no other row is greater than, each once. Of pairs: by the first component downwards,
-    those whose second one is greater than all before. Of longer ones a few more may stay: a row of the
-    greatest sum is maximal, and what it dominates is left out, and so on, so often."""
+    """The rows for which no other row is greater, each once. Pairs are sorted downwards: maximal are those
+    whose second component is greater than all before. Longer times: a row with the greatest sum is maximal,
+    the rows below it are dropped, and so on, at most `PRUNINGS` times, so a few other rows may stay."""
     if times.width == 2:
         rest = times.sort(times.columns, descending=True)
         second = rest.get_column(times.columns[1])
@@ -232,7 +231,7 @@ def _tuple(time: Time) -> tuple[int, ...]:
 
 
 def _shaped(frontier: Antichain, length: int) -> tuple[Time, ...]:
-    """The elements of the frontier, which must be of the shape of the column's times."""
+    """The elements of the frontier; `InvalidUsage` unless they have the shape of the column's times."""
     for element in frontier.elements:
         if isinstance(element, tuple) is not (length > 1) or len(_tuple(element)) != length:
             wanted = "ints" if length == 1 else f"product times of length {length}"

@@ -1,8 +1,8 @@
-"""A handful of rows of plain types, straight to a sorted, consolidated batch.
+"""A few rows of plain types, straight to a sorted, consolidated batch.
 
-A kernel costs microseconds to enter, whatever it is given, so ten rows are checked, sorted and summed
-as tuples, and Arrow is entered once, to build the batch. What does not fit here (`None`) goes the
-general way, which also tells what is wrong with a row: here nothing is refused, only passed on.
+Entering a kernel costs microseconds, however few the rows, so ten rows are checked, sorted and summed as
+tuples, and Arrow is entered once, to build the batch. Rows that do not fit here (`None`) go the general
+way, which also reports the fault of a row: here no row is refused.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.frontier import TIME_MAX
 
-TINY_ROWS = 128  # beyond, kernels win
-TINY_BYTES = 32 * 1024  # of keys, and of vals: beyond, copying them takes a thread
+TINY_ROWS = 128  # for more rows kernels are faster
+TINY_BYTES = 32 * 1024  # of keys, and of vals: copying more takes a thread
 
 
 class Tiny(NamedTuple):
-    """A sorted, consolidated batch, and what is to be known of the rows before they were summed."""
+    """A sorted, consolidated batch, and facts about the rows as they were given."""
 
     batch: pa.RecordBatch
     """May be empty."""
     least_time: int
     greatest_time: int
     goodbytes: int
-    """Of the rows as given: what a batch of them has at most."""
+    """The goodbytes of the given rows: at least those of the batch."""
 
 
 def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
-    """The updates as `sort_and_consolidate(to_table(...))` would give them, if they are a short list
-    of `(key, val, time, diff)` tuples of bytes, str and int, and valid; else `None`."""
+    """The updates as `sort_and_consolidate(to_table(...))` would give them, if they are a short list of valid
+    `(key, val, time, diff)` tuples of bytes, str and int; else `None`."""
     kinds = _kinds(schema)
     if kinds is None or type(updates) is not list or not 0 < len(updates) <= TINY_ROWS:
         return None
@@ -58,8 +58,8 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
 
 
 class PlainRows:
-    """Tells how large a single update is, if it is a small one of plain types and valid, so that it surely
-    can be converted together with others later."""
+    """Measures a single update that is small, valid and of plain types: surely it can be converted later,
+    together with others."""
 
     def __init__(self, schema: Schema[Any, Any, Any]) -> None:
         kinds, is_ = _kinds(schema), pa.types
@@ -68,7 +68,7 @@ class PlainRows:
         self._kinds = kinds if kinds and all(any(is_of(t) for is_of in varies) for t in types) else None
 
     def size(self, row: tuple[Any, Any, Any, Any]) -> int | None:
-        """Its goodbytes; `None` if it must go the general way."""
+        """The goodbytes of the update; `None` if it must go the general way."""
         if self._kinds is None or tuple(map(type, row)) != self._kinds:
             return None
         key, val, time, diff = row
@@ -103,7 +103,7 @@ def _width(kind: type, values: tuple[Any, ...]) -> int:
 
 
 def _kinds(schema: Schema[Any, Any, Any]) -> tuple[type, ...] | None:
-    """The Python types of the columns, where they are plain and not null."""
+    """The Python types of the columns, if all are plain and not nullable; else `None`."""
     if schema.time != 1 or schema.own:
         return None
     kinds = []
@@ -116,7 +116,7 @@ def _kinds(schema: Schema[Any, Any, Any]) -> tuple[type, ...] | None:
 
 
 def _summed(updates: list[tuple[Any, Any, int, int]]) -> list[tuple[Any, Any, int, int]] | None:
-    """Sorted and summed; `None` where a sum is beyond 64 bits."""
+    """The updates sorted and summed; `None` if a sum is beyond 64 bits."""
     distinct = {update[:3] for update in updates}
     if len(distinct) == len(updates):
         return sorted(update for update in updates if update[3])

@@ -1,4 +1,4 @@
-"""Updates as they come back: Arrow columns that read as rows."""
+"""Updates as a reader gets them: Arrow columns that read as rows."""
 
 from __future__ import annotations
 
