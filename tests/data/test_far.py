@@ -151,7 +151,7 @@ async def test_fields_with_dots_lose_no_rows(fields: list[pa.Field]) -> None:
                     inner, outer = pc.field(half, "a", "b") == 5, pc.field(half, "a.b") == 1005
                     for where in (inner, outer, inner & outer):
                         assert [k["a"]["b"] for k, _, _ in await s.rows(where=where)] == [5]
-                with pytest.raises(ap.InvalidUsage, match="may be each"):
+                with pytest.raises(ap.InvalidUsage, match="is ambiguous"):
                     await s.rows(columns=["val.a.b"])
                 assert (await s.stats()).columns.keys() == {"time"}
             async with client.shared_read("s", 0) as shared:
