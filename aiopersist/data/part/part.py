@@ -328,8 +328,8 @@ class _Sink:
 def _index(groups: list[RowGroup], description: Description, diffs: int, stats: StatsSpec) -> str:
     trimmed = [g._replace(stats=trim(g.stats, stats.budget_bytes, stats.untrimmable)) for g in groups]
     frontiers = {"lower": description.lower.elements, "upper": [], "since": description.since.elements}
-    told = {"format": FORMAT, **frontiers, "diffs": diffs, "row_groups": trimmed}
-    return dumps(told, separators=(",", ":"))
+    index = {"format": FORMAT, **frontiers, "diffs": diffs, "row_groups": trimmed}
+    return dumps(index, separators=(",", ":"))
 
 
 def _frontier(elements: list[Any]) -> Antichain:
