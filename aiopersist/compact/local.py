@@ -1,13 +1,14 @@
 """Compaction: neighbouring batches become one, sorted and consolidated, with times advanced to since.
 
-1. *Claim* what the spec names, unless it is small and inline, which costs less than a claim.
-2. *Rewrite* (`parts/rewrite.py`). If there are more runs than the memory allows, only some of them, or fewer
-   batches: the next attempt goes on from there.
-3. *Apply*: the state replaces the inputs, if they are still what was read. If not, what was written is
-   deleted; if it is not known whether it was applied, it is left to the sweep.
+1. *Claim* the batches of the spec, unless all their parts are inline: to compact those costs less than a
+   claim.
+2. *Rewrite* them (`parts/rewrite.py`). If they have more runs than the memory allows, rewrite only some of
+   the runs, or fewer batches: the next compaction goes on from there.
+3. *Apply*: a commit replaces the inputs, if they are still what was read. If not, the parts that were written
+   are deleted; if the outcome is unknown, they are left to the sweep.
 
-Memory: `settings.compaction_memory_bytes`, whatever the size of the input. Readers go on around it: what
-they have pinned stays until garbage collection finds that nobody needs it.
+Memory: `settings.compaction_memory_bytes`, whatever the size of the input. Readers go on meanwhile: the parts
+that they have pinned stay until a collection finds that no reader needs them.
 """
 
 from collections.abc import Sequence
@@ -32,26 +33,25 @@ from aiopersist.storage.stall import StallLog
 
 
 class Work(NamedTuple):
-    """A part of a spec that fits in the budget: `read` becomes one run, `kept` stays as it is."""
+    """The share of a spec that fits in the budget: `read` becomes one run, `kept` stays as it is."""
 
     spec: Spec
     read: Sequence[Sequence[Named]]
-    """Runs."""
+    """The runs to read."""
     kept: Sequence[HollowPart]
     kept_runs: tuple[int, ...]
 
     @property
     def parts(self) -> list[Named]:
-        """Those that are read."""
+        """The parts to read."""
         return [named for run in self.read for named in run]
 
     def batch(self, parts: Sequence[HollowPart], loose: int | None) -> HollowBatch:
-        """What takes the place of the inputs: `parts`, which are one run, and what is kept."""
-        inputs = self.spec.inputs
-        bounds = {"lower": inputs[self.spec.first].lower, "upper": inputs[self.spec.last].upper}
+        """The batch that replaces the inputs: `parts`, which are one run, then the kept parts."""
         runs = tuple(len(parts) + start for start in self.kept_runs)
         return HollowBatch(
-            **bounds,
+            lower=self.spec.lower,
+            upper=self.spec.upper,
             since=self.spec.since,
             parts=(*parts, *self.kept),
             runs=runs if parts else runs[1:],
@@ -60,8 +60,9 @@ class Work(NamedTuple):
 
 
 def bounded(spec: Spec, runs_max: int) -> Work:
-    """All of it, if that has at most `runs_max` runs in the blob store. Else neighbouring batches that have;
-    if these are not two, the batch with the most runs alone; if that has too many, some of its runs."""
+    """The whole spec, if it has at most `runs_max` runs in the blob store. Else neighbouring batches that
+    have at most as many; if no two have, the batch with the most runs; if that alone has more, some of its
+    runs."""
     inputs = _window(spec.inputs, runs_max)
     if len(inputs) < min(2, len(spec.inputs)):
         ordinal = max(spec.inputs, key=lambda o: run_count(spec.inputs[o]))
@@ -79,13 +80,15 @@ def bounded(spec: Spec, runs_max: int) -> Work:
 
 
 def _runs_in_blobs(batch: HollowBatch) -> int:
-    """Inline parts, all together, are one run more."""
+    """The runs of a batch that has blobs. A batch without blobs counts 0: all inline parts together are one
+    run more."""
     return run_count(batch) if any(part.key for part in batch.parts) else 0
 
 
 def _window(batches: dict[int, HollowBatch], runs_max: int) -> dict[int, HollowBatch]:
-    """Of all rows of neighbours with at most so many runs, as long as may be, the one that costs the fewest
-    updates per batch that it saves: so what was merged before is not merged again soon."""
+    """Neighbouring batches with at most `runs_max` runs. A window starts at each batch and is as long as the
+    limit allows; the best window rewrites the fewest updates per batch that it saves, so that merged batches
+    are not merged again soon."""
     ordinals = list(batches)
     runs = [_runs_in_blobs(batch) for batch in batches.values()]
     before = list(accumulate((batch.len for batch in batches.values()), initial=0))  # updates
@@ -106,7 +109,7 @@ def _window(batches: dict[int, HollowBatch], runs_max: int) -> dict[int, HollowB
 
 async def compact_all(shard: Shard, registration: Registration, last: int, since: Antichain) -> None:
     """Compact everything up to the batch of ordinal `last` to one batch of one run, at `since` or later.
-    Waits where another process has claimed a part of it. `BatchExpired` if the registration is gone."""
+    Waits while another process has claimed any of it. `BatchExpired` if the registration is gone."""
     delays = shard.stack.runtime.delays()
     stall = StallLog(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
     while (spec := plan_all(shard.state, last, since)) is not None:
@@ -119,29 +122,28 @@ async def compact_all(shard: Shard, registration: Registration, last: int, since
 
 
 async def compact(shard: Shard, spec: Spec, registration: Registration, *, claims_all: bool = False) -> bool:
-    """Compact as much of `spec` as the memory allows; whether anything was. One commit, two with a blob
-    or with `claims_all`; requests for every part that is read or written. Whatever it raises, the claim
-    is given back; if that fails, too, it ends with the registration. `Corruption` if a blob is lost."""
+    """Compact as much of `spec` as the memory allows; says whether that was applied. One commit, two with a
+    blob or with `claims_all`; requests for every part that is read or written. Whatever it raises, the claim
+    is released; if that fails, too, the claim ends with the registration. `Corruption` if a blob is lost."""
     work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
     writer = registration.writer
-    small = not claims_all and all(part.key is None for run in work.read for _, part in run)
-    claim = TakeClaim(writer, work.spec.inputs)
-    if not small and not await commit(shard.register, claim):
+    claims = claims_all or any(part.key is not None for _, part in work.parts)
+    if claims and not await commit(shard.register, TakeClaim(writer, work.spec.inputs)):
         return False
+    release = ReleaseClaim(writer, work.spec.first)
     try:
-        applied = await _compact_or_find_out(shard, work, writer)
+        applied = await _compact_unless_replaced(shard, work, writer)
     except BaseException:
-        if not small:
-            give_back = commit(shard.register, ReleaseClaim(writer, work.spec.first))
-            shard.stack.supervisor.spawn(give_back, "give back a claim")
+        if claims:
+            shard.stack.supervisor.spawn(commit(shard.register, release), "release a claim")
         raise
-    if not small and not applied:
-        await commit(shard.register, ReleaseClaim(writer, work.spec.first))
+    if claims and not applied:
+        await commit(shard.register, release)
     return applied
 
 
-async def _compact_or_find_out(shard: Shard, work: Work, writer: str) -> bool:
-    """`_compact`; where a blob is gone, `False` if somebody else has replaced what names it, else
+async def _compact_unless_replaced(shard: Shard, work: Work, writer: str) -> bool:
+    """`_compact`; where a blob is gone, `False` if another process has replaced the batch that names it, else
     `Corruption`."""
     try:
         return await _compact(shard, work, writer)
@@ -154,10 +156,8 @@ async def _compact_or_find_out(shard: Shard, work: Work, writer: str) -> bool:
 
 async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     inputs, since = work.spec.inputs, work.spec.since
-    if not since.elements:  # nobody will ever read it
-        empty = HollowBatch(
-            lower=inputs[work.spec.first].lower, upper=inputs[work.spec.last].upper, since=since
-        )
+    if not since.elements:  # nobody will ever read the updates
+        empty = HollowBatch(lower=work.spec.lower, upper=work.spec.upper, since=since)
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
     done = await rewrite(shard, work.read, Selection(advance_to=since), target_of(shard, work, writer))
     batch = work.batch(done.parts, done.output.loose)
@@ -165,11 +165,11 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
 
 
 def target_of(shard: Shard, work: Work, writer: str) -> Target:
-    """Updates stay in the state only if they were there before."""
+    """Where the updates go: inline only as many bytes as were inline before."""
     inline = sum(part.size for _, part in work.parts if part.inline is not None)
     inline_max = min(shard.stack.settings.inline_writes_single_max_bytes, inline)
-    lower = work.spec.inputs[work.spec.first].lower
-    return Target(shard.schema(shard.state.schema_id), writer, lower, work.spec.since, inline_max)
+    schema = shard.schema(shard.state.schema_id)
+    return Target(schema, writer, work.spec.lower, work.spec.since, inline_max)
 
 
 async def _apply(shard: Shard, command: Replace, output: SortedParts | None) -> bool:
@@ -178,7 +178,7 @@ async def _apply(shard: Shard, command: Replace, output: SortedParts | None) -> 
         done: bool = await commit(shard.register, command, slot)
     except BatchExpired:
         done = False
-    except Unknowable:  # it may be named: for the deletion of blobs, unknown counts as applied
+    except Unknowable:  # a version may name the parts: for the deletion of blobs, unknown counts as applied
         return False
     except BaseException:
         if output is not None and not slot.busy:  # nothing was sent

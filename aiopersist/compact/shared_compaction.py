@@ -1,14 +1,15 @@
-"""Compaction by several processes: one claims and applies it, the others do the work.
+"""Compaction by several processes: one claims and applies, the others do the work.
 
-1. *Claim* all that is there, so that nobody else compacts it meanwhile.
+1. *Claim* all batches, so that no other process compacts them meanwhile.
 2. *Divide* (`parts/divide.py`): key ranges over all runs.
 3. Each piece becomes sorted parts, anywhere (`client.compact_piece`), under the writer that holds the claim.
    Ranges follow each other, so their parts, one after the other, are one run.
-4. *Apply*: one commit puts it in the place of its inputs. Diffs must sum to what was read, over all pieces.
+4. *Apply*: one commit puts the run in the place of its inputs. Over all pieces, the diffs that were written
+   must sum to the diffs that were read.
 
-A piece that is done twice, or whose process was killed, leaves parts that nobody names; once the writer is
-gone the sweep finds them. More runs than the memory of one process may read at once take several rounds.
-"""
+A piece that is done twice, or whose process was killed, leaves parts that no version names; once the writer
+is gone the sweep finds them. If there are more runs than one process may read at once, it takes several
+rounds."""
 
 import asyncio
 import logging
@@ -40,19 +41,19 @@ RESULT = Envelope("compacted", format=1)
 
 
 class Goal(NamedTuple):
-    """What is to be one batch: everything up to that ordinal, at that since or later."""
+    """What must become one batch: everything up to the ordinal `last`, at `since` or later."""
 
     last: int
     since: Antichain
 
 
 class CompactionPiece(Record):
-    """What travels to who does it."""
+    """A piece of the work, as it travels to the process that does it."""
 
     shard: str
     writer: str
     division: str
-    """The call that made the pieces: those of another do not fit together with them."""
+    """The id of the call that made the pieces: only pieces of one call fit together."""
     number: int
     lower: Antichain
     since: Antichain
@@ -61,7 +62,7 @@ class CompactionPiece(Record):
 
 
 class CompactedPiece(Record):
-    """What comes back."""
+    """The result of a piece, as it travels back."""
 
     writer: str
     division: str
@@ -69,18 +70,19 @@ class CompactedPiece(Record):
     parts: tuple[HollowPart, ...]
     loose: int | None
     read: tuple[int, int]
-    """Updates, and the sum of their diffs."""
+    """How many updates, and the sum of their diffs."""
     wrote: tuple[int, int]
 
 
 class SharedCompaction(Resource):
-    """One round of a compaction: claimed, and to be applied. `client.shared_compaction` opens it."""
+    """One round of a compaction, which is claimed and must be applied. `client.shared_compaction` opens
+    it."""
 
     def __init__(
         self, shard: Shard, registration: Registration | None, work: Work | None, goal: Goal, scope: Scope
     ) -> None:
         self.goal = goal
-        """What the rounds are about; given to the next one, they end, whatever is appended meanwhile."""
+        """Pass it to the next round: then the rounds end, whatever is appended meanwhile."""
         self._shard = shard
         self._registration = registration
         self._work = work
@@ -90,7 +92,7 @@ class SharedCompaction(Resource):
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to do: the shard is not one sorted batch already."""
+        """Whether there is anything to do: `False` if the shard is one sorted batch already."""
         return self._work is not None
 
     async def pieces(self, tasks: int) -> list[bytes]:
@@ -122,9 +124,9 @@ class SharedCompaction(Resource):
             ]
 
     async def apply(self, results: Sequence[bytes]) -> bool:
-        """Put the results of all pieces in the place of what was read; whether that was done. `False`: the
-        shard has changed in a way that makes them useless, or the claim is lost. `InvalidUpdate` unless
-        there is one result of each piece. One commit."""
+        """Put the results of all pieces in the place of what was read; says whether that was applied.
+        `False`: the inputs are no longer what was read, or the claim is lost. `InvalidUpdate` unless there is
+        one result of each piece. One commit."""
         with self._scope.call():
             if self._work is None or self._registration is None:
                 return False
@@ -143,7 +145,7 @@ class SharedCompaction(Resource):
             return done
 
     def _check(self, read: Total) -> None:
-        """That each update was read once, where that is known."""
+        """`Corruption` unless each update was read once, where the state says how many there are."""
         assert self._work is not None
         parts = [part for _, part in self._work.parts]
         if any(part.inline is not None or part.truncated is not None for part in parts):
@@ -153,8 +155,9 @@ class SharedCompaction(Resource):
             raise Corruption(text, shard_id=self._shard.id)
 
     async def aclose(self) -> None:
-        """Give the claim back, and end the writer of the parts: those that were not applied are the sweep's.
-        In the background, if the caller is cancelled or the store takes long. Idempotent. One commit."""
+        """Release the claim, and end the writer of the parts: parts that were not applied are left to the
+        sweep. This goes on in the background if the caller is cancelled or the store takes long. Idempotent.
+        One commit."""
         if self._scope.close() and self._registration is not None:
             await asyncio.wait([_ended(self._shard, self._registration)], timeout=RELEASE_DEADLINE_S)
 
@@ -179,21 +182,21 @@ def shared_compaction(shards: Shards, name: str, goal: Goal | None) -> Opening[S
 
 async def compact_piece(shards: Shards, data: bytes) -> bytes:
     """See `Client.compact_piece`."""
-    told = PIECE.decode(data, CompactionPiece)
-    shard = await shards.of_a_piece(checked_shard(told.shard, told.piece))
-    check_schemas(told.piece, shard)
-    schema = shard.schema(told.piece.schema_id)
-    target = Target(schema, told.writer, told.lower, told.since, told.inline_max_bytes)
-    selection = Selection(advance_to=told.since, where=piece_condition(told.piece, schema))
+    given = PIECE.decode(data, CompactionPiece)
+    shard = await shards.of_a_piece(checked_shard(given.shard, given.piece))
+    check_schemas(given.piece, shard)
+    schema = shard.schema(given.piece.schema_id)
+    target = Target(schema, given.writer, given.lower, given.since, given.inline_max_bytes)
+    selection = Selection(advance_to=given.since, where=piece_condition(given.piece, schema))
     try:
-        done = await rewrite(shard, told.piece.named(), selection, target)
+        done = await rewrite(shard, given.piece.named(), selection, target)
     except LeaseExpired as error:
-        raise await _why_missing(shard, told, error) from None
+        raise await _why_missing(shard, given, error) from None
     return RESULT.encode(
         CompactedPiece.of(
-            writer=told.writer,
-            division=told.division,
-            number=told.number,
+            writer=given.writer,
+            division=given.division,
+            number=given.number,
             parts=done.parts,
             loose=done.output.loose,
             read=tuple(done.read),
@@ -202,11 +205,12 @@ async def compact_piece(shards: Shards, data: bytes) -> bytes:
     )
 
 
-async def _why_missing(shard: Shard, told: CompactionPiece, error: LeaseExpired) -> Error:
-    """A part is gone: others have replaced it since the claim was lost, or the store lost it."""
+async def _why_missing(shard: Shard, given: CompactionPiece, error: LeaseExpired) -> Error:
+    """The error for a part that is gone: `Corruption` if the claim still holds, so that nothing can have
+    replaced the part; else `error`."""
     state = await shard.open()
-    if any(claim.writer == told.writer for claim in state.claims.values()):
-        return Corruption(f"a part that is claimed is not there: {error}", shard_id=shard.id)
+    if any(claim.writer == given.writer for claim in state.claims.values()):
+        return Corruption(f"a claimed part is not in the blob store: {error}", shard_id=shard.id)
     return error
 
 
@@ -219,7 +223,7 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
         while True:
             state = await shard.open()
             spec = plan_all(state, goal.last, goal.since)
-            if spec is None or not state.since.elements:  # then its batches are only to be forgotten
+            if spec is None or not state.since.elements:  # an empty since: maintenance drops the batches
                 break
             work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
             if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs)):
@@ -234,7 +238,7 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
 
 
 def _ended(shard: Shard, registration: Registration) -> "asyncio.Task[None]":
-    """A task that ends the writer, and so gives its claim back, whoever waits for it."""
+    """A task that ends the writer, and so its claim, even if its caller is cancelled."""
     registration.release()
     registration.stop()
     return shard.stack.supervisor.spawn(_expire(shard, registration), "end the writer of a compaction")
@@ -243,14 +247,14 @@ def _ended(shard: Shard, registration: Registration) -> "asyncio.Task[None]":
 async def _expire(shard: Shard, registration: Registration) -> None:
     try:
         await registration.expire()
-    except Error as error:  # what was applied is
+    except Error as error:  # what was applied stays applied
         log.warning("the claim of a compaction of %s is left to its lease: %s", shard.label, error)
 
 
 def _in_order(results: Sequence[bytes], division: str, pieces: int) -> list[CompactedPiece]:
     found = sorted((RESULT.decode(data, CompactedPiece) for data in results), key=lambda r: r.number)
     if [r.number for r in found] != list(range(pieces)) or any(r.division != division for r in found):
-        text = f"results of pieces {[r.number for r in found]}, where {pieces} are wanted, each once"
+        text = f"pass one result of each of the {pieces} pieces, not of {[r.number for r in found]}"
         raise InvalidUpdate(text)
     return found
 

@@ -2,12 +2,12 @@
 
 | module                       | what it has                                                        |
 |------------------------------|--------------------------------------------------------------------|
-| `due`                        | what a state asks for; pure                                        |
+| `due`                        | the maintenance that a state asks for; pure                        |
 | `shard`, `registration`      | one shard's maintenance as single steps, under one registration    |
-| `background`, `backoff`      | when they run in a client, and how they wait after a failure       |
+| `background`, `backoff`      | when the steps run in a client, and how they back off              |
 | `rounds`                     | all shards of a location, one round after the other                |
-| `on_demand`                  | what a user asks for                                               |
-| `inspect`, `fsck`            | a shard from within; whether all its data is intact                |
+| `on_demand`                  | retention policies, and collections that a user asks for           |
+| `inspect`, `fsck`            | a view of a shard's state; a check that all its data is intact     |
 
 Imports `compact`, `gc`, `parts`, `shard`.
 """

@@ -1,4 +1,4 @@
-"""What a state asks for. Pure: decided at once, from what is in memory."""
+"""The maintenance that a state asks for. Pure: decided from the state in memory, without I/O."""
 
 import math
 from bisect import bisect_left, bisect_right

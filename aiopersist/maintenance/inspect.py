@@ -112,7 +112,7 @@ class ShardView(BaseModel):
     transactions: dict[str, TransactionRecord]
     rollups: dict[int, Rollup]
     blob_bytes: int
-    """Of the parts that the newest version names."""
+    """Bytes of the blobs of parts that the newest version names."""
     inline_bytes: int
 
 

@@ -64,7 +64,7 @@ class SharedHold:
     _beating: asyncio.Task[None] | None = None
 
     async def acquire(self) -> None:
-        """One more handle. A commit, if it is the first one or the registration has run out."""
+        """Add a handle. A commit, if it is the first one or the registration has run out."""
         self._users += 1
         try:
             await self.ensure()
@@ -73,7 +73,7 @@ class SharedHold:
             raise
 
     async def release(self) -> None:
-        """One handle less; the last one ends the registration."""
+        """Remove a handle; the last one ends the registration."""
         self._users -= 1
         if not self._users and self.reader:
             reader, self.reader = self.reader, ""
@@ -120,7 +120,7 @@ class SharedHold:
 
     @property
     def registered(self) -> bool:
-        """As far as this process knows."""
+        """Whether the reader is registered, as far as this process knows."""
         return self._record is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Commands and plans of compaction: which batches become one, who does it, and what is accepted.
+"""Commands and plans of compaction: which batches become one, by which writer, which results are accepted.
 
 A *spec* names neighbouring batches, with their metadata at the time of the plan. A *claim* keeps two
 processes from doing one spec twice; it is void once its writer is gone, not after a time. A result is applied
@@ -33,6 +33,14 @@ class Spec(NamedTuple):
     @property
     def last(self) -> int:
         return next(reversed(self.inputs))
+
+    @property
+    def lower(self) -> Antichain:
+        return self.inputs[self.first].lower
+
+    @property
+    def upper(self) -> Antichain:
+        return self.inputs[self.last].upper
 
     @property
     def runs(self) -> int:

@@ -74,7 +74,7 @@ def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> 
 
 
 def new_batches_are_last(diff: Diff, before: State | None, after: State) -> bool:
-    """A version replaces batches that are there, or adds one at the end."""
+    """A version replaces existing batches, or adds a batch at the end."""
     known = () if before is None else before.batches
     return all(at in known or at == next(reversed(after.batches)) for at in diff.changes.batches)
 
