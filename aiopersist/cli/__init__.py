@@ -1,10 +1,11 @@
-"""The `aiopersist` command. Its extra is imported when it runs: without it, it says what to install."""
+"""The `aiopersist` command. It imports the extra `cli` when it runs; without the extra it says what to
+install."""
 
 import sys
 
 
 def main() -> None:
-    """The entry point; exit status 2 where it cannot begin."""
+    """The entry point; exit status 2 if it cannot begin."""
     try:
         from aiopersist.cli.app import app
     except ModuleNotFoundError as e:

@@ -1,4 +1,4 @@
-"""The commands and their options; what they do is in modules of their own."""
+"""The commands and their options; other modules do the work."""
 
 import asyncio
 import sys
@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 
 from aiopersist.cli import maintain as maintain_
-from aiopersist.demo import history as demo_
+from aiopersist.demo import history as demo_history
 from aiopersist.demo import indexed as demo_indexed
 from aiopersist.demo import spark as demo_spark
+from aiopersist.demo.common import CheckFailed, DemoOptions
 from aiopersist.demo.git import GitError
 from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
 
@@ -42,13 +43,13 @@ def demo(
     ] = False,
 ) -> None:
     """Store the history of a git repository, follow it live, and check it against git."""
-    _check_place(location, blob, consensus)
+    _check_location(location, blob, consensus)
     if location is not None and "://" in location:
         _stop("--location is a directory; a URL is for --blob or --consensus", CANNOT_BEGIN)
-    options = demo_.DemoOptions(repo, None if location is None else Path(location), blob, consensus, limit)
+    options = DemoOptions(repo, None if location is None else Path(location), blob, consensus, limit)
     if indexed and spark:
         _stop("--indexed and --spark are two demos", CANNOT_BEGIN)
-    run = demo_indexed.run if indexed else demo_spark.run if spark else demo_.run
+    run = demo_indexed.run if indexed else demo_spark.run if spark else demo_history.run
     _run(run(options, Console()))
 
 
@@ -66,12 +67,12 @@ def maintain(
     ] = 3600.0,
 ) -> None:
     """Maintain all shards of a location: compact, collect garbage, apply retention, sweep leaked blobs."""
-    _check_place(location, blob, consensus)
+    _check_location(location, blob, consensus)
     pace = maintain_.Pace(every_s, sweep_every_s, once)
     _run(maintain_.run(maintain_.LocationOptions(location, blob, consensus), pace, Console()))
 
 
-def _check_place(location: object, blob: str | None, consensus: str | None) -> None:
+def _check_location(location: object, blob: str | None, consensus: str | None) -> None:
     if location is not None and (blob or consensus):
         _stop("--location cannot be combined with --blob and --consensus", CANNOT_BEGIN)
     if (blob is None) is not (consensus is None):
@@ -83,7 +84,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(work)
     except (GitError, InvalidLocation, StorageUnavailable) as e:
         _stop(e, CANNOT_BEGIN)
-    except (demo_.CheckFailed, maintain_.RoundFailed, Error) as e:
+    except (CheckFailed, maintain_.RoundFailed, Error) as e:
         _stop(e, CHECK_FAILED)
     except KeyboardInterrupt:
         _stop("interrupted", 130)

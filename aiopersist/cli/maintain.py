@@ -1,7 +1,7 @@
 """`aiopersist maintain`: a process that only maintains a location.
 
-Applications beside it open their clients with `maintenance=False`, or leave it on: claims in the states
-of the shards share the work out, between any number of such processes and clients.
+Applications beside it may open their clients with `maintenance=False`, or leave it on: claims in the states
+of the shards divide the work between any number of such processes and clients.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from aiopersist.runtime import SYSTEM
 
 
 class RoundFailed(Exception):
-    """A round that was asked for alone could not maintain every shard."""
+    """The one round of `--once` could not maintain every shard."""
 
 
 class LocationOptions(NamedTuple):
-    """Where; nothing given: where the environment says."""
+    """A location; without any of the three, the one that the environment names."""
 
     location: str | None
     blob: str | None
@@ -29,19 +29,19 @@ class LocationOptions(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How often."""
+    """How often rounds and sweeps run."""
 
     every_s: float
     sweep_every_s: float
     once: bool
 
 
-async def run(place: LocationOptions, pace: Pace, console: Console) -> None:
-    """Rounds until the process is told to end by SIGTERM or SIGINT; what is under way is given back.
-    `InvalidLocation` where there is no location: it makes none, since a path may be mistyped."""
-    location, blob, consensus = place
+async def run(options: LocationOptions, pace: Pace, console: Console) -> None:
+    """Run rounds until SIGTERM or SIGINT ends the process; claims on unfinished work are given back.
+    `InvalidLocation` if the location is not there: this creates none, since a path may be mistyped."""
+    location, blob, consensus = options
     async with open_client(location, blob=blob, consensus=consensus, readonly=True):
-        pass  # it is there
+        pass  # the location is there
     async with open_client(location, blob=blob, consensus=consensus, maintenance=False) as client:
         work = asyncio.create_task((_once if pace.once else _rounds)(client, pace, console))
         loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ async def _rounds(client: Client, pace: Pace, console: Console) -> None:
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + pace.sweep_every_s
                 await _sweep(client, console)
-        except Exception as error:  # whatever it is, the next round maintains what this one did not come to
+        except Exception as error:  # the next round maintains what this one did not
             _say(console, f"a round was cut off: {type(error).__name__}: {error}")
         await SYSTEM.sleep(pace.every_s)
 
@@ -95,5 +95,5 @@ async def _sweep(client: Client, console: Console) -> None:
 
 
 def _say(console: Console, text: str) -> None:
-    """A line of a log: never broken, and as it is."""
+    """Print a line of a log: never wrapped, and as it is."""
     console.print(text, soft_wrap=True, markup=False, highlight=False)

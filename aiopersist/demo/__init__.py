@@ -1,5 +1,5 @@
-"""`aiopersist demo`: the history of a git repository, written, read back and compared.
+"""`aiopersist demo`: writes the history of a git repository, reads it back, and compares it with git itself.
 
-`git` reads the repository; `history` uses shards, `indexed` an `Indexed`, `spark` Spark jobs. What they print
-is checked against `git` itself.
+`git` reads the repository; `history` uses shards, `indexed` an `Indexed`, `spark` Spark jobs; `common` is
+what they share.
 """

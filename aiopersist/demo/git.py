@@ -2,9 +2,9 @@
 
 1. `git rev-list` names the commits, oldest first.
 2. `git diff-tree --stdin` gets each with its first parent and tells what changed, in the same order;
-   it waits while nobody reads.
-3. `git cat-file --batch-check` tells the sizes of the blobs that a commit names, in chunks that fit
-   into a pipe in both directions, so that neither side waits for the other.
+   it waits while nobody reads its output.
+3. `git cat-file --batch-check` tells the sizes of the blobs that a commit names, in chunks that fit into a
+   pipe in both directions, so that neither side waits for the other.
 
 Plumbing commands only: the user's configuration does not change what they print. Paths are bytes,
 since git knows no other.
@@ -36,7 +36,7 @@ class FileVersion(BaseModel):
 
     mode: int
     blob: bytes
-    size: int | None  # a submodule has none
+    size: int | None  # `None` for a submodule
 
 
 class FileChange(NamedTuple):
@@ -62,7 +62,7 @@ class _Raw(NamedTuple):
 
 
 class Repository:
-    """A repository at a path; `await Repository.find(path)` makes sure of it."""
+    """A repository at a path; `await Repository.find(path)` checks that it is one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,15 +84,15 @@ class Repository:
         return out.decode().split()[:limit]
 
     async def author_dates(self) -> dict[str, int]:
-        """When each commit of the first-parent history was written, by its id: in seconds since 1970, and not
-        before."""
+        """When each commit of the first-parent history was authored, by its id: in seconds since 1970, at
+        least 0."""
         out = await self._output("rev-list", "--first-parent", "--pretty=tformat:%at", "HEAD")
         lines = iter(out.decode().splitlines())
         return {line.removeprefix("commit "): max(int(next(lines) or 0), 0) for line in lines}
 
     async def changes(self, commits: Sequence[str], start: int = 0) -> AsyncIterator[GitCommit]:
-        """What each of `commits[start:]` changed against the one before it. Close it when you stop
-        early: it owns processes."""
+        """The changes of each of `commits[start:]` against the commit before it. Close it if you stop early:
+        it owns processes."""
         options = ["--stdin", "--root", "-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--no-relative"]
         async with AsyncExitStack() as stack:
             diffs = await stack.enter_async_context(
@@ -109,7 +109,7 @@ class Repository:
                 number = start
                 async for commit, raw in _commits(diffs):
                     if number >= len(commits) or commit != commits[number]:
-                        raise GitError(f"git diff-tree told of {commit} out of turn")
+                        raise GitError(f"git diff-tree named {commit} out of order")
                     yield GitCommit(number, commit, await _with_sizes(raw, sizes))
                     number += 1
                 await _check(diffs, "diff-tree")
@@ -120,7 +120,7 @@ class Repository:
             raise GitError(f"git diff-tree stopped after {number} of {len(commits)} commits")
 
     async def tree(self, commit: str) -> AsyncIterator[tuple[bytes, FileVersion]]:
-        """Every path of a commit, as `git ls-tree -r -l` tells them."""
+        """Every path of a commit, as `git ls-tree -r -l` prints them."""
         async with self._running("ls-tree", "-r", "-l", "-z", "--full-tree", commit) as process:
             async for line in _tokens(process):
                 head, _, path = line.partition(b"\t")
@@ -170,7 +170,7 @@ class Repository:
 
 async def _feed(process: Process, data: bytes) -> None:
     assert process.stdin is not None
-    with suppress(ConnectionError):  # it ended early: its status says why
+    with suppress(ConnectionError):  # the process ended early: its status says why
         for at in range(0, len(data), READ_BYTES):
             process.stdin.write(data[at : at + READ_BYTES])
             await process.stdin.drain()
@@ -183,7 +183,7 @@ async def _check(process: Process, command: str) -> None:
 
 
 async def _tokens(process: Process) -> AsyncIterator[bytes]:
-    """What it prints, cut at NULs."""
+    """The output of the process, split at NULs."""
     assert process.stdout is not None
     rest = b""
     while data := await process.stdout.read(READ_BYTES):
@@ -236,6 +236,6 @@ async def _sizes(blobs: Sequence[str], process: Process) -> list[int | None]:
         for blob in chunk:
             answer = (await process.stdout.readline()).decode().split()
             if len(answer) != 2 or answer[0] != blob:
-                raise GitError(f"git cat-file did not tell of {blob}")
+                raise GitError(f"git cat-file did not answer for {blob}")
             sizes.append(None if answer[1] == "missing" else int(answer[1]))
     return sizes

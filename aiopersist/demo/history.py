@@ -1,64 +1,47 @@
 """`aiopersist demo`: the history of a git repository as a time-varying collection.
 
-Key: path. Val: mode, blob id and size. Time: the number of the commit. Two writers race, each with a
-client of its own, so that they know of each other through the stores only: both append the next commit
-at the upper they know, and who loses goes on from the upper that the mismatch names. A subscriber
-follows. When all is written, git is asked about sampled commits, and each answer is
-compared with the snapshot at that time, row for row; what the subscriber accumulated, with the last.
+Key: path. Val: mode, blob id and size. Time: the number of the commit. Two writers race, each with a client
+of its own, so that they know of each other only through the stores: both append the next commit at the upper
+that they know; the loser goes on from the upper that the mismatch names. A subscriber follows. In the end the
+snapshots at sampled commits, and what the subscriber has accumulated, are compared with git, row for row.
 """
 
 import asyncio
-import logging
-import os
 import statistics
-import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from importlib import import_module
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from aiopersist.client import Client
 from aiopersist.data.types.schema import Schema
+from aiopersist.demo.common import (
+    DemoOptions,
+    Row,
+    add_row,
+    closing,
+    compare,
+    directory_of,
+    opened,
+    progress,
+    samples,
+    say,
+)
 from aiopersist.demo.git import FileVersion, GitCommit, Repository
 from aiopersist.errors import UpperMismatch
-from aiopersist.frontier import Antichain
-from aiopersist.opening import open as open_client
-from aiopersist.resource import Opening
 from aiopersist.runtime import SYSTEM
-from aiopersist.settings import Settings
 
 WRITERS = ("one", "two")
-SAMPLES = 12  # commits whose whole tree is compared
-OPEN_TIMEOUT_S = 10.0  # somebody is watching
 FIXED_BYTES = 20 + 8 + 8  # blob id, mode and size beside the path
-
-Row = tuple[bytes, FileVersion]
-
-
-class CheckFailed(Exception):
-    """What was read is not what git says."""
-
-
-class DemoOptions(NamedTuple):
-    """What the command was asked to do."""
-
-    repository: Path
-    location: Path | None
-    blob: str | None
-    consensus: str | None
-    limit: int | None
 
 
 class Window:
     """The commits that are still to be written, read from one stream as writers ask for them.
 
-    `floor` is the greatest upper that anybody has heard of: what is before it is in the shard and is
-    forgotten here, so only the few commits that writers are racing for are in memory.
+    `floor` is the greatest upper that a writer knows: earlier commits are in the shard, and are forgotten
+    here. So only the few commits that writers race for are in memory.
     """
 
     def __init__(self, stream: AsyncIterator[GitCommit], floor: int) -> None:
@@ -86,7 +69,7 @@ class Window:
 
 
 class Race:
-    """What the writers did and when: an append's start by commit and writer, and who won it."""
+    """The start of each append, by commit and writer, and the winner of each commit."""
 
     def __init__(self, commits: int) -> None:
         self.started_s: list[dict[str, float]] = [{} for _ in range(commits)]
@@ -111,7 +94,7 @@ class Race:
 
 
 class HistoryDemo:
-    """One run, on one open client for each writer; the first one also reads."""
+    """One run, with one open client for each writer; the first client also reads."""
 
     def __init__(
         self, clients: list[Client], repository: Repository, commits: list[str], bars: Progress
@@ -127,9 +110,11 @@ class HistoryDemo:
         self.followed: Counter[Row] = Counter()
 
     async def write_and_follow(self) -> None:
-        """Until every commit is written and was seen."""
+        """Write every commit, until the subscriber has seen all."""
         async with self.client.writer(self.shard, self.schema) as writer:
-            start = min(_int(await writer.fetch_recent_upper()), len(self.commits))  # an earlier run's
+            start = min(
+                _int(await writer.fetch_recent_upper()), len(self.commits)
+            )  # an earlier run may have written some
         written = self.bars.add_task("written", total=len(self.commits), completed=start)
         followed = self.bars.add_task("followed", total=len(self.commits))
         async with closing(self.repository.changes(self.commits, start)) as stream:
@@ -175,9 +160,9 @@ class HistoryDemo:
                     return
 
     async def check(self) -> tuple[int, int]:
-        """Against git; returns how many commits and rows were compared."""
+        """Compare with git; returns how many commits and rows were compared."""
         last = len(self.commits) - 1
-        sampled = sorted({round(n * last / (SAMPLES - 1)) for n in range(SAMPLES)})
+        sampled = samples(self.commits)
         bar = self.bars.add_task("checked", total=len(sampled))
         rows = 0
         async with self.client.reader(self.shard, self.schema) as reader:
@@ -196,40 +181,29 @@ class HistoryDemo:
 
 
 async def run(options: DemoOptions, console: Console) -> None:
-    """All of it; raises where it cannot begin or a check fails."""
+    """The whole demo; raises if it cannot begin, or if a check fails."""
     repository = await Repository.find(options.repository)
     commits = await repository.first_parents(options.limit)
-    await asyncio.to_thread(import_all)
-    with place(options) as directory:
-        async with AsyncExitStack() as stack:
-            with quiet():
-                clients = [await stack.enter_async_context(open_place(options, directory)) for _ in WRITERS]
-            try:
-                await _run(clients, repository, commits, console)
-            except* Exception as group:
-                raise first_error(group) from None
+    with directory_of(options) as directory:
+        async with opened(options, directory, len(WRITERS)) as clients:
+            await _run(clients, repository, commits, console)
         if directory is not None:
             size = sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
-            console.print(f"{size:,} bytes on disk, in {directory}", highlight=False, soft_wrap=True)
+            say(console, f"{size:,} bytes on disk, in {directory}")
 
 
 async def _run(clients: list[Client], repository: Repository, commits: list[str], console: Console) -> None:
-    columns = TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bars:
+    with progress(console) as bars:
         demo = HistoryDemo(clients, repository, commits, bars)
         before = SYSTEM.monotonic()
         await demo.write_and_follow()
         seconds = SYSTEM.monotonic() - before
         checked, rows = await demo.check()
-    _report(demo.race, seconds, console)
-    console.print(
-        f"{checked} snapshots ({rows:,} rows) and the subscriber's contents are what git says",
-        highlight=False,
-        soft_wrap=True,
-    )
+    compared = f"{checked} snapshots ({rows:,} rows) and the subscriber's contents are what git says"
+    say(console, *_report(demo.race, seconds), compared)
 
 
-def _report(race: Race, seconds: float, console: Console) -> None:
+def _report(race: Race, seconds: float) -> list[str]:
     wins = Counter(winner for winner in race.winner if winner is not None)
     seconds = max(seconds, 1e-9)
     rate = f"{wins.total() / seconds:,.0f} commits/s"
@@ -244,8 +218,7 @@ def _report(race: Race, seconds: float, console: Console) -> None:
             statistics.quantiles(latencies, n=100, method="inclusive")[at - 1] * 1000 for at in (50, 99)
         )
         lines.append(f"from append to subscriber: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+    return lines
 
 
 def updates_of(commit: GitCommit) -> list[tuple[bytes, FileVersion, int, int]]:
@@ -258,68 +231,7 @@ def updates_of(commit: GitCommit) -> list[tuple[bytes, FileVersion, int, int]]:
     return updates
 
 
-def add_row(rows: Counter[Row], row: Row, diff: int) -> None:
-    rows[row] += diff
-    if not rows[row]:
-        del rows[row]
-
-
-def compare(expected: Counter[Row], actual: Counter[Row], what: str) -> None:
-    if expected == actual:
-        return
-    differing = (row for row in expected | actual if expected[row] != actual[row])
-    path, version = next(differing, next(iter(actual.keys() - expected.keys()), (b"?", None)))
-    raise CheckFailed(f"{what} is not what git says, at {path!r}: {version}")
-
-
-def _int(frontier: Antichain | Any) -> int:
+def _int(frontier: Any) -> int:
     """The upper of a shard of int times; a finished one is past every commit."""
     time = frontier.time
     return time if isinstance(time, int) else 2**63 - 1
-
-
-def open_place(options: DemoOptions, directory: Path | None) -> Opening[Client]:
-    named = "AIOPERSIST_OPEN_TIMEOUT_S" in os.environ
-    settings = Settings() if named else Settings(open_timeout_s=OPEN_TIMEOUT_S)
-    if directory is not None:
-        return open_client(directory, settings=settings)
-    return open_client(blob=options.blob, consensus=options.consensus, settings=settings)
-
-
-def import_all() -> None:
-    """What would be imported with the first commit, and be counted as its latency."""
-    for name in ("polars", "pyarrow.compute", "pyarrow.parquet"):
-        import_module(name)
-    import_module("pyarrow").array([b""])  # looks for pandas
-
-
-@contextmanager
-def place(options: DemoOptions) -> Iterator[Path | None]:
-    if options.location is not None or options.blob is not None:
-        yield options.location
-        return
-    with tempfile.TemporaryDirectory(prefix="aiopersist-demo-") as directory:
-        yield Path(directory)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """A store that cannot be reached is told once, by the command."""
-    handler = logging.NullHandler()
-    logging.getLogger("aiopersist").addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger("aiopersist").removeHandler(handler)
-
-
-@asynccontextmanager
-async def closing(stream: Any) -> AsyncIterator[Any]:
-    try:
-        yield stream
-    finally:
-        await stream.aclose()
-
-
-def first_error(error: BaseException) -> BaseException:
-    return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

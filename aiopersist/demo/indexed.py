@@ -1,52 +1,50 @@
 """`aiopersist demo --indexed`: the history of a git repository by author date, as many streams.
 
-Commits are walked in their order, and written at the time when they were authored: early, late, and out of
-order. There is a stream for each top-level folder (key: path, val: mode, blob id and size), and one that
-names the commits, so that a walk that is repeated goes on where it ended: what a commit changes, and that it
-was written, is one write to several streams. All streams are sealed together, as far as the commits that are
-still to come prove that nothing older comes. A subscriber with a client of its own follows every stream.
+The demo walks the commits in their order, and writes each at the time when it was authored: early, late, and
+out of order. There is a stream for each top-level folder (key: path, val: mode, blob id and size), and one
+that names the commits, so that a repeated walk goes on where the last one ended: the changes of a commit, and
+its name, are one write to several streams. All streams are sealed together, as far as the commits still to
+come prove that nothing older comes. A subscriber with a client of its own follows every stream.
 
-Then git is asked. Of a row of commits authored by a time, the changes are the tree of the last without that
-before the first; so the contents as of any time are sums of trees, which no change that was written here has
-gone into. They are compared with the streams, and with what the subscriber has accumulated; and once more
-after all history was given up.
+Then git is asked. A run of consecutive commits that were authored by a time has changed the tree of the last
+against the tree before the first. So the contents as of any time are sums of trees, independent of the
+changes that were written. They are compared with the streams, with what the subscriber has accumulated, and
+once more with the streams after all history was given up.
 """
 
 import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from itertools import accumulate, groupby
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from aiopersist.client import Client
-from aiopersist.demo.git import FileVersion, GitCommit, Repository
-from aiopersist.demo.history import (
+from aiopersist.demo.common import (
     DemoOptions,
     Row,
     add_row,
     closing,
     compare,
-    first_error,
-    import_all,
-    open_place,
-    place,
-    quiet,
+    directory_of,
+    opened,
+    progress,
+    say,
 )
+from aiopersist.demo.git import FileVersion, GitCommit, Repository
 from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.indexed import Indexed, Sealed, Stream
 from aiopersist.runtime import SYSTEM
 
 AT_ONCE = 64  # commits that are written without waiting for one another
 SAMPLES = 6  # times at which the contents are compared
-TREES_MAX = 60  # that git is asked for, for one time
+TREES_MAX = 60  # trees that git is asked for, per time
 COMMITS = "commits"
-FOLLOWED_S = 60.0  # until the subscriber listens to all streams
-END = (b"", FileVersion(mode=0, blob=b"", size=None))  # no path; written and taken back: the walk has ended
+FOLLOWED_S = 60.0  # for the subscriber to listen to all streams
+END = (b"", FileVersion(mode=0, blob=b"", size=None))  # no path: written and retracted at the end of the walk
 
 
 class Walk:
@@ -56,7 +54,7 @@ class Walk:
         self.commits = commits[:limit]
         self.times = [dates[commit] for commit in self.commits]
         self._sorted = sorted(self.times)
-        every = [dates[commit] for commit in commits]  # also of those that are not written now
+        every = [dates[commit] for commit in commits]  # also those beyond the limit
         end = max(every) + 1
         self.complete = [*list(accumulate(reversed([*every[1:], end]), min))[::-1]]
         """After each commit: no later one is older."""
@@ -73,13 +71,13 @@ class Walk:
         return bisect_left(self._sorted, time)
 
     def runs_until(self, time: int) -> list[tuple[int, int]]:
-        """The first and the last number of each row of commits authored by `time`."""
+        """The first and the last number of each run of commits authored by `time`."""
         by = groupby(range(len(self.times)), key=lambda number: self.times[number] <= time)
         rows = [list(numbers) for is_by, numbers in by if is_by]
         return [(row[0], row[-1]) for row in rows]
 
     def samples(self) -> list[int]:
-        """Times to look at: the last one, and others that need few trees."""
+        """The times to compare: the last one, and others that need few trees."""
         times = sorted(set(self.times))
         some = {times[round(n * (len(times) - 1) / (SAMPLES - 1))] for n in range(SAMPLES)}
         few = {time for time in some if 2 * len(self.runs_until(time)) <= TREES_MAX}
@@ -213,19 +211,13 @@ class IndexedDemo:
 
 
 async def run(options: DemoOptions, console: Console) -> None:
-    """All of it; raises where it cannot begin or a check fails."""
+    """The whole demo; raises if it cannot begin, or if a check fails."""
     repository = await Repository.find(options.repository)
     commits = await repository.first_parents()
     dates = await repository.author_dates()
-    await asyncio.to_thread(import_all)
-    with place(options) as directory:
-        async with AsyncExitStack() as stack:
-            with quiet():
-                clients = [await stack.enter_async_context(open_place(options, directory)) for _ in range(2)]
-            try:
-                await _run(clients, repository, commits, dates, options.limit, console)
-            except* Exception as group:
-                raise first_error(group) from None
+    with directory_of(options) as directory:
+        async with opened(options, directory, 2) as clients:
+            await _run(clients, repository, commits, dates, options.limit, console)
 
 
 async def _run(
@@ -236,14 +228,13 @@ async def _run(
     limit: int | None,
     console: Console,
 ) -> None:
-    columns = TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     name = f"git-{commits[0]}"
     async with clients[0].indexed(name) as ix, clients[1].indexed(name, readonly=True) as reader:
         known = await ix.register(COMMITS, str, int)
         async with ix.snapshot(known) as snapshot:
             done = {update.key for update in await snapshot.rows()}
         walk = Walk(commits, dates, max(limit or len(commits), len(done)))
-        with Progress(*columns, console=console) as bars:
+        with progress(console) as bars:
             demo = IndexedDemo(ix, reader, repository, walk, bars)
             before = SYSTEM.monotonic()
             await demo.write_and_follow(known, done)
@@ -251,14 +242,13 @@ async def _run(
             checked, rows = await demo.check()
         versions = clients[0].metrics["consensus.compare_and_set"].count
         counts = ix.counters()
-    lines = (
+    say(
+        console,
         f"{demo.written:,} commits in {seconds:.1f} s: {demo.written / seconds:,.0f} commits/s",
         f"{demo.rows:,} rows in {len(demo.folders):,} streams; {walk.late:,} commits were late",
         f"{versions:,} versions for {demo.written:,} writes; {counts['compactions']:,} compactions",
         f"{checked} times ({rows:,} rows) and the subscriber's contents are what git says",
     )
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _by_folder(commit: GitCommit, time: int) -> dict[str, list[Any]]:

@@ -1,9 +1,9 @@
 """`aiopersist demo --spark`: the history of a git repository, loaded and read back by Spark jobs.
 
-Key: path. Val: mode, blob id and size. Time: the number of the commit. The history becomes some Parquet
+Key: path. Val: mode, blob id and size. Time: the number of the commit. The history becomes a few Parquet
 files; a Spark job loads each into one shard, exactly once, while an asyncio subscriber follows. Then Spark
-reads the shard as of sampled commits, compacts it, and reads the last commit again; each answer is compared
-with git's, row for row, and so is what the subscriber accumulated.
+reads the shard as of sampled commits, compacts it, and reads the last commit again. Each answer, and what the
+subscriber has accumulated, is compared with git, row for row.
 """
 
 import asyncio
@@ -17,25 +17,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.types.schema import Schema
-from aiopersist.demo.git import FileVersion, GitCommit, Repository
-from aiopersist.demo.history import (
-    SAMPLES,
+from aiopersist.demo.common import (
     DemoOptions,
     Row,
     add_row,
     closing,
     compare,
-    first_error,
-    import_all,
-    open_place,
-    place,
-    quiet,
+    directory_of,
+    opened,
+    progress,
+    samples,
+    say,
 )
+from aiopersist.demo.git import FileVersion, GitCommit, Repository
 from aiopersist.errors import InvalidLocation
 from aiopersist.runtime import SYSTEM
 
@@ -44,12 +43,12 @@ if TYPE_CHECKING:
 
     from aiopersist.spark import SparkClient
 
-FILES = 8  # that the history is loaded from
+FILES = 8  # Parquet files of the history
 COLUMNS = ("key", "mode", "blob", "size", "time", "diff")
 
 
 class SparkDemo:
-    """One run: `client` is of the asyncio application, `spark` of the pipeline."""
+    """One run: the asyncio application has `client`, the pipeline `spark`."""
 
     def __init__(
         self, client: Client, spark: "SparkClient", repository: Repository, commits: list[str], bars: Progress
@@ -65,7 +64,7 @@ class SparkDemo:
         self.updates = 0
 
     async def load_and_follow(self, session: "SparkSession", folder: Path) -> float:
-        """Until all commits are loaded and were seen; the seconds that the jobs took."""
+        """Load all commits, until the subscriber has seen all; returns the seconds that the jobs took."""
         async with self.client.writer(self.shard, self.schema) as writer:
             start = (await writer.fetch_recent_upper()).time
             assert isinstance(start, int)
@@ -80,13 +79,13 @@ class SparkDemo:
                     txn = ("demo", end)
                     await self.spark.awrite_df(df, self.shard, time="time", diff="diff", txn=txn)
                     upper = await writer.fetch_recent_upper()
-                    if upper.time != end:  # the last of these commits have changed nothing
+                    if upper.time != end:  # the last commits of the file have changed nothing
                         await writer.compare_and_append([], upper, end)
                     self.bars.update(loaded, completed=end)
             return SYSTEM.monotonic() - before
 
     async def _files(self, start: int, folder: Path) -> AsyncIterator[tuple[int, Path]]:
-        """The history from that commit on, in files, each with the number after its last commit."""
+        """Files of the history from commit `start` on, each with the number after its last commit."""
         size = max(-(-(len(self.commits) - start) // FILES), 1)
         rows: list[tuple[Any, ...]] = []
         async with closing(self.repository.changes(self.commits, start)) as stream:
@@ -117,9 +116,10 @@ class SparkDemo:
                     return
 
     async def check(self) -> tuple[int, int]:
-        """Against git, before and after a compaction; how many commits and rows were compared."""
+        """Compare with git, before and after a compaction; returns how many commits and rows were
+        compared."""
         last = len(self.commits) - 1
-        sampled = sorted({round(n * last / (SAMPLES - 1)) for n in range(SAMPLES)})
+        sampled = samples(self.commits)
         bar = self.bars.add_task("checked", total=len(sampled) + 1)
         rows = 0
         for number in sampled:
@@ -164,21 +164,18 @@ def _collected(df: "DataFrame") -> list[Row]:
 
 
 async def run(options: DemoOptions, console: Console) -> None:
-    """All of it; raises where it cannot begin or a check fails."""
+    """The whole demo; raises if it cannot begin, or if a check fails."""
     repository = await Repository.find(options.repository)
     commits = await repository.first_parents(options.limit)
-    await asyncio.to_thread(import_all)
-    with place(options) as directory, tempfile.TemporaryDirectory(prefix="aiopersist-history-") as folder:
-        try:
-            async with _pipeline(options, directory) as (session, spark):
-                with quiet():
-                    client = await open_place(options, directory)
-                try:
-                    await _run(client, spark, session, repository, commits, Path(folder), console)
-                finally:
-                    await client.aclose()
-        except* Exception as group:
-            raise first_error(group) from None
+    with (
+        directory_of(options) as directory,
+        tempfile.TemporaryDirectory(prefix="aiopersist-history-") as folder,
+    ):
+        async with (
+            _pipeline(options, directory) as (session, spark),
+            opened(options, directory, 1) as (client,),
+        ):
+            await _run(client, spark, session, repository, commits, Path(folder), console)
 
 
 async def _run(
@@ -190,15 +187,13 @@ async def _run(
     folder: Path,
     console: Console,
 ) -> None:
-    columns = TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bars:
+    with progress(console) as bars:
         demo = SparkDemo(client, spark, repository, commits, bars)
         seconds = await demo.load_and_follow(session, folder)
         checked, rows = await demo.check()
     loaded = f"{len(commits):,} commits loaded by Spark in {seconds:.1f} s; {demo.updates:,} rows"
     compared = f"{checked} DataFrames ({rows:,} rows), the compacted shard and the subscriber's contents"
-    for line in (loaded, f"{compared} are what git says"):
-        console.print(line, highlight=False, soft_wrap=True)
+    say(console, loaded, f"{compared} are what git says")
 
 
 @asynccontextmanager
