@@ -200,7 +200,7 @@ def _rebuilt(frame: pl.DataFrame, like: pa.Table, rebuilds: list[Any]) -> pa.Tab
     """The flattened columns and `diff` as a table with the columns and types of `like`. A large table is in
     chunks, so that its consumer can release each chunk after use."""
     if frame.height > SLICE_ROWS:
-        return pa.concat_tables(_rebuilt(piece, like, rebuilds) for piece in frame.iter_slices(SLICE_ROWS))
+        return pa.concat_tables(_rebuilt(some, like, rebuilds) for some in frame.iter_slices(SLICE_ROWS))
     flat = frame.to_arrow(compat_level=pl.CompatLevel.newest())
     leaves = iter(flat.columns)
     columns = [rebuild(leaves, flat.num_rows) for rebuild in rebuilds] + [flat.column("diff")]
