@@ -423,7 +423,7 @@ async def test_fsck_finds_damage(damage: str) -> None:
     end = ".rollup" if damage.startswith("rollup") else ".parquet"
     for key in sorted(origin.named(shard_id)):
         place = Place(origin)
-        blobs = place.blob._place.blobs
+        blobs = place.blob._shared.blobs
         async with place.open() as client:
             current = await current_keys(client, shard_id)
             if key not in current or not key.endswith(end):
@@ -509,7 +509,7 @@ async def test_compaction_of_a_lost_blob_ends() -> None:
     place, shard_id = await prepared()
     async with place.open() as client:
         key = min(k for k in await current_keys(client, shard_id) if k.endswith(".parquet"))
-        del place.blob._place.blobs[key]
+        del place.blob._shared.blobs[key]
         with pytest.raises(ap.Corruption):
             async with asyncio.timeout(2):
                 await client.force_compaction(NAME)

@@ -311,12 +311,12 @@ async def test_a_refusal_follows_a_look(place: Place) -> None:
 
 
 def saved(place: Place) -> Any:
-    return copy.deepcopy(place.consensus._place.logs)
+    return copy.deepcopy(place.consensus._shared.logs)
 
 
 def restore(place: Place, backup: Any) -> None:
-    place.consensus._place.logs.clear()
-    place.consensus._place.logs.update(copy.deepcopy(backup))
+    place.consensus._shared.logs.clear()
+    place.consensus._shared.logs.update(copy.deepcopy(backup))
 
 
 @pytest.mark.parametrize("since", ["shorter", "same_length", "longer"])
@@ -354,7 +354,7 @@ async def _all_refuse(client: ap.Client, w: ap.WriteHandle[Any, Any]) -> None:
 async def test_a_shard_that_vanished_is_corruption(place: Place) -> None:
     async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
         await w.compare_and_append([], 0, 1)
-        del place.consensus._place.logs[consensus_key(w.shard_id)]
+        del place.consensus._shared.logs[consensus_key(w.shard_id)]
         with pytest.raises(ap.Corruption):
             await w.fetch_recent_upper()
 

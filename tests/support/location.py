@@ -113,8 +113,8 @@ class Place:
         name = uuid.uuid4().hex
         self.blob, self.consensus, self.model = MemoryBlob(name), MemoryConsensus(name), Model()
         if other is not None:
-            self.blob._place.blobs.update(other.blob._place.blobs)
-            self.consensus._place.logs.update(copy.deepcopy(other.consensus._place.logs))
+            self.blob._shared.blobs.update(other.blob._shared.blobs)
+            self.consensus._shared.logs.update(copy.deepcopy(other.consensus._shared.logs))
             self.model = copy.deepcopy(other.model)
 
     def open(self, way: Way | None = None, *, maintenance: bool = False, **limits: Any) -> Any:
@@ -127,11 +127,11 @@ class Place:
         )
 
     def blobs(self, end: str = "") -> dict[str, bytes]:
-        found = self.blob._place.blobs
+        found = self.blob._shared.blobs
         return {key: data for key, data in found.items() if key.startswith("s") and key.endswith(end)}
 
     def versions(self, shard: str) -> Any:
-        return self.consensus._place.logs[consensus_key(shard)]
+        return self.consensus._shared.logs[consensus_key(shard)]
 
     def named(self, shard: str) -> set[str]:
         """The blobs that the live states name, told from the bytes alone."""

@@ -53,7 +53,7 @@ from aiopersist.storage.postgres.sql import CLOCK, statements, tables
 from aiopersist.storage.waiters import Waiters
 from aiopersist.storage.watch import Watch
 
-# Two for group commits, six that may wait for locks or first versions; the rest for reads and hints.
+# Two for groups of commits, six that may wait for locks or first versions, four for reads and hints.
 _POOL_SIZE = 12
 _SEQNO_MAX = 2**63 - 1
 _KEYS_AT_ONCE = 256  # heads of some KiB each: bounds what one answer holds

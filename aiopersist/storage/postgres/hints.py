@@ -36,7 +36,7 @@ log = logging.getLogger("aiopersist")
 PAYLOAD_BYTES_MAX = 7900  # the server's limit is 8000
 KEEPALIVE_S = 30.0  # between two queries on the connection that listens
 KEEPALIVE_TIMEOUT_S = 10.0
-LASTING_S = 5.0  # a connection that lasted so long was healthy; the log tells of so long a time without one
+LASTING_S = 5.0  # a connection that lasts so long is healthy; after so long without one the log says so
 NOTIFY = "SELECT pg_notify($1, message) FROM unnest($2::text[]) AS message"
 _ALL = "*"  # instead of keys that do not fit
 
