@@ -559,7 +559,7 @@ class Game:
         chosen = ordinals[first : first + rng.choice([1, 2, 5])]
         batches = [state.batches[o] for o in chosen]
         since = reduce(ap.Antichain.join, (b.since for b in batches), state.since)
-        upload = Upload(shard, self.schema, 0, writer.writer_id, batches[0].lower, gathered=True, since=since)
+        upload = Upload(shard, self.schema, 0, writer.writer_id, batches[0].lower, one_blob=True, since=since)
         named = [(batch, part) for batch in batches for part in batch.parts]
         table = await Fetch(shard, self.schema).table(named, Selection(), "")
         await upload.add(advance(table, since))
