@@ -16,7 +16,7 @@ class Unknowable(Indeterminate):
 
 
 @dataclass(slots=True, eq=False)
-class Sending:
+class SentStatement:
     """The statement that writes one attempt, or several at once, and how often it was sent: the answer to
     a second sending says nothing about the first."""
 
@@ -52,7 +52,7 @@ class Attempt:
     data: bytes
     result: Any
     """What the command returns if the attempt happened."""
-    sending: Sending = field(default_factory=Sending)
+    sending: SentStatement = field(default_factory=SentStatement)
     happened: bool | None = None
     """Known once the attempt was settled."""
 

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
-from aiopersist.shard.attempt import Attempt, Sending, Slot, Unknowable
+from aiopersist.shard.attempt import Attempt, SentStatement, Slot, Unknowable
 from aiopersist.shard.register import Register
 from aiopersist.state.command import Command, Commit, Context
 from aiopersist.state.diff import apply, decode_commit, diff_of, encode_diff, reads_as
@@ -139,7 +139,7 @@ def _clear(attempts: Sequence[Attempt]) -> None:
 async def _send(attempts: Sequence[Attempt]) -> bool:
     """Send the statement until it is known whether the versions are these attempts'. `StorageUnavailable`
     only if they surely were not written; any other error, and a cancellation, leaves it unknown."""
-    stack, sending = attempts[0].register.stack, Sending()
+    stack, sending = attempts[0].register.stack, SentStatement()
     runtime, limit_s = stack.runtime, stack.settings.retry_timeout_s
     began, delays = runtime.monotonic(), runtime.delays()
     stall = StallLog(lambda: f"the outcome of a commit to {_labels(attempts)}", runtime)
@@ -163,7 +163,7 @@ def _labels(attempts: Sequence[Attempt]) -> str:
     return ", ".join(attempt.register.label_of() for attempt in attempts)
 
 
-async def _send_once(attempts: Sequence[Attempt], sending: Sending) -> bool | Exception | None:
+async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> bool | Exception | None:
     """The answer where it decides; else `None` or the error, and nothing is known. A second sending decides
     only if it won: its refusal, or its determinate error, says nothing about the first."""
     is_first = not sending.sent
