@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.given import taken
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Description, Time, shaped
 from aiopersist.indexed.background import Background
@@ -117,7 +118,9 @@ class Indexed(Resource):
         stored, which takes no seqno. Later commands wait until all updates were read from an iterator."""
         with self._call(changes=True):
             pairs = _pairs(updates, "updates")
-            entries = [(StreamUpdates(_stream(stream).name, stream.schema), given) for stream, given in pairs]
+            entries = [
+                (StreamUpdates(_stream(stream).name, stream.schema), taken(given)) for stream, given in pairs
+            ]
             return await self._committer.write(entries)
 
     async def seal(self, streams: "Iterable[Stream[Any, Any]]", time: int) -> int:

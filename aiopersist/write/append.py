@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiopersist.data.updates.convert import is_arrow
+from aiopersist.data.updates.given import taken
 from aiopersist.errors import (
     AlreadyAppended,
     Corruption,
@@ -92,6 +93,9 @@ class RowsAppend(AppendIntent):
     registration: Registration | None = None
     upload: Upload | None = None
 
+    def __post_init__(self) -> None:
+        self.updates = taken(self.updates)
+
     @property
     def can_begin_again(self) -> bool:
         """Not of an iterator, even if it has a length, as a progress bar has."""
@@ -144,6 +148,9 @@ class BatchesAppend(AppendIntent):
     """An append of staged batches."""
 
     batches: Sequence[Batch] = ()
+
+    def __post_init__(self) -> None:
+        self.batches = tuple(self.batches)
 
     async def prepare(self) -> None:
         batches = _distinct(self.batches, self.session)

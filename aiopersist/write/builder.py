@@ -4,6 +4,7 @@ import asyncio
 from enum import StrEnum
 from typing import Any
 
+from aiopersist.data.updates.given import taken
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
@@ -88,6 +89,7 @@ class BatchBuilder(Resource):
         builder: a part of the input must not pass for all of it."""
         self._check_not_finished()
         with self._scope.call():
+            updates = taken(updates)
             async with self._turn:
                 before = self._upload.rows_taken
                 try:

@@ -11,6 +11,7 @@ of the loop in between.
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from copy import copy
 from functools import partial
 from itertools import islice
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.updates.assemble import at_time, concat, joined
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
+from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, successor
@@ -115,12 +117,21 @@ class Combiner:
             return self._table([rows], diff)
         stack = self._shard.stack
         if isinstance(rows, Sequence):
-            return await columns_of(stack, rows, partial(self._columns, diff), self._schema)
+            return await columns_of(stack, taken(rows), partial(self._columns, diff), self._schema)
         if isinstance(rows, AsyncIterable):
-            pieces: Any = [piece async for piece in chunks_as_they_come(rows)]
-        else:
-            pieces = chunks_of(rows)
-        return await stack.compute(self._table, pieces, diff)
+            return await self._as_they_come(rows, diff)
+        return await stack.compute(self._table, chunks_of(rows), diff)
+
+    async def _as_they_come(self, rows: AsyncIterable[Any], diff: int) -> "pa.Table":
+        """The columns of the rows. Each chunk is converted before the next is asked for: an iterator may fill
+        the same memory again."""
+        tables, count = [], 0
+        async with aclosing(chunks_as_they_come(rows)) as chunks:
+            async for chunk in chunks:
+                table = await self._shard.stack.compute(self._columns, diff, chunk, count)
+                tables.append(table)
+                count += table.num_rows
+        return concat(tables or [self._columns(diff, [], 0)], self._schema)
 
     def _table(self, pieces: Iterable[Any], diff: int) -> "pa.Table":
         tables, rows = [], 0

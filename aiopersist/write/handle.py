@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.given import GivenRows, GivenUpdates
+from aiopersist.data.updates.given import GivenRows, GivenUpdates, taken
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening, Resource, Scope
@@ -146,7 +146,7 @@ class WriteHandle(Resource, Generic[K, V]):
         """Stage `updates`, whose times lie in `[lower, upper)`, to be appended later, or by another process.
         Parts are uploaded while the input is read; a small batch stays in memory. No commit."""
         with self._scope.call():
-            bounds = check_bounds(lower, upper, self._schema)
+            bounds, updates = check_bounds(lower, upper, self._schema), taken(updates)
             registration = await self._session.begin_batch()
             context = self._session.context
             upload = context.upload(bounds[0], registration)

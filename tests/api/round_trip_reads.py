@@ -163,7 +163,7 @@ class Reads:
         if op == "in":
             some = [value, *self.rng.sample(pool, 1)]
             array = (
-                pa.array([scalar(t, v).as_py() for v in some], t)
+                pa.array([_not_negative_zero(scalar(t, v).as_py()) for v in some], t)
                 if not pa.types.is_temporal(t)
                 else (
                     pa.concat_arrays(
@@ -270,3 +270,8 @@ def _compared(op: str, t: pa.DataType, a: Any, b: Any) -> Truth:
         return op == "!="
     a, b = (order(t, v) for v in (a, b))
     return {"==": a == b, "!=": a != b, "<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}[op]
+
+
+def _not_negative_zero(value: Any) -> Any:
+    """-0.0 is stored as 0.0, and `isin` of Arrow tells them apart."""
+    return value + 0.0 if isinstance(value, float) else value

@@ -1,16 +1,13 @@
 """Goal: whatever a schema takes, by whichever way in, under whatever limits, is read again as it was given:
 before and after compactions, in every way to read it, by readers of every version of the schema."""
 
-import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import aiopersist as ap
 from tests.api.round_trip_game import Game
 
 HERE = Path(__file__).parents[2]
@@ -40,31 +37,3 @@ def test_what_goes_in_comes_out_of_many_games(first: int) -> None:
         arguments, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout.splitlines()[-1:]}: {done.returncode}, {done.stderr}"
-
-
-class Telling(list):  # type: ignore[type-arg]
-    """A row that tells that it was looked at."""
-
-    is_taken = False
-
-    def __iter__(self) -> Any:
-        self.is_taken = True
-        return super().__iter__()
-
-
-@pytest.mark.parametrize("change", [list.clear, list.pop, lambda rows: rows.append(rows[0])])
-async def test_rows_that_change_while_they_are_taken_are_refused(change: Any) -> None:
-    """Goal: a part of them never passes for all."""
-    async with ap.open("mem://") as client:
-        w = await client.writer("s", ap.Schema(key=int, val=int))
-        updates = [(i, i, 0, 1) for i in range(5000)]
-        pairs = [update[:2] for update in updates]
-        for rows, call in ((updates, w.compare_and_append(updates, 0, 1)), (pairs, w.write(pairs))):
-            first = rows[0] = Telling(rows[0])
-            task = asyncio.create_task(call)
-            while not first.is_taken:
-                await asyncio.sleep(0)
-            change(rows)
-            with pytest.raises(ap.InvalidUpdate):
-                await task
-        assert w.upper == ap.Antichain(0)

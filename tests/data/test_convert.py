@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from aiopersist.data.part.inline import decode_inline, encode_inline
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import sizes
 from aiopersist.data.updates.buffer import Buffer
@@ -286,3 +287,16 @@ def test_pieces_of_an_iterator_are_bounded_in_bytes_too() -> None:
     assert max(sizes) <= 9
     small = ((i, b"x", 0, 1) for i in range(20_000))
     assert [len(piece) for piece in chunks_of(small)] == [8192, 8192, 20_000 - 2 * 8192]
+
+
+def test_an_empty_list_whose_child_lies_beyond_its_buffers() -> None:
+    """Goal: Arrow takes it for valid, and writes a message of it that nobody can read."""
+    child = pa.Array.from_buffers(pa.int32(), 0, [None, pa.py_buffer(b"")], 0, 9)
+    element = pa.field("element", pa.int32(), nullable=False)
+    offsets = pa.py_buffer(bytes(8))
+    keys = pa.Array.from_buffers(pa.list_(element), 1, [None, offsets], 0, 0, [child])
+    keys.validate(full=True)
+    schema = Schema(key=pa.list_(element), val=int)
+    table = to_table(pa.table({"key": keys, "val": [1], "time": [0], "diff": [1]}), schema)
+    assert decode_inline(encode_inline(table), schema, None).to_pylist() == table.to_pylist()
+    assert table["key"].to_pylist() == [[]]

@@ -183,9 +183,9 @@ def random_updates(seed: int) -> tuple[Schema[Any, Any, Any], pa.Table] | None:
     fields = [fuzz.field(name) for name in ("key", "val")]
     try:
         key, val = (fuzz.array(f.type, n, nulls=f.nullable) for f in fields)
-    except pa.ArrowException:
+        return Schema(*fields), updates(val, key)
+    except pa.ArrowException:  # Arrow itself refuses to make it
         return None
-    return Schema(*fields), updates(val, key)
 
 
 def survives(schema: Schema[Any, Any, Any], given: pa.Table) -> bool:

@@ -4,6 +4,10 @@ There are two ways in. Rows (an iterable of tuples) are turned into columns in b
 schema's codecs. Arrow data (tables, batches, readers, all objects that export a C stream or array) is
 checked to be sound (`valid.py`) and cast. Both give a table with exactly the schema's columns, checked:
 types, nulls, times in range and of the right length, diffs within 64 bits. No later code checks values.
+
+The table has memory of its own. Arrow data may be a view of memory that its owner fills again, as numpy
+arrays are; rows that wait in a buffer, or that are sorted, measured and encoded one step after the other,
+must stay what they were.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from aiopersist.data.lazy import pa, pc
+from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import cast_column
 from aiopersist.data.types.codec import short
@@ -26,6 +30,8 @@ ROW = ("key", "val", "diff")  # the columns that `write` takes: the time is chos
 ROWS_AT_ONCE = 8192  # rows of an iterator that are converted together,
 BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, if they are large
 ELEMENTS_MEASURED = 1000  # of a list: a longer list is large anyway
+COPIED_BYTES = 32 * 1024 * 1024  # of Arrow data that is given as a whole: copied together,
+COPIED_ROWS = 1024  # but no fewer rows: slices of views all count all the bytes that they share
 
 
 def to_table(
@@ -49,6 +55,10 @@ def to_table(
         return _from_rows(_rows(updates), fields, schema, diff)
     except Refusal as e:
         raise InvalidUpdate(e.reason, row=e.row + row_base if e.row >= 0 else None) from e
+    except pa.ArrowMemoryError:
+        raise
+    except pa.ArrowException as e:  # what Arrow takes for valid, and cannot work on
+        raise InvalidUpdate(f"Arrow cannot take this data apart: {e}") from e
 
 
 def rough_bytes(row: Any) -> int:
@@ -106,7 +116,15 @@ def is_arrow(value: Any) -> bool:
     return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
 
 
-def _reader(value: Any) -> Any:
+def _reader(value: Any) -> Iterator[Any]:
+    """Arrow data as batches, of which each is little to copy."""
+    for batch in _batches(value):
+        rows = max(COPIED_BYTES * batch.num_rows // max(batch.nbytes, 1), COPIED_ROWS)
+        for start in range(0, max(batch.num_rows, 1), rows):
+            yield batch.slice(start, rows)
+
+
+def _batches(value: Any) -> Any:
     """Arrow data as an iterable of batches."""
     if isinstance(value, pa.RecordBatch):
         return [value]
@@ -228,10 +246,27 @@ def _from_arrow(
             columns.append(cast_column(nested[field.name], field))
         except Refusal as e:
             raise Refusal(e.row, f"{field.name}: {e.reason}") from e
-    result = pa.table(columns, pa.schema(fields))
+    result = _copied(pa.table(columns, pa.schema(fields)))
     if "time" in result.column_names:
         _check_times(result.column("time"))
     return result
+
+
+def _copied(table: pa.Table) -> pa.Table:
+    """The table in memory of its own. An empty list may have a child array whose offset lies beyond its
+    buffers: a filter makes a sound child, and IPC, which is faster, does not."""
+    if not table.num_rows:
+        return table.schema.empty_table()
+    if any(_has_lists(field.type) for field in table.schema):
+        return table.filter(pa.repeat(pa.scalar(True), table.num_rows))
+    batches = [ipc.read_record_batch(b.serialize(), table.schema) for b in table.to_batches()]
+    return pa.Table.from_batches(batches, table.schema)
+
+
+def _has_lists(t: pa.DataType) -> bool:
+    if pa.types.is_struct(t):
+        return any(_has_lists(field.type) for field in t)
+    return bool(pa.types.is_nested(t))
 
 
 def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:

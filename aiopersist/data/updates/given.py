@@ -1,10 +1,13 @@
 """The types of the updates that a user may give: rows of the types of the schema, or Arrow data.
 
 So a type checker refuses rows of another schema. The writer checks Arrow data, and rows, when it gets them.
+
+A call takes a list of rows as the call begins (`taken`); it takes Arrow data, and what an iterator gives, chunk
+by chunk (`convert.py`). What was taken has no memory in common with what was given.
 """
 
-from collections.abc import AsyncIterable, Iterable
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import AsyncIterable, Iterable, MutableSequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiopersist.frontier import Time
 
@@ -34,3 +37,10 @@ GivenUpdates: TypeAlias = Arrow | Chunks | Iterable[Update[K, V]] | AsyncIterabl
 
 GivenRows: TypeAlias = Arrow | Chunks | Iterable[Row[K, V]] | AsyncIterable[Row[K, V]]
 """`(key, val)` or `(key, val, diff)`: the time is picked by the library."""
+
+
+def taken(updates: Any) -> Any:
+    """What a call was given. Of a list, or another sequence that can change, a copy: its owner may change it
+    while the call awaits. Some milliseconds for a million rows."""
+    can_change = isinstance(updates, MutableSequence) and not isinstance(updates, bytearray)
+    return list(updates) if can_change else updates

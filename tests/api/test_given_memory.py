@@ -1,0 +1,128 @@
+"""Goal: what a call is given is taken: what its owner does with it afterwards changes nothing."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import aiopersist as ap
+
+
+class Telling(list):  # type: ignore[type-arg]
+    """A row that tells that it was looked at."""
+
+    is_taken = False
+
+    def __iter__(self) -> Any:
+        self.is_taken = True
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("change", [list.clear, list.pop, list.reverse, lambda rows: rows.append(rows[0])])
+async def test_a_list_is_taken_as_the_call_begins(change: Any) -> None:
+    """Goal: a list that its owner changes while the call awaits is written as it was given."""
+    async with ap.open("mem://") as client:
+        w = await client.writer("s", ap.Schema(key=int, val=int))
+        updates = [(i, i, 0, 1) for i in range(5000)]
+        pairs = [update[:2] for update in updates]
+        for rows, call in ((updates, w.compare_and_append(updates, 0, 1)), (pairs, w.write(pairs))):
+            first = rows[0] = Telling(rows[0])
+            task = asyncio.create_task(call)
+            while not first.is_taken:
+                await asyncio.sleep(0)
+            change(rows)
+            await task
+        async with client.reader("s") as r, r.snapshot() as s:
+            assert await s.rows() == [(i, i, 2) for i in range(5000)]
+
+
+class Growing(Sequence[Any]):
+    """A sequence that is no list, and grows as it is read."""
+
+    def __init__(self) -> None:
+        self.rows = [(i, i, 0, 1) for i in range(5000)]
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self.rows[at]
+        self.rows.append((0, 0, 0, 1))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+async def test_another_sequence_that_changes_is_refused() -> None:
+    """Goal: a part of its rows never passes for all."""
+    async with ap.open("mem://") as client:
+        w = await client.writer("s", ap.Schema(key=int, val=int))
+        with pytest.raises(ap.InvalidUpdate, match="give a copy"):
+            await w.compare_and_append(Growing(), 0, 1)
+        assert w.upper == ap.Antichain(0)
+
+
+async def test_any_sequence_of_rows_is_taken() -> None:
+    """Goal: a deque has no slices, and is written like a list."""
+    async with ap.open("mem://") as client:
+        w = await client.writer("s", ap.Schema(key=int, val=int))
+        await w.compare_and_append(deque((i, i, 0, 1) for i in range(5000)), 0, 1)
+        async with client.reader("s") as r, r.snapshot() as s:
+            assert len(await s.rows()) == 5000
+
+
+# --- memory that is filled again ---------------------------------------------------------------------
+
+N = 3000
+
+
+class Refilled:
+    """Arrow tables that are views of one piece of memory, filled anew for each."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(N, dtype=np.int64)
+
+    def table(self, n: int, columns: Sequence[str] = ("key", "val", "time", "diff")) -> pa.Table:
+        self.memory[:] = n * N + np.arange(N)
+        view, zeros = pa.array(self.memory), pa.array(np.zeros(N, dtype=np.int64))
+        known = {"key": view, "val": view, "time": zeros, "diff": pa.array(np.ones(N, dtype=np.int64))}
+        return pa.table({name: known[name] for name in columns})
+
+    def tables(self, *columns: str) -> Iterator[pa.Table]:
+        yield from (self.table(n, columns or ("key", "val", "time", "diff")) for n in range(3))
+
+    async def later(self, *columns: str) -> AsyncIterator[pa.Table]:
+        for table in self.tables(*columns):
+            yield table
+
+
+async def by_builder(w: Any, given: Refilled) -> None:
+    async with w.builder(0) as builder:
+        for table in given.tables():
+            await builder.extend(table)
+        given.memory[:] = -1
+        batch = await builder.finish(1)
+    await w.append_batch(batch, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(by_builder, id="builder"),
+        pytest.param(lambda w, given: w.compare_and_append(given.tables(), 0, 1), id="iterator"),
+        pytest.param(lambda w, given: w.compare_and_append(given.later(), 0, 1), id="async iterator"),
+        pytest.param(lambda w, given: w.write(given.tables("key", "val")), id="write"),
+        pytest.param(lambda w, given: w.write(given.later("key", "val")), id="write, async"),
+    ],
+)
+@pytest.mark.parametrize("inline", [0, 2**20])
+async def test_memory_that_is_filled_again(write: Any, inline: int) -> None:
+    """Goal: what was taken has no memory in common with what was given."""
+    settings = ap.Settings(inline_writes_single_max_bytes=inline)
+    async with ap.open("mem://", settings=settings) as client:
+        w = await client.writer("s", ap.Schema(key=int, val=int))
+        await write(w, Refilled())
+        async with client.reader("s") as r, r.snapshot() as s:
+            assert await s.rows() == [(i, i, 1) for i in range(3 * N)]
