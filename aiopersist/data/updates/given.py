@@ -2,8 +2,8 @@
 
 So a type checker refuses rows of another schema. The writer checks Arrow data, and rows, when it gets them.
 
-A call takes a list of rows as the call begins (`taken`); it takes Arrow data, and what an iterator gives, chunk
-by chunk (`convert.py`). What was taken has no memory in common with what was given.
+A call takes a list of rows as the call begins (`taken`). It takes Arrow data, and what an iterator gives,
+chunk by chunk (`convert.py`). What was taken has no memory in common with what was given.
 """
 
 from collections.abc import AsyncIterable, Iterable, MutableSequence
