@@ -16,7 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[1] / "aiopersist"
 PACKAGE = "aiopersist"
 FILE_LINES_MAX = 400
-FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MAX = 40  # without its docstring
+TESTS = Path(__file__).parent
+# Each is one random game, whose moves share its state.
+GAMES = {"tests.indexed.game", "tests.simulation.adversary", "tests.stash.test_model"}
 
 # Each line may import from the lines before it; those in one line do not know each other.
 ORDER = (
@@ -137,10 +140,15 @@ def too_long(sources: Mapping[str, str]) -> list[str]:
             problems.append(f"{name}: {lines} lines")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
+                lines = (node.end_lineno or 0) - node.lineno + 1 - _docstring_lines(node)
                 if lines > FUNCTION_LINES_MAX:
                     problems.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
     return problems
+
+
+def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = node.body[0]
+    return (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) is not None else 0
 
 
 def test_imports_go_one_way() -> None:
@@ -153,6 +161,12 @@ def test_there_is_no_cycle() -> None:
 
 def test_files_and_functions_are_small() -> None:
     assert too_long(modules(ROOT)) == []
+
+
+def test_files_of_tests_are_small() -> None:
+    sources = {name: source for name, source in modules(TESTS).items() if name not in GAMES}
+    long = [name for name, source in sources.items() if len(source.splitlines()) > FILE_LINES_MAX]
+    assert long == []
 
 
 def test_every_module_has_a_place() -> None:
@@ -255,8 +269,8 @@ def test_a_cycle_within_a_folder_is_found() -> None:
 
 def test_a_long_file_and_a_long_function_are_found() -> None:
     long_function = "async def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX
-    assert too_long({"a": "x = 1\n" * FILE_LINES_MAX, "b": "def f():\n" + "    x = 1\n" * 69}) == []
+    assert too_long({"a": "x = 1\n" * FILE_LINES_MAX, "b": "def f():\n" + "    x = 1\n" * 39}) == []
     assert too_long({"a": "x = 1\n" * (FILE_LINES_MAX + 1), "b": long_function}) == [
         "a: 401 lines",
-        "b:1 f: 71 lines",
+        "b:1 f: 41 lines",
     ]

@@ -3,9 +3,7 @@ and `settle` says which."""
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,61 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiopersist as ap
-from aiopersist.shard.commit import commit
-from aiopersist.shard.log import consensus_key
-from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from aiopersist.testing.faults import Outcome
+from tests.api.write_outcomes_kit import by_compare, rig
 from tests.support.schemas import SCHEMA
 from tests.support.shards import CAS
 
-
-@dataclass
-class Rig:
-    """One place in memory: `client` reaches it through `faults`, `honest` directly."""
-
-    client: ap.Client
-    honest: ap.Client
-    faults: Faults
-    consensus: MemoryConsensus
-    blob: MemoryBlob
-
-    async def rows(self, as_of: int | None = None) -> dict[str, int]:
-        """Keys with their summed diffs, as an untroubled client reads them."""
-        async with self.honest.reader("t", SCHEMA) as r, r.snapshot(as_of) as s:
-            return {key: diff for key, _, diff in await s.rows()}
-
-    async def blobs(self) -> list[str]:
-        return [key async for key, _ in self.blob.list("") if key.endswith(".parquet")]
-
-
-@asynccontextmanager
-async def rig(**limits: Any) -> AsyncIterator[Rig]:
-    place, faults = uuid.uuid4().hex, Faults()
-    blob, consensus = MemoryBlob(place), MemoryConsensus(place)
-    limits = {"retry_timeout_s": 3.0, **limits}
-    url = f"mem://{place}"
-    async with (
-        ap.open(blob=url, consensus=url, maintenance=False) as honest,
-        ap.open(
-            blob=FaultyBlob(blob, faults),
-            consensus=FaultyConsensus(consensus, faults),
-            settings=ap.Settings(**limits),
-            maintenance=False,
-        ) as client,
-    ):
-        try:
-            yield Rig(client, honest, faults, consensus, blob)
-        finally:
-            faults.heal()
-    await blob.aclose()
-    await consensus.aclose()
-
-
 Append = Callable[[ap.WriteHandle[str, int]], Awaitable[Any]]
-
-
-async def by_compare(w: ap.WriteHandle[str, int]) -> None:
-    await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
 
 
 async def by_append(w: ap.WriteHandle[str, int]) -> None:
@@ -83,7 +32,39 @@ async def by_txn(w: ap.WriteHandle[str, int]) -> None:
 
 
 APPENDS = [by_compare, by_append, by_write, by_txn]
+
+
 BLOBS = [pytest.param(16384, id="inline"), pytest.param(0, id="blob")]
+
+
+async def _cancel_after(work: Awaitable[Any], steps: int) -> bool:
+    """Cancel `work` after that many turns of the loop; whether it was cancelled."""
+    task = asyncio.ensure_future(work)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+async def _cancelled_appends(client: ap.Client, honest: ap.Client, append: Append, steps: int) -> None:
+    name = uuid.uuid4().hex
+    async with client.writer(name, SCHEMA) as w:
+        cancelled = await _cancel_after(append(w), steps)
+        outcome = await w.settle()
+        upper = await w.fetch_recent_upper()
+        if not cancelled:
+            assert outcome is None
+            assert upper == ap.Antichain(1)
+        else:
+            assert outcome == (ap.NotCommitted() if upper == ap.Antichain(0) else ap.Committed(upper))
+        if upper == ap.Antichain(0):
+            await append(w)
+        async with honest.reader(name, SCHEMA) as r, r.snapshot() as s:
+            assert await s.rows() == [("a", 1, 1)]
 
 
 @pytest.mark.parametrize("append", APPENDS)
@@ -217,36 +198,6 @@ async def test_an_append_refused_at_its_first_step_ends_what_settle_tells() -> N
         assert await w.settle() is None
 
 
-async def _cancel_after(work: Awaitable[Any], steps: int) -> bool:
-    """Cancel `work` after that many turns of the loop; whether it was cancelled."""
-    task = asyncio.ensure_future(work)
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        return True
-    return False
-
-
-async def _cancelled_appends(client: ap.Client, honest: ap.Client, append: Append, steps: int) -> None:
-    name = uuid.uuid4().hex
-    async with client.writer(name, SCHEMA) as w:
-        cancelled = await _cancel_after(append(w), steps)
-        outcome = await w.settle()
-        upper = await w.fetch_recent_upper()
-        if not cancelled:
-            assert outcome is None
-            assert upper == ap.Antichain(1)
-        else:
-            assert outcome == (ap.NotCommitted() if upper == ap.Antichain(0) else ap.Committed(upper))
-        if upper == ap.Antichain(0):
-            await append(w)
-        async with honest.reader(name, SCHEMA) as r, r.snapshot() as s:
-            assert await s.rows() == [("a", 1, 1)]
-
-
 @pytest.mark.parametrize("append", APPENDS)
 @pytest.mark.parametrize("inline", BLOBS)
 async def test_cancelled_at_any_step_in_memory(append: Append, inline: int) -> None:
@@ -366,121 +317,3 @@ async def test_a_hanging_statement_blocks_no_other_handle() -> None:
                 assert await w.settle() == ap.NotCommitted()
             release.set()  # too late
         assert await r.rows() == {"a": 1, "b": 1}
-
-
-@pytest.mark.parametrize("happened", [True, False])
-async def test_of_a_truncated_version_the_token_decides(happened: bool) -> None:
-    """Goal: the version of the attempt is gone, the state keeps the writer's last token."""
-    async with rig() as r, r.client.writer("t", SCHEMA) as w:
-        r.faults.fail_next(CAS, Outcome.LOST if happened else Outcome.DROPPED)
-        r.faults.fail_next("scan", Outcome.DROPPED, 10**6)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await by_compare(w)
-        async with r.honest.writer("t", SCHEMA) as other:
-            upper = 1 if happened else 0
-            await other.compare_and_append([], upper, 9)
-            await other.compare_and_append([], 9, 10)
-        await _truncate_but_head(r, w)
-        r.faults.heal()
-        assert await w.settle() == (ap.Committed(ap.Antichain(1)) if happened else ap.NotCommitted())
-
-
-async def test_of_a_truncated_version_of_a_writer_that_is_gone_nothing_can_be_told() -> None:
-    """Goal: then, and only then, the outcome stays unknown; the handle goes on."""
-    async with rig() as r, r.client.writer("t", SCHEMA) as w:
-        r.faults.fail_next(CAS, Outcome.LOST)
-        r.faults.fail_next("scan", Outcome.DROPPED, 10**6)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await by_compare(w)
-        from aiopersist.shard.attempt import Slot
-        from aiopersist.state.writing import ExpireWriter
-
-        async with r.honest.writer("t", SCHEMA) as other:
-            await commit(other._shard.register, ExpireWriter(w.writer_id), Slot())
-            await other.compare_and_append([], 1, 10)
-            await _truncate_but_head(r, w)
-            r.faults.heal()
-            for _ in range(2):
-                with pytest.raises(ap.Indeterminate):
-                    await w.settle()
-            await w.compare_and_append([("b", 1, 10, 1)], 10, 11)  # registers anew
-            assert await w.settle() is None
-
-
-async def _truncate_but_head(r: Rig, w: ap.WriteHandle[str, int]) -> None:
-    """What garbage collection does: a rollup at the head, and nothing before it."""
-    from aiopersist.maintenance.shard import ShardMaintenance
-    from aiopersist.shard.shard import Shard
-
-    shard: Shard = next(iter(r.honest._shards._known.values()))
-    await ShardMaintenance(shard).roll_up()
-    latest = shard.state.latest_rollup
-    assert latest is not None
-    await r.consensus.truncate(consensus_key(w.shard_id), latest)
-
-
-async def test_a_write_that_was_put_back_is_not_told_of_the_failure_of_others() -> None:
-    """Goal: of two numbers of one application only the one that was sent has failed."""
-    faults = Faults()
-    consensus = FaultyConsensus(MemoryConsensus(""), faults)
-    settings = ap.Settings(retry_timeout_s=0)
-    async with ap.open(blob=MemoryBlob(""), consensus=consensus, settings=settings) as client:
-        w = await client.writer("t", SCHEMA)
-        faults.fail_next(CAS, Outcome.REFUSED)
-        first, second = await asyncio.gather(
-            w.write([("a", 1)], txn=("app", 1)), w.write([("b", 2)], txn=("app", 2)), return_exceptions=True
-        )
-        assert isinstance(first, ap.StorageUnavailable)
-        assert second == 0
-        async with client.reader("t", SCHEMA) as r, r.snapshot() as s:
-            assert await s.rows() == [("b", 2, 1)]
-
-
-@pytest.mark.parametrize("error", [ap.Indeterminate, OSError], ids=["of unknown outcome", "foreign"])
-async def test_a_version_is_not_sent_for_ever(error: type[Exception]) -> None:
-    """Goal: with pauses, and until the retry limit; then the outcome is unknown, and can be settled."""
-    sent = 0
-
-    class Breaking(MemoryConsensus):
-        async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
-            nonlocal sent
-            if breaking:
-                sent += 1
-                raise error("lost")
-            return await super().compare_and_set(key, expected, data)
-
-    breaking = False
-    settings = ap.Settings(retry_timeout_s=0.3)
-    async with ap.open(blob=MemoryBlob(""), consensus=Breaking(""), settings=settings) as client:
-        w = await client.writer("t", SCHEMA)
-        breaking = True
-        async with asyncio.timeout(5):
-            with pytest.raises(ap.Indeterminate):
-                await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
-        assert 1 < sent < 20
-        breaking = False
-        assert await w.settle() == ap.NotCommitted()
-        await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
-
-
-async def test_settling_does_not_wait_for_the_writes_of_others() -> None:
-    async with ap.open("mem://") as client:
-        w = await client.writer("t", SCHEMA)
-        stop = False
-
-        async def keep_writing() -> None:
-            while not stop:
-                await w.write([("k", 1)])
-
-        busy = [asyncio.create_task(keep_writing()) for _ in range(4)]
-        await asyncio.sleep(0.05)
-        mine = asyncio.create_task(w.write([("mine", 1)]))
-        await asyncio.sleep(0)
-        mine.cancel()
-        await asyncio.wait([mine])
-        async with asyncio.timeout(2):
-            await w.settle()
-        stop = True
-        await asyncio.gather(*busy)

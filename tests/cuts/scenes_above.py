@@ -14,9 +14,9 @@ from aiopersist.stash.memory import MemoryStore, StashTables
 from aiopersist.stash.open import Mode, StashLocation, opened
 from aiopersist.stash.sqlite import SqliteStore
 from aiopersist.stash.stash import MemoryStash
+from tests.cuts.faults import TroubledStore
 from tests.cuts.scenes import SCENES, Call, Scene
 from tests.cuts.stage import Stage
-from tests.cuts.trouble import TroubledStore
 
 Table = dict[str, int]
 Users = TypedCollection[str, int]

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from tests.cuts.trouble import PAUSE_S, Fault, Trouble, TroubledBlob, TroubledConsensus
+from tests.cuts.faults import PAUSE_S, Fault, Trouble, TroubledBlob, TroubledConsensus
 from tests.support.schemas import SCHEMA
 
 NAME, OTHER = "t", "u"

@@ -13,9 +13,9 @@ import pytest
 import tests.cuts.scenes_above
 import tests.cuts.scenes_maintenance  # noqa: F401  # both add theirs
 from aiopersist.shard import commit
+from tests.cuts.faults import Cut, Fault, Met, troubled
 from tests.cuts.scenes import SCENES
 from tests.cuts.stage import MAY_RAISE, staged
-from tests.cuts.trouble import Cut, Fault, Met, troubled
 
 TROUBLES: list[Fault | Cut] = [*Fault, *Cut]
 HEALS = [

@@ -25,7 +25,6 @@ from aiopersist.shard.log import list_shards, load
 from aiopersist.state.names import live_parts
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, Outcome
-from tests.indexed.dice import Dice, Wire, no_threads, spin
 from tests.indexed.naive import (
     ANSWERS,
     Allow,
@@ -41,6 +40,7 @@ from tests.indexed.naive import (
     Write,
     summed,
 )
+from tests.indexed.seeded_loop import Dice, Wire, no_threads, spin
 from tests.simulation import world
 from tests.support.shards import RATES
 

@@ -3,11 +3,9 @@ that come between two looks, and a store that was restored under it."""
 
 import asyncio
 import copy
-import json
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -18,43 +16,18 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.shard import Shard
-from aiopersist.state.diff import Changes, decode_commit, decode_diff, diff_of, encode_diff
 from aiopersist.state.keys import writer_of
 from aiopersist.state.lifecycle import EvolveSchema
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter
-from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from aiopersist.testing.faults import Outcome
+from tests.shard.register_kit import (
+    Place,
+    place,  # noqa: F401  # a fixture
+)
 from tests.support.schemas import SCHEMA
 from tests.support.shards import CAS
 
-
-class Place(NamedTuple):
-    """A place in memory, what happens on the way to it, and how to look at it."""
-
-    blob: MemoryBlob
-    consensus: MemoryConsensus
-    faults: Faults
-
-    def open(self, *, maintenance: bool = True, **limits: Any) -> Any:
-        return ap.open(
-            blob=FaultyBlob(self.blob, self.faults),
-            consensus=FaultyConsensus(self.consensus, self.faults),
-            settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
-            maintenance=maintenance,
-        )
-
-    async def keys(self, end: str) -> list[str]:
-        return [key async for key, _ in self.blob.list("") if key.endswith(end)]
-
-
-@pytest.fixture
-def place() -> Place:
-    name = uuid.uuid4().hex
-    return Place(MemoryBlob(name), MemoryConsensus(name), Faults())
-
-
 KEPT: WeakKeyDictionary[ap.Client, Shard] = WeakKeyDictionary()
-"""A client forgets a shard with its last handle; these tests go on with what they looked at."""
 
 
 def shard_of(client: ap.Client) -> Shard:
@@ -78,7 +51,46 @@ async def appended(client: ap.Client, count: int) -> str:
         return w.shard_id
 
 
-# --- rollups -------------------------------------------------------------------------------------
+@asynccontextmanager
+async def truncating_after(place: Place, client: ap.Client, shard: str) -> AsyncIterator[None]:
+    """Whoever looks for a version of `shard` finds that it was truncated meanwhile."""
+    scan = place.consensus.scan
+
+    async def truncated(key: str, from_seqno: int, limit: int) -> Any:
+        if key == consensus_key(shard):
+            place.consensus.scan = scan  # type: ignore[method-assign]
+            async with place.open(maintenance=False) as other, other.writer("t", SCHEMA) as w:
+                await w.compare_and_append([], w.upper, w.upper)
+                await ShardMaintenance(shard_of(other)).roll_up()
+                latest = shard_of(other).state.latest_rollup
+                assert latest is not None
+                await place.consensus.truncate(key, latest)
+        return await scan(key, from_seqno, limit)
+
+    place.consensus.scan = truncated  # type: ignore[method-assign]
+    yield
+    place.consensus.scan = scan  # type: ignore[method-assign]
+
+
+def saved(place: Place) -> Any:
+    return copy.deepcopy(place.consensus._shared.logs)
+
+
+def restore(place: Place, backup: Any) -> None:
+    place.consensus._shared.logs.clear()
+    place.consensus._shared.logs.update(copy.deepcopy(backup))
+
+
+async def _all_refuse(client: ap.Client, w: ap.WriteHandle[Any, Any]) -> None:
+    with pytest.raises(ap.Corruption):
+        await w.fetch_recent_upper()
+    with pytest.raises(ap.Corruption):
+        await w.compare_and_append([("d", 1, 7, 1)], 7, 8)
+    with pytest.raises(ap.Corruption):
+        await client.reader("t", SCHEMA)
+
+
+# --- rollups ------------------------------------------------------------------------------------------
 
 
 async def test_rollups_are_written_and_opened_from(place: Place) -> None:
@@ -191,27 +203,6 @@ async def test_a_writer_of_rollups_never_comes_back_under_its_id(place: Place) -
 # --- lost answers of maintenance ----------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def truncating_after(place: Place, client: ap.Client, shard: str) -> AsyncIterator[None]:
-    """Whoever looks for a version of `shard` finds that it was truncated meanwhile."""
-    scan = place.consensus.scan
-
-    async def truncated(key: str, from_seqno: int, limit: int) -> Any:
-        if key == consensus_key(shard):
-            place.consensus.scan = scan  # type: ignore[method-assign]
-            async with place.open(maintenance=False) as other, other.writer("t", SCHEMA) as w:
-                await w.compare_and_append([], w.upper, w.upper)
-                await ShardMaintenance(shard_of(other)).roll_up()
-                latest = shard_of(other).state.latest_rollup
-                assert latest is not None
-                await place.consensus.truncate(key, latest)
-        return await scan(key, from_seqno, limit)
-
-    place.consensus.scan = truncated  # type: ignore[method-assign]
-    yield
-    place.consensus.scan = scan  # type: ignore[method-assign]
-
-
 async def test_a_flush_whose_answer_is_lost_keeps_its_blob(place: Place) -> None:
     """Goal: unknown counts as applied: what the state may name is not deleted."""
     limits = {"inline_writes_single_max_bytes": 300, "inline_writes_total_max_bytes": 1000}
@@ -307,16 +298,7 @@ async def test_a_refusal_follows_a_look(place: Place) -> None:
         assert caught.value.actual == 2  # not what it knew
 
 
-# --- stores that go back -------------------------------------------------------------------------
-
-
-def saved(place: Place) -> Any:
-    return copy.deepcopy(place.consensus._shared.logs)
-
-
-def restore(place: Place, backup: Any) -> None:
-    place.consensus._shared.logs.clear()
-    place.consensus._shared.logs.update(copy.deepcopy(backup))
+# --- stores that go back ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("since", ["shorter", "same_length", "longer"])
@@ -342,15 +324,6 @@ async def test_a_restored_store_is_noticed_and_nothing_is_written(place: Place, 
             assert saved(place) == backup
 
 
-async def _all_refuse(client: ap.Client, w: ap.WriteHandle[Any, Any]) -> None:
-    with pytest.raises(ap.Corruption):
-        await w.fetch_recent_upper()
-    with pytest.raises(ap.Corruption):
-        await w.compare_and_append([("d", 1, 7, 1)], 7, 8)
-    with pytest.raises(ap.Corruption):
-        await client.reader("t", SCHEMA)
-
-
 async def test_a_shard_that_vanished_is_corruption(place: Place) -> None:
     async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
         await w.compare_and_append([], 0, 1)
@@ -372,110 +345,3 @@ async def test_waiters_are_told_that_the_store_was_restored(place: Place) -> Non
         with pytest.raises(ap.Corruption):
             async with asyncio.timeout(5):
                 await waiting
-
-
-# --- sharing, waiting ----------------------------------------------------------------------------
-
-
-async def test_lost_hints_cost_latency_only(place: Place) -> None:
-    place.faults.losing_hints = True
-    async with (
-        place.open(watch_timeout_s=0.1) as client,
-        place.open() as other,
-        client.writer("t", SCHEMA) as w,
-        other.writer("t", SCHEMA) as there,
-    ):
-        waiting = [asyncio.create_task(w.wait_for_upper_past(n)) for n in range(3)]
-        await asyncio.sleep(0.05)
-        await there.compare_and_append([], 0, 9)
-        async with asyncio.timeout(3):
-            await asyncio.gather(*waiting)
-
-
-async def test_a_hint_that_fails_is_asked_for_again(place: Place) -> None:
-    """Goal: a store whose `watch` fails for good serves waiters by looking."""
-    place.faults.fail_next("watch", Outcome.REFUSED, 10**6)
-    async with (
-        place.open(watch_timeout_s=0.1, retry_timeout_s=0.05) as client,
-        client.writer("t", SCHEMA) as w,
-        client.writer("t", SCHEMA) as other,
-    ):
-        for upper in range(3):
-            try:
-                async with asyncio.timeout(0.3):
-                    await w.wait_for_upper_past(upper)
-            except (TimeoutError, ap.StorageUnavailable):
-                pass
-        place.faults.heal()
-        waiting = asyncio.create_task(w.wait_for_upper_past(0))
-        await asyncio.sleep(0.2)
-        await other.compare_and_append([], 0, 1)
-        async with asyncio.timeout(3):
-            await waiting
-
-
-async def test_readers_of_a_head_share_requests(place: Place) -> None:
-    """Goal: a hundred who ask at the same moment cost two reads, and each sees what was there before it
-    asked."""
-    async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
-        place.faults.latency_s = (0.01, 0.01)
-        before = place.faults.calls["head"]
-        first = asyncio.create_task(w.fetch_recent_upper())
-        await asyncio.sleep(0.002)
-        async with (
-            ap.open(blob=place.blob, consensus=place.consensus, maintenance=False) as direct,
-            direct.writer("t", SCHEMA) as other,
-        ):
-            await other.compare_and_append([], 0, 7)
-        uppers = await asyncio.gather(*(w.fetch_recent_upper() for _ in range(100)))
-        await first
-        assert set(uppers) == {ap.Antichain(7)}
-        assert place.faults.calls["head"] - before <= 4
-
-
-async def test_a_failed_read_is_told_to_those_who_asked_only(place: Place) -> None:
-    async with place.open(maintenance=False, retry_timeout_s=0.0) as client, client.writer("t", SCHEMA) as w:
-        place.faults.fail_next("head", Outcome.REFUSED)
-        results = await asyncio.gather(*(w.fetch_recent_upper() for _ in range(3)), return_exceptions=True)
-        assert any(isinstance(r, ap.StorageUnavailable) for r in results)
-        assert await w.fetch_recent_upper() == ap.Antichain(0)
-
-
-# --- large heads ---------------------------------------------------------------------------------
-
-
-async def test_a_head_that_is_known_is_not_decoded(place: Place, monkeypatch: Any) -> None:
-    """Goal: a look at a shard whose newest version is large costs no more than at any other."""
-    async with place.open(maintenance=False, inline_writes_single_max_bytes=10**6) as client:
-        async with client.writer("t", SCHEMA) as w:
-            await w.compare_and_append([(f"{i:0200}", i, 0, 1) for i in range(500)], 0, 1)
-            head = await place.consensus.head(consensus_key(w.shard_id))
-            assert head is not None and len(head.data) > 10_000
-            decoded: list[int] = []
-
-            def counted(data: bytes) -> Any:
-                decoded.append(len(data))
-                return decode_diff(data)
-
-            for module in ("aiopersist.shard.log", "aiopersist.state.diff"):
-                monkeypatch.setattr(f"{module}.decode_diff", counted)
-            for _ in range(3):
-                assert await w.fetch_recent_upper() == ap.Antichain(1)
-            assert decoded == []
-
-
-@pytest.mark.parametrize("commit", ["ab12", "é" * 100], ids=["as ours are", "strange"])
-def test_the_commit_id_at_the_beginning_is_that_of_the_whole(commit: str) -> None:
-    diff = diff_of(Changes(), None, commit=commit, at=1.5)
-    spaced = json.dumps(json.loads(encode_diff(diff)), indent=100).encode()
-    turned = json.dumps(dict(reversed(json.loads(encode_diff(diff)).items()))).encode()
-    for data in (encode_diff(diff), spaced, turned):
-        assert decode_commit(data) == decode_diff(data).commit == commit
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"[1, 2]", b'{"commit": "a"}', b'{"format": 999, "commit": "a"}', b"\xff" * 300]
-)
-def test_no_commit_id_is_found_in_what_is_no_version(data: bytes) -> None:
-    with pytest.raises(ap.Corruption):
-        decode_commit(data)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from aiopersist.testing.servers import free_port
+from tests.spark.faults import FORMAT, tasks_but, until, with_its_parent
 from tests.spark.schemas import COLUMNS
-from tests.spark.trouble import FORMAT, tasks_but, until, with_its_parent
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ["127.0.0.1", "127.0.0.2"]
@@ -227,7 +227,7 @@ def main() -> None:
     import aiopersist.spark.write
     from aiopersist.spark import connect
     from tests.spark.conftest import configured
-    from tests.spark.trouble import faulty
+    from tests.spark.faults import faulty
 
     builder = configured(SparkSession.builder.master(told["master"]))
     for name, value in {**CONFIG, **(SPECULATION if "loses" in told["fault"] else {})}.items():

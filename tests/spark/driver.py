@@ -16,8 +16,8 @@ import aiopersist as ap
 from aiopersist.spark import connect
 from aiopersist.spark.write import WriteJob
 from tests.spark.conftest import configured
+from tests.spark.faults import FORMAT, faulty, with_its_parent
 from tests.spark.schemas import COLUMNS
-from tests.spark.trouble import FORMAT, faulty, with_its_parent
 
 ROOT = Path(__file__).parents[2]
 SOURCE, SINK, APP = "source", "sink", "app"

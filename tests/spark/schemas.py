@@ -1,7 +1,7 @@
 """What several Spark tests write."""
 
 import aiopersist as ap
-from tests.spark.beside import at
+from tests.spark.plain_client import at
 
 COLUMNS = "id long, name string"
 

@@ -12,7 +12,7 @@ import pytest
 from tests.spark import cluster as clusters
 from tests.spark.cluster import SHARD, SINK, Cluster, some_rows
 from tests.spark.conftest import need_spark
-from tests.spark.trouble import audit, until
+from tests.spark.faults import audit, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.spark import register
-from tests.spark.beside import at, rows_of
-from tests.spark.trouble import FORMAT
+from tests.spark.faults import FORMAT
+from tests.spark.plain_client import at, rows_of
 
 
 class Before(BaseModel):

@@ -14,8 +14,8 @@ from aiopersist.shard.commit import commit
 from aiopersist.spark import connect, register
 from aiopersist.spark.sessions import for_each_partition
 from aiopersist.state.writing import ExpireWriter
-from tests.spark.beside import at
-from tests.spark.trouble import FORMAT, audit, die, dying_tasks, faulty, first_time, raising_once
+from tests.spark.faults import FORMAT, audit, die, dying_tasks, faulty, first_time, raising_once
+from tests.spark.plain_client import at
 
 SMALL = ap.Settings(inline_writes_single_max_bytes=0, blob_target_size=4000, row_group_bytes=2000)
 COLUMNS = "id long, name string, x double"

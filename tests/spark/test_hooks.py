@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
-from tests.spark.beside import Row, at
 from tests.spark.conftest import need_spark
+from tests.spark.plain_client import Row, at
 from tests.spark.schemas import PLAIN
 
 COLUMNS = ("key", "val")

@@ -13,7 +13,7 @@ import pytest
 from aiopersist.spark import connect
 from tests.spark import driver
 from tests.spark.driver import KILLED, SINK, SOURCE, some_rows
-from tests.spark.trouble import FORMAT, Rows, audit, contents, contents_now, opened
+from tests.spark.faults import FORMAT, Rows, audit, contents, contents_now, opened
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,8 +14,8 @@ from aiopersist.spark import connect, register
 from aiopersist.spark.write import _append_at
 from aiopersist.testing.proxy import TcpProxy, completes_command
 from aiopersist.testing.servers import PostgresServer
+from tests.spark.faults import FORMAT, audit, contents_now, faulty
 from tests.spark.schemas import COLUMNS
-from tests.spark.trouble import FORMAT, audit, contents_now, faulty
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 

@@ -10,9 +10,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.errors import LeaseExpired, SinceViolation
-from tests.spark.beside import at, rows_of, upper
-from tests.spark.others import SCHEMA, TINY, append, changes_at, model, running, tend
-from tests.spark.trouble import FORMAT, audit, until
+from tests.spark.faults import FORMAT, audit, until
+from tests.spark.other_processes import SCHEMA, TINY, append, changes_at, model, running, tend
+from tests.spark.plain_client import at, rows_of, upper
 
 ROUNDS = 3
 

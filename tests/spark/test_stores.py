@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import StoreUrls
 from tests.spark.conftest import CONFIG, need_spark
-from tests.spark.trouble import audit
+from tests.spark.faults import audit
 
 ROWS = [(n, f"name {n % 11}") for n in range(3000)]
 PROGRAM = f"""

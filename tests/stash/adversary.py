@@ -22,7 +22,7 @@ from aiopersist.settings import Settings
 from aiopersist.stash import MemoryStash, Stash, StashCollection, StashError, TypedCollection, transact
 from aiopersist.stash.memory import MemoryStore, StashTables
 from aiopersist.stash.open import Mode, StashLocation, opened
-from tests.indexed.dice import Dice, spin
+from tests.indexed.seeded_loop import Dice, spin
 from tests.stash.collections import ACCOUNTS, NAMES
 from tests.support.shards import Call
 

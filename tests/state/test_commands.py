@@ -1,8 +1,6 @@
 """Goal: whatever sequence of commands is applied, the state that a reader makes of the bytes is the one that
 the writer has; invariants hold; since moves by its rule alone; an expiry only removes a record."""
 
-import json
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,11 +10,10 @@ from hypothesis import strategies as st
 import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.state import diff as diffs
-from aiopersist.state.command import Command, Commit, Context, Keep
+from aiopersist.state.command import Command, Commit, Keep
 from aiopersist.state.compaction import Replace, Total, largest_inline_run
-from aiopersist.state.invariants import check_state, check_version
-from aiopersist.state.lifecycle import AddRollup, Create, EvolveSchema, Finalize, ForgetTransactions
-from aiopersist.state.model import FORMAT, HollowBatch, Rollup, State
+from aiopersist.state.lifecycle import AddRollup, EvolveSchema, Finalize, ForgetTransactions
+from aiopersist.state.model import HollowBatch, Rollup, State
 from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
 from aiopersist.state.record import HollowPart
 from aiopersist.state.writing import (
@@ -28,9 +25,9 @@ from aiopersist.state.writing import (
     Write,
     truncate,
 )
+from tests.state.commands_kit import LEASE_S, READERS, WRITERS, History, created
 from tests.state.values import SHARD, ZERO
 
-LEASE_S = 10.0
 ROOM = 2**20  # for inline parts
 
 
@@ -52,50 +49,6 @@ def batch(
     )
 
 
-@dataclass
-class History:
-    """A shard's versions: the writer's states beside those that a reader makes of the bytes."""
-
-    state: State | None = None
-    read: State | None = None
-    now: float = 1000.0
-    versions: list[bytes] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)
-
-    def run(self, command: Command) -> Commit | Keep:
-        outcome = command(self.state, Context(now=self.now))
-        if isinstance(outcome, Commit):
-            self.write(outcome)
-        return outcome
-
-    def write(self, outcome: Commit) -> None:
-        diff = diffs.diff_of(outcome.changes, self.state, commit=f"c{len(self.versions)}", at=self.now)
-        after = diffs.apply(diff, self.state)
-        check_version(diff, self.state, after)
-        data = diffs.encode_diff(diff)
-        json.loads(data)
-        self.read = diffs.apply(diffs.decode_diff(data), self.read)
-        assert self.read == after
-        assert list(self.read.batches) == list(after.batches)
-        check_state(after)
-        self.state = after
-        self.versions.append(data)
-        self.states.append(after)
-
-    @property
-    def live(self) -> State:
-        assert self.state is not None
-        return self.state
-
-
-def created() -> History:
-    history = History()
-    history.run(Create(SHARD, {"key": "str"}, ZERO))
-    return history
-
-
-WRITERS, READERS = ("w1", "w2", "w3"), ("r1", "r2")
-NAMES = st.sampled_from(WRITERS), st.sampled_from(READERS)
 STEPS = st.lists(
     st.tuples(st.integers(0, 17), st.sampled_from(WRITERS), st.sampled_from(READERS), st.integers(0, 9)),
     max_size=60,
@@ -162,6 +115,36 @@ def command_of(kind: int, writer: str, reader: str, n: int, history: History) ->
             return replacing(state, writer, ordinals, merged)
 
 
+def check_since(before: State, after: State, command: Command) -> None:
+    """An oracle of its own, on plain ints: since is the least hold, in a commit of a live moving hold."""
+    moves = isinstance(command, RenewReader) and after.readers[command.reader].moving
+    holds = [r.since.time for r in after.readers.values() if r.since.time is not None]
+    old = before.since.time
+    if not moves or old is None:
+        assert after.since == before.since
+    elif not holds:
+        assert after.since == Antichain()
+    else:
+        assert after.since == Antichain(max(old, min(holds)))  # type: ignore[type-var]
+
+
+def check_expiry(before: State, after: State, command: Command, now: float) -> None:
+    """What vanished was overdue, or was asked to go; nobody else's record changed."""
+    for name in ("readers", "writers"):
+        was, now_is = getattr(before, name), getattr(after, name)
+        asked = getattr(command, name[:-1], None)
+        if isinstance(command, TakeNamedHold):
+            asked = named_reader(command.name)
+        for key, record in was.items():
+            if key not in now_is:
+                expired = isinstance(command, ExpireReader | ExpireWriter) and key == asked
+                assert expired or record.heartbeat + record.lease_s < now
+            elif key != asked:
+                assert now_is[key] == record
+    if isinstance(command, AppendHollow | Write | HeartbeatWriter | Replace | AddRollup):
+        assert after.writers[command.writer].heartbeat == now
+
+
 @settings(max_examples=300)
 @given(steps=STEPS)
 def test_the_state_of_the_bytes_is_the_state(steps: list[Any]) -> None:
@@ -196,36 +179,6 @@ def test_a_rollup_and_the_diffs_after_it_are_the_state(steps: list[Any], at: int
     for version in history.versions[at + 1 :]:
         state = diffs.apply(diffs.decode_diff(version), state)
     assert state == history.live
-
-
-def check_since(before: State, after: State, command: Command) -> None:
-    """An oracle of its own, on plain ints: since is the least hold, in a commit of a live moving hold."""
-    moves = isinstance(command, RenewReader) and after.readers[command.reader].moving
-    holds = [r.since.time for r in after.readers.values() if r.since.time is not None]
-    old = before.since.time
-    if not moves or old is None:
-        assert after.since == before.since
-    elif not holds:
-        assert after.since == Antichain()
-    else:
-        assert after.since == Antichain(max(old, min(holds)))  # type: ignore[type-var]
-
-
-def check_expiry(before: State, after: State, command: Command, now: float) -> None:
-    """What vanished was overdue, or was asked to go; nobody else's record changed."""
-    for name in ("readers", "writers"):
-        was, now_is = getattr(before, name), getattr(after, name)
-        asked = getattr(command, name[:-1], None)
-        if isinstance(command, TakeNamedHold):
-            asked = named_reader(command.name)
-        for key, record in was.items():
-            if key not in now_is:
-                expired = isinstance(command, ExpireReader | ExpireWriter) and key == asked
-                assert expired or record.heartbeat + record.lease_s < now
-            elif key != asked:
-                assert now_is[key] == record
-    if isinstance(command, AppendHollow | Write | HeartbeatWriter | Replace | AddRollup):
-        assert after.writers[command.writer].heartbeat == now
 
 
 def test_expiry_moves_no_since() -> None:
@@ -310,7 +263,7 @@ def test_a_commit_renews_its_own_handle_before_it_expires_others(kind: str) -> N
     assert list(history.live.writers) == ["w1"]
 
 
-# --- what a later state proves -------------------------------------------------------------------
+# --- what a later state proves ------------------------------------------------------------------------
 
 
 def test_a_rollup_is_proved_by_its_name() -> None:
@@ -361,7 +314,7 @@ def test_an_evolution_is_proved_by_the_next_schema() -> None:
     assert EvolveSchema(0, {"key": "other"}).happened(history.live) is False
 
 
-# --- appends -------------------------------------------------------------------------------------
+# --- appends ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -426,60 +379,3 @@ def test_transaction_numbers_are_forgotten_after_their_time() -> None:
     history.run(ForgetTransactions(["old", "new", "none"], history.now - 50.0))
     assert list(history.live.transactions) == ["new"]
     assert history.run(ForgetTransactions(["old", "new"], history.now - 50.0)) == Keep()
-
-
-# --- bytes that are not ours ---------------------------------------------------------------------
-
-
-def _changed(data: bytes, **values: Any) -> bytes:
-    return json.dumps({**json.loads(data), **values}).encode()
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param({"format": FORMAT + 1}, id="same_fields"),
-        pytest.param({"format": FORMAT + 1, "novelty": 1}, id="more_fields"),
-    ],
-)
-def test_a_later_format_is_refused(values: dict[str, Any]) -> None:
-    """Goal: of diffs and of rollups, with an error that says what to do."""
-    import gzip
-
-    history = created()
-    with pytest.raises(ap.Corruption, match="upgrade"):
-        diffs.decode_diff(_changed(history.versions[0], **values))
-    data = gzip.compress(_changed(gzip.decompress(diffs.encode_rollup(history.live)), **values))
-    with pytest.raises(ap.Corruption, match="upgrade"):
-        diffs.decode_rollup(data, diffs.checksum_of(data))
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff\xfe", b"null", b'{"format":1}', b"\x1f\x8b"])
-def test_garbage_is_corruption(data: bytes) -> None:
-    with pytest.raises(ap.Corruption):
-        diffs.decode_diff(data)
-    with pytest.raises(ap.Corruption):
-        diffs.decode_rollup(data, diffs.checksum_of(data))
-
-
-def test_a_rollup_of_other_bytes_is_corruption() -> None:
-    history = created()
-    data = diffs.encode_rollup(history.live)
-    with pytest.raises(ap.Corruption):
-        diffs.decode_rollup(data[:-1], diffs.checksum_of(data))
-    with pytest.raises(ap.Corruption):
-        diffs.decode_rollup(data, "0" * 32)
-
-
-def test_a_version_of_another_history_is_corruption() -> None:
-    """Goal: after a restore: the number is right, the commit id of the version before is not."""
-    one, two = created(), created()
-    for history in (one, two):
-        history.run(RegisterWriter("w1", LEASE_S))
-    foreign = diffs.decode_diff(two.versions[1]).replace(prev="another")
-    with pytest.raises(ap.Corruption):
-        diffs.apply(foreign, one.states[0])
-    with pytest.raises(ap.Corruption):
-        diffs.apply(diffs.decode_diff(one.versions[1]), None)  # a gap
-    with pytest.raises(ap.Corruption):
-        diffs.apply(diffs.decode_diff(one.versions[1]), one.states[1])  # again

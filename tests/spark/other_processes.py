@@ -1,4 +1,4 @@
-"""Processes that use a shard at the same time: `python -m tests.spark.others append|tend PLACE SHARD FOLDER`.
+"""Processes that use a shard at the same time: `python -m tests.spark.other_processes append|tend ...`.
 They go on until there is a file `stop` in the folder, and say in a file of their own how often they came
 round."""
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.errors import UpperMismatch
-from tests.spark.trouble import with_its_parent
+from tests.spark.faults import with_its_parent
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ap.Schema(key=int, val=int)
@@ -56,7 +56,7 @@ class Others:
 
 @contextmanager
 def running(place: str, shard: str, folder: Path) -> Iterator[Others]:
-    command = [sys.executable, "-m", "tests.spark.others"]
+    command = [sys.executable, "-m", "tests.spark.other_processes"]
     there = [
         subprocess.Popen([*command, work, place, shard, str(folder)], cwd=ROOT, preexec_fn=with_its_parent)
         for work in WORKS

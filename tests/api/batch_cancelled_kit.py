@@ -1,0 +1,8 @@
+"""What the tests of batch cancelled share."""
+
+import aiopersist as ap
+
+
+async def rewritten(batch: ap.Batch, time: int) -> ap.Batch:
+    batch.rewrite_ts(time, time + 1)
+    return batch

@@ -1,0 +1,114 @@
+"""What the tests of batches shared share."""
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.testing.faults import Faults, FaultyBlob
+from aiopersist.testing.model import gathered
+from tests.support.processes import Clock
+from tests.support.schemas import SCHEMA, Writer
+from tests.support.shards import SIZES
+
+ROWS = [("a", 1, 0, 1), ("b", 2, 1, 3)]
+
+
+@dataclass
+class World:
+    """Clients of one place in memory, each like a process of its own."""
+
+    stack: AsyncExitStack
+    settings: dict[str, Any]
+    faults: Faults = field(default_factory=Faults)
+    copies: list[ap.Batch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        url = f"mem://{uuid.uuid4().hex}"
+        self.blob = ap.open_blob(url)
+        self.clock = Clock(ap.open_consensus(url), self.faults)
+
+    async def client(self, **settings: Any) -> ap.Client:
+        opening = ap.open(
+            blob=FaultyBlob(self.blob, self.faults),
+            consensus=self.clock,
+            settings=ap.Settings(**{"retry_timeout_s": 3.0, **self.settings, **settings}),
+            maintenance=False,
+        )
+        return await self.stack.enter_async_context(opening)
+
+    async def writer(self, **settings: Any) -> Writer:
+        """A writer of "t" in a client of its own."""
+        return await self.stack.enter_async_context((await self.client(**settings)).writer("t", SCHEMA))
+
+    async def restore(self, w: Writer, data: bytes) -> ap.Batch:
+        """A copy that may be left unused: another one is used instead."""
+        self.copies.append(await w.batch_from_transmittable(data))
+        return self.copies[-1]
+
+    async def blobs(self) -> list[str]:
+        return sorted([key async for key, _ in self.blob.list("") if key.endswith(".parquet")])
+
+    async def history(self) -> list[tuple[str, int, int, int]]:
+        return await history(await self.client())
+
+
+@asynccontextmanager
+async def world(**settings: Any) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        w = World(stack, settings)
+        try:
+            yield w
+        finally:
+            w.faults.heal()
+            for copy in w.copies:
+                copy._staged.spent_elsewhere()
+
+
+@pytest.fixture(params=SIZES)
+async def place(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    async with world(inline_writes_single_max_bytes=request.param) as w:
+        yield w
+
+
+async def history(client: ap.Client) -> list[tuple[str, int, int, int]]:
+    """All updates of "t", summed, as a fresh reader gets them."""
+    async with client.reader("t", SCHEMA) as r:
+        upper: Any = await r.fetch_recent_upper()
+        if upper == ap.Antichain(0):
+            return []
+        found: list[Any] = []
+        async with r.subscribe(0) as changes:
+            async for step in changes.steps():
+                found += step.updates
+                if upper <= step.upper:
+                    return sorted((*what, diff) for what, diff in gathered(found).items())
+    raise AssertionError("the subscription ended")
+
+
+SPENT = "spent"  # the answer of whoever comes second
+
+
+async def used(use: Any, w: Writer, batch: ap.Batch) -> str:
+    """Use it at the upper that is there, as often as that takes; what came of it."""
+    while True:
+        try:
+            await use(w, batch, (await w.fetch_recent_upper()).time)
+        except ap.AlreadyAppended:
+            return SPENT
+        except ap.UpperMismatch:
+            continue
+        return "done"
+
+
+async def check_blobs(place: World, w: Writer) -> list[str]:
+    """Every blob that is named is there; and nothing else but what is returned."""
+    state = await w._shard.open()
+    named = {part.key for batch in state.batches.values() for part in batch.parts if part.key}
+    there = set(await place.blobs())
+    assert named <= there
+    return sorted(there - named)

@@ -1,0 +1,96 @@
+"""What the tests of indexed calls share."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+import aiopersist as ap
+from aiopersist import indexed
+from aiopersist.indexed import Indexed, Stream
+from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
+
+
+async def two(ix: Indexed) -> tuple[Stream[str, int], Stream[str, int]]:
+    return await ix.register("a", str, int), await ix.register("b", str, int)
+
+
+def at(*times: int, key: str = "k") -> list[tuple[str, int, int, int]]:
+    """An update at each of these times."""
+    return [(key, time, time, 1) for time in times]
+
+
+async def read(ix: Indexed, stream: Stream[Any, Any]) -> list[Any]:
+    async with await ix.snapshot(stream) as snapshot:
+        return sorted(tuple(row) for row in await snapshot.rows())
+
+
+async def last_seqno(ix: Indexed, stream: Stream[Any, Any]) -> int:
+    async with await ix.snapshot(stream) as snapshot:
+        return snapshot.seqno
+
+
+def commits(client: ap.Client) -> int:
+    return client.metrics["consensus.compare_and_set"].count
+
+
+async def events_of(listener: Any) -> list[Any]:
+    """What it tells until nothing more comes for a moment, or it ends."""
+    told: list[Any] = []
+    try:
+        while True:
+            async with asyncio.timeout(0.15):
+                item = await anext(listener)
+            told.append(item.updates.rows() if isinstance(item, indexed.Records) else item.time)
+    except (TimeoutError, StopAsyncIteration):
+        return told
+
+
+class Faulty(NamedTuple):
+    client: ap.Client
+    faults: Faults
+    url: str
+
+
+@pytest.fixture
+async def faulty() -> AsyncIterator[Faulty]:
+    """A client whose store fails when told to, and that gives up soon."""
+    url, faults = f"mem://{uuid.uuid4().hex}", Faults()
+    blob = FaultyBlob(ap.open_blob(url), faults)
+    consensus = FaultyConsensus(ap.open_consensus(url), faults)
+    options = ap.Settings(retry_timeout_s=0.02, watch_timeout_s=0.1)
+    async with ap.open(url), ap.open(blob=blob, consensus=consensus, settings=options) as client:
+        yield Faulty(client, faults, url)
+        faults.heal()
+
+
+async def parts_below(url: str) -> int:
+    return len([key async for key, _ in ap.open_blob(url).list("") if key.endswith(".parquet")])
+
+
+OTHER_CALLS: dict[str, Callable[[Indexed, Any], Awaitable[Any]]] = {
+    "register": lambda ix, a: ix.register("new", str, int),
+    "load": lambda ix, a: ix.load("a", str, int),
+    "destroy": lambda ix, a: ix.destroy("a"),
+    "description": lambda ix, a: ix.description("a"),
+    "snapshot": lambda ix, a: ix.snapshot(a),
+    "listen": lambda ix, a: ix.listen(a),
+    "inspect": lambda ix, a: ix.inspect(a),
+    "step": lambda ix, a: ix.step(),
+    "apply": lambda ix, a: ix.apply("a", RuntimeError()),
+}
+
+
+READONLY: dict[str, Callable[[Indexed, Any], Awaitable[Any]]] = {
+    "register": lambda ix, a: ix.register("a", str, int),
+    "register new": lambda ix, a: ix.register("new", str, int),
+    "destroy": lambda ix, a: ix.destroy("a"),
+    "write": lambda ix, a: ix.write([(a, at(9))]),
+    "write nothing": lambda ix, a: ix.write([]),
+    "seal": lambda ix, a: ix.seal([a], 9),
+    "allow_compaction": lambda ix, a: ix.allow_compaction([(a, 9)]),
+    "step": lambda ix, a: ix.step(),
+    "apply": lambda ix, a: ix.apply("a", RuntimeError()),
+}

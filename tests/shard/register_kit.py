@@ -1,0 +1,35 @@
+"""What the tests of register share."""
+
+import uuid
+from typing import Any, NamedTuple
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
+
+
+class Place(NamedTuple):
+    """A place in memory, what happens on the way to it, and how to look at it."""
+
+    blob: MemoryBlob
+    consensus: MemoryConsensus
+    faults: Faults
+
+    def open(self, *, maintenance: bool = True, **limits: Any) -> Any:
+        return ap.open(
+            blob=FaultyBlob(self.blob, self.faults),
+            consensus=FaultyConsensus(self.consensus, self.faults),
+            settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
+            maintenance=maintenance,
+        )
+
+    async def keys(self, end: str) -> list[str]:
+        return [key async for key, _ in self.blob.list("") if key.endswith(end)]
+
+
+@pytest.fixture
+def place() -> Place:
+    name = uuid.uuid4().hex
+    return Place(MemoryBlob(name), MemoryConsensus(name), Faults())
