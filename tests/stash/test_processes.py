@@ -327,7 +327,7 @@ async def test_a_busy_owner_does_not_keep_others_from_opening(tmp_path: Path) ->
                 await COUNTERS.upsert_key(stash, "k", 1)
         async with asyncio.timeout(5), ap.stash.open(url):
             _, err = await finished(owner)
-            assert "taken over" in err
+            assert "took the stash over" in err
     finally:
         owner.kill()
         await finished(owner)
