@@ -6,7 +6,9 @@ for key, val, diff in users.pending():
     c.append_to_batch(batch, key, val, diff)
 """
 
+import datetime as dt
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +24,17 @@ from aiopersist.stash.plain import call_plain
 K = TypeVar("K")
 V = TypeVar("V")
 
-_NAN = float("nan")
+
+class _Nan(float):
+    """NaN that equals itself also where a class compares its fields one by one, as dataclasses do."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = float.__hash__
+
+
+_NAN = _Nan("nan")
 _NATURAL = (str, bytes, int, bool)  # Python orders them as collections do
 
 
@@ -40,7 +52,7 @@ class TableTransaction(Generic[K, V]):
         for key, val in initial.items():
             _check_val(key, val)
         # The entries as given, by keys that are equal exactly if a collection takes them for equal.
-        self._initial: dict[Any, tuple[K, V]] = {one_nan(key): (key, val) for key, val in initial.items()}
+        self._initial: dict[Any, tuple[K, V]] = {comparable(key): (key, val) for key, val in initial.items()}
         self._table = dict(self._initial)
         self._violates = uniqueness_violation
         self._ended = False
@@ -50,7 +62,7 @@ class TableTransaction(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The val of a key, or `None`."""
-        item = self._now().get(one_nan(key))
+        item = self._now().get(comparable(key))
         return None if item is None else item[1]
 
     def items(self) -> dict[K, V]:
@@ -65,17 +77,17 @@ class TableTransaction(Generic[K, V]):
     def insert(self, key: K, val: V) -> None:
         """Add an entry; `StashError` if the key is there, or the val violates the rule."""
         _check_val(key, val)
-        if one_nan(key) in self._now():
+        if comparable(key) in self._now():
             raise StashError(f"key {key!r} is there already: use set or update")
-        self._replace({one_nan(key): (key, val)})
+        self._replace({comparable(key): (key, val)})
 
     def set(self, key: K, val: V | None) -> V | None:
         """Give a key a val, or delete it with `None`. Returns the val it had, or `None`."""
         previous = self.get(key)
         if val is None:
-            self._table.pop(one_nan(key), None)
+            self._table.pop(comparable(key), None)
         else:
-            self._replace({one_nan(key): (key, val)})
+            self._replace({comparable(key): (key, val)})
         return previous
 
     def update(self, f: Callable[[K, V], V | None]) -> int:
@@ -136,7 +148,7 @@ class TableTransaction(Generic[K, V]):
 def in_order(keys: Iterable[K]) -> list[K]:
     """The keys in the order of a collection; in Python's order, if no collection could hold them."""
     given = list(keys)
-    kinds = set(map(type, given))
+    kinds = {float if kind is _Nan else kind for kind in set(map(type, given))}
     if len(kinds) == 1 and kinds <= set(_NATURAL):
         return sorted(given)  # type: ignore[type-var]  # these have an order
     try:
@@ -146,21 +158,50 @@ def in_order(keys: Iterable[K]) -> list[K]:
     return [given[position] for position in sorted(range(len(given)), key=ranks.__getitem__)]
 
 
-def one_nan(value: Any) -> Any:
-    """The value with one and the same NaN object for every NaN in it, at any depth: to a collection NaN
-    equals itself, to Python only the same object does."""
+def comparable(value: Any) -> Any:
+    """The value in a form that Python takes for equal exactly if a collection does, as far as NaN and points
+    in time go, at any depth. To Python NaN does not equal itself, and in an hour that clocks repeat two
+    points in time may be equal, or one differ from itself in another zone."""
     if isinstance(value, float):
         return _NAN if value != value else value
+    if isinstance(value, dt.datetime):
+        return _in_utc(value)
     if isinstance(value, list | tuple):
-        items = list(map(one_nan, value))
+        items = list(map(comparable, value))
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
     if isinstance(value, BaseModel):
-        fields = {name: one_nan(field) for name, field in value.__dict__.items()}
-        changed = {name: field for name, field in fields.items() if field is not value.__dict__[name]}
+        changed = _comparable_fields(value.__dict__)
         return value.model_copy(update=changed) if changed else value
+    if is_dataclass(value) and type(value).__eq__ is not object.__eq__:  # else a copy is another value
+        changed = _comparable_fields({field.name: getattr(value, field.name) for field in fields(value)})
+        return _changed(value, changed) if changed else value
     return value
+
+
+def _in_utc(time: dt.datetime) -> dt.datetime:
+    """The same point in time, where its zone is one whose clocks may repeat an hour."""
+    if time.utcoffset() is None or isinstance(time.tzinfo, dt.timezone):
+        return time
+    try:
+        return time.astimezone(dt.UTC)
+    except OverflowError:  # no year of Python
+        return time
+
+
+def _comparable_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that differ in that form."""
+    made = {name: comparable(value) for name, value in values.items()}
+    return {name: value for name, value in made.items() if value is not values[name]}
+
+
+def _changed(instance: Any, changes: dict[str, Any]) -> Any:
+    """A copy with these fields; its `__init__` is not called, and it may be frozen."""
+    made = copy(instance)
+    for name, value in changes.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _sorted(keys: list[K]) -> list[K]:
@@ -191,8 +232,8 @@ def _told(val: Any) -> Any:
     only a part. A bool is not an int."""
     if isinstance(val, bool):
         return bool, val
-    if isinstance(val, float):
-        return one_nan(val)
+    if isinstance(val, float | dt.datetime):
+        return comparable(val)
     if isinstance(val, list | tuple):
         return list(map(_told, val))
     if isinstance(val, dict):

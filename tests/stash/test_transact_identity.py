@@ -1,11 +1,14 @@
 """Goal: a table stays one that can be read and written, whatever the classes of its keys and vals take for
 equal, however their codecs write them, and whatever a transaction does to the vals that it was given."""
 
+import datetime as dt
+import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -42,6 +45,17 @@ class Pair(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Unequal:
     number: int
+
+
+@dataclass(frozen=True)
+class Place:
+    at: float
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    begin: dt.datetime
 
 
 class Val(BaseModel):
@@ -102,6 +116,46 @@ def test_a_transaction_tells_such_keys_apart() -> None:
     table = TableTransaction({old: 5})
     table.set(new, 5)
     assert [(key.label, val, diff) for key, val, diff in table.pending()] == [("old", 5, -1), ("new", 5, 1)]
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+FIRST = dt.datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN)  # clocks show this twice
+SECOND = FIRST.replace(fold=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "other"),
+    [
+        (Place, lambda: Place(math.nan, "a"), Place(math.nan, "b")),
+        (dt.datetime, lambda: FIRST, SECOND),
+        (Meeting, lambda: Meeting(SECOND), Meeting(FIRST)),
+    ],
+)
+async def test_a_key_that_does_not_equal_itself(
+    stash: Stash, kind: type[Any], make: Callable[[], Any], other: Any
+) -> None:
+    """Goal: a key that was read is found by the key that was written, and no other key is: so its val is
+    replaced, by both kinds of transactions."""
+    table = TypedCollection[Any, int]("keys", kind, int)
+    await table.upsert(stash, [(make(), 1), (other, 7)])
+    await transact(stash, lambda t: t.set(make(), 2), table)
+    c = await table.get(stash)
+    read = TableTransaction(await table.peek_one(stash))
+    assert (read.set(make(), 3), read.get(other)) == (2, 7)
+    batch = await c.make_batch(stash)
+    for change in read.pending():
+        c.append_to_batch(batch, *change)
+    await stash.append([batch])
+    assert sorted((await table.peek_one(stash)).values()) == [3, 7]
+    assert await table.peek_key_one(stash, make()) == 3
+
+
+@pytest.mark.parametrize(("old", "new"), [(FIRST, SECOND), (Meeting(FIRST), Meeting(SECOND))])
+def test_points_in_time_of_an_hour_that_clocks_repeat(old: Any, new: Any) -> None:
+    """Goal: a val becomes the other one, though both are equal to Python."""
+    table = TableTransaction({"a": old})
+    table.set("a", new)
+    assert [(str(val), diff) for _, val, diff in table.pending()] == [(str(old), -1), (str(new), 1)]
 
 
 async def test_a_codec_that_writes_one_val_in_several_ways(stash: Stash) -> None:
