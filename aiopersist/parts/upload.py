@@ -113,8 +113,8 @@ class Upload:
         if isinstance(updates, Sequence) and not isinstance(updates, str | bytes):
             await self._push(updates, 0)
             return
-        many = chunks_as_they_come(updates) if isinstance(updates, AsyncIterable) else self._chunks(updates)
-        async with aclosing(many) as chunks:
+        in_chunks = chunks_as_they_come if isinstance(updates, AsyncIterable) else chunks_on_a_thread
+        async with aclosing(in_chunks(updates)) as chunks:
             before = self.rows_taken
             async for chunk in chunks:
                 await self._push(chunk, self.rows_taken - before)
@@ -212,12 +212,6 @@ class Upload:
             self._parts.append(self._inline_part(rows.batch))
         else:
             self._buffer.add(to_table(rows.batch, self._schema))
-
-    async def _chunks(self, updates: Any) -> AsyncGenerator[Any, None]:
-        """The input in chunks, computed on a thread of their own: an iterator may be large, or may wait."""
-        chunks, thread = chunks_of(updates), anyio.CapacityLimiter(1)
-        while (chunk := await anyio.to_thread.run_sync(next, chunks, None, limiter=thread)) is not None:
-            yield chunk
 
     async def _push(self, chunk: Any, row_base: int) -> None:
         convert = partial(self._columns, row_base)
@@ -332,14 +326,25 @@ def _time(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+async def chunks_on_a_thread(updates: Any) -> AsyncGenerator[Any, None]:
+    """The input in chunks that `to_table` takes, computed on a thread of their own: an iterator may be large,
+    or may wait."""
+    chunks, thread = chunks_of(updates), anyio.CapacityLimiter(1)
+    while (chunk := await anyio.to_thread.run_sync(next, chunks, None, limiter=thread)) is not None:
+        yield chunk
+
+
 async def chunks_as_they_come(updates: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    """The input in chunks that `to_table` takes."""
+    """As `chunks_on_a_thread`, of an async iterator. Each chunk must be converted before the next is asked
+    for: an item that is a stream of batches may fill the same memory again, too."""
     gathered = RowBuffer()
     async for item in updates:
         if is_arrow(item):
             if gathered.rows:
                 yield gathered.take()
-            yield item
+            async with aclosing(chunks_on_a_thread(item)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         elif gathered.add(item):
             yield gathered.take()
     if gathered.rows:

@@ -97,6 +97,11 @@ class Refilled:
         for table in self.tables(*columns):
             yield table
 
+    async def streams(self, *columns: str) -> AsyncIterator[pa.RecordBatchReader]:
+        schema = Refilled().table(0, columns or ("key", "val", "time", "diff")).schema
+        batches = (table.to_batches()[0] for table in self.tables(*columns))
+        yield pa.RecordBatchReader.from_batches(schema, batches)
+
 
 async def by_builder(w: Any, given: Refilled) -> None:
     async with w.builder(0) as builder:
@@ -115,6 +120,8 @@ async def by_builder(w: Any, given: Refilled) -> None:
         pytest.param(lambda w, given: w.compare_and_append(given.later(), 0, 1), id="async iterator"),
         pytest.param(lambda w, given: w.write(given.tables("key", "val")), id="write"),
         pytest.param(lambda w, given: w.write(given.later("key", "val")), id="write, async"),
+        pytest.param(lambda w, given: w.compare_and_append(given.streams(), 0, 1), id="streams"),
+        pytest.param(lambda w, given: w.write(given.streams("key", "val")), id="write, streams"),
     ],
 )
 @pytest.mark.parametrize("inline", [0, 2**20])
@@ -126,3 +133,30 @@ async def test_memory_that_is_filled_again(write: Any, inline: int) -> None:
         await write(w, Refilled())
         async with client.reader("s") as r, r.snapshot() as s:
             assert await s.rows() == [(i, i, 1) for i in range(3 * N)]
+
+
+def refilled_rows(row: list[int]) -> Iterator[list[int]]:
+    """Rows that are one list, filled anew for each."""
+    for n in range(N):
+        row[0] = row[1] = n
+        yield row
+
+
+async def refilled_rows_later(row: list[int]) -> AsyncIterator[list[int]]:
+    for same in refilled_rows(row):
+        yield same
+
+
+@pytest.mark.parametrize("rows", [refilled_rows, refilled_rows_later])
+async def test_a_list_that_is_filled_again_for_each_row(rows: Any) -> None:
+    """Goal: an iterator may give the same list for each row."""
+    async with ap.open("mem://") as client:
+        w = await client.writer("s", ap.Schema(key=int, val=int))
+        await w.compare_and_append(rows([0, 0, 0, 1]), 0, 1)
+        await w.write(rows([0, 0]))
+        async with w.builder(2) as builder:
+            await builder.extend(rows([0, 0, 2, 1]))
+            batch = await builder.finish(3)
+        await w.append_batch(batch, 2, 3)
+        async with client.reader("s") as r, r.snapshot() as s:
+            assert await s.rows() == [(n, n, 3) for n in range(N)]

@@ -4,6 +4,7 @@ import datetime as dt
 from typing import Any
 
 import data_oracle as oracle
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -300,3 +301,16 @@ def test_an_empty_list_whose_child_lies_beyond_its_buffers() -> None:
     table = to_table(pa.table({"key": keys, "val": [1], "time": [0], "diff": [1]}), schema)
     assert decode_inline(encode_inline(table), schema, None).to_pylist() == table.to_pylist()
     assert table["key"].to_pylist() == [[]]
+
+
+def test_offsets_that_point_beyond_their_elements() -> None:
+    """Goal: they are refused, and nothing follows them before, not even to measure the data."""
+    offsets = np.array([0, 1, 1], np.int32)
+    lists = pa.list_(pa.string())
+    children = [pa.array(["a"])]
+    keys = pa.Array.from_buffers(lists, 2, [None, pa.py_buffer(offsets)], children=children)
+    columns = [keys, pa.array([1, 1]), pa.array([0, 0]), pa.array([1, 1])]
+    batch = pa.RecordBatch.from_arrays(columns, ["key", "val", "time", "diff"])
+    offsets[:] = 2**30, 2**30, 2**30 + 5
+    with pytest.raises(InvalidUpdate, match="invalid Arrow data"):
+        [to_table(chunk, Schema(key=lists, val=int)) for chunk in chunks_of(batch)]

@@ -31,7 +31,7 @@ ROWS_AT_ONCE = 8192  # rows of an iterator that are converted together,
 BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, if they are large
 ELEMENTS_MEASURED = 1000  # of a list: a longer list is large anyway
 COPIED_BYTES = 32 * 1024 * 1024  # of Arrow data that is given as a whole: copied together,
-COPIED_ROWS = 1024  # but no fewer rows: slices of views all count all the bytes that they share
+COPIED_ROWS = 1024  # but no fewer rows: a slice counts all the bytes that it shares with others
 
 
 def to_table(
@@ -84,8 +84,8 @@ class RowBuffer:
         self._bytes = 0
 
     def add(self, row: Any) -> bool:
-        """Add a row; whether the buffer is full."""
-        self.rows.append(row)
+        """Add a row; whether the buffer is full. An iterator may fill one list anew for each row."""
+        self.rows.append(tuple(row) if isinstance(row, list) else row)
         self._bytes += rough_bytes(row)
         return len(self.rows) >= ROWS_AT_ONCE or self._bytes >= BYTES_AT_ONCE
 
@@ -117,9 +117,10 @@ def is_arrow(value: Any) -> bool:
 
 
 def _reader(value: Any) -> Iterator[Any]:
-    """Arrow data as batches, of which each is little to copy."""
+    """Arrow data as batches, of which each is little to copy. They are measured by their buffers: `nbytes`
+    would follow offsets, which may point anywhere until they are checked."""
     for batch in _batches(value):
-        rows = max(COPIED_BYTES * batch.num_rows // max(batch.nbytes, 1), COPIED_ROWS)
+        rows = max(COPIED_BYTES * batch.num_rows // max(batch.get_total_buffer_size(), 1), COPIED_ROWS)
         for start in range(0, max(batch.num_rows, 1), rows):
             yield batch.slice(start, rows)
 
