@@ -115,9 +115,9 @@ class Combiner:
         """The rows as columns, checked: a sequence, Arrow data, an iterator or async iterator of either."""
         if is_small(rows):
             return self._table([rows], diff)
-        stack = self._shard.stack
+        stack, rows = self._shard.stack, taken(rows)
         if isinstance(rows, Sequence):
-            return await columns_of(stack, taken(rows), partial(self._columns, diff), self._schema)
+            return await columns_of(stack, rows, partial(self._columns, diff), self._schema)
         if isinstance(rows, AsyncIterable):
             return await self._as_they_come(rows, diff)
         return await stack.compute(self._table, chunks_of(rows), diff)

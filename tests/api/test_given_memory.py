@@ -40,6 +40,28 @@ async def test_a_list_is_taken_as_the_call_begins(change: Any) -> None:
             assert await s.rows() == [(i, i, 2) for i in range(5000)]
 
 
+async def test_a_view_of_a_dict_is_taken_as_the_call_begins() -> None:
+    """Goal: values that their owner replaces while the call awaits are written as they were given. A dict of
+    the same size gives no error when it is changed."""
+    async with ap.open("mem://") as client:
+        w = await client.writer("s", ap.Schema(key=int, val=int))
+        updates: Any = {i: (i, 0, 0, 1) for i in range(20_000)}
+        pairs: Any = {i: update[:2] for i, update in updates.items()}
+        given = (
+            (updates, w.compare_and_append(updates.values(), 0, 1)),
+            (pairs, w.write(pairs.values())),
+        )
+        for held, call in given:
+            first = held[0] = Telling(held[0])
+            task = asyncio.create_task(call)
+            while not first.is_taken:
+                await asyncio.sleep(0)
+            held.update((i, (i, 1, *row[2:])) for i, row in list(held.items()))
+            await task
+        async with client.reader("s") as r, r.snapshot() as s:
+            assert await s.rows() == [(i, 0, 2) for i in range(20_000)]
+
+
 class Growing(Sequence[Any]):
     """A sequence that is no list, and grows as it is read."""
 
