@@ -25,7 +25,6 @@ from hypothesis import HealthCheck, settings
 import aiopersist as ap
 from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
-from tests.support.failing_disk import FailingDisk
 
 # Shared, noisy cores: how long one example takes says nothing.
 settings.register_profile(
@@ -177,7 +176,10 @@ async def client(location: Any) -> AsyncIterator[ap.Client]:
 
 
 @pytest.fixture
-def disk() -> Iterator[FailingDisk]:
+def disk() -> Iterator[Any]:
+    """A disk that fails when it is told to."""
+    from tests.support.failing_disk import FailingDisk  # this file is also used apart from the others
+
     with FailingDisk.get().installed() as disk:
         yield disk
 

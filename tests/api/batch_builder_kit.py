@@ -40,7 +40,7 @@ async def history(client: ap.Client, schema: Any = SCHEMA, name: str = "t") -> d
 
 async def nothing_left(blob: MemoryBlob) -> None:
     """Deletions go on in the background: they end with no part in the store."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while [key async for key, _ in blob.list("") if key.endswith(".parquet")]:
             await asyncio.sleep(0.002)
 

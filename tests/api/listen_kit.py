@@ -23,7 +23,7 @@ async def add(writer: ap.WriteHandle[str, int], *at: int) -> None:
 async def until(listen: ap.Listen, upper: Any) -> tuple[list[Any], list[ap.Antichain]]:
     """All updates up to the progress to `upper`, and every progress."""
     seen, told = [], []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         async for item in listen:
             if isinstance(item, ap.Progress):
                 told.append(item.upper)

@@ -44,7 +44,7 @@ async def test_overlapping_appends_do_not_block_each_other(shared: bool) -> None
             for n in range(times):
                 await transfer(r.client, ws, f"{number}-{n}")
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             await asyncio.gather(*(work(number, order) for number, order in enumerate(orders)))
         found = await r.contents(NAMES)
         for name, one in zip(NAMES, found, strict=True):
@@ -93,7 +93,7 @@ async def test_with_single_appends_of_the_same_writers() -> None:
             for n in range(15):
                 await transfer(r.client, [a, b] if n % 2 else [b, a], f"both{n}")
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             await asyncio.gather(writes(a, "a"), writes(b, "b"), writes(a, "x"), transfers())
         both = {f"both{n}": 1 for n in range(15)}
         found = await r.contents()

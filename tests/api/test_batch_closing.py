@@ -114,7 +114,7 @@ async def test_a_closed_client_with_batches_and_builders_outstanding() -> None:
         builder = await w.builder(0)
         await builder.add("b", 1, 0, 1)
         await builder.add("c", 1, 0, 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             await r.client.aclose()
         assert await r.blobs() == staged_blobs
         uses = [batch.delete(), batch.flush_to_blob(), builder.add("d", 1, 0, 1), builder.finish(1)]

@@ -27,7 +27,7 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
 
 async def eventually(r: Rig, parts: set[str]) -> None:
     """The blobs become these, once what runs in the background has ended."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         while await r.blob.parts() != parts:
             await asyncio.sleep(0.001)
 
@@ -163,14 +163,14 @@ async def test_cancelled_while_inline_parts_are_gathered(where: str) -> None:
             r.faults.fail_next("scan", Outcome.DROPPED, 10**6)
             scans = r.faults.calls["scan"]
             call = asyncio.create_task(w.compare_and_append_batch(batches, 0, 1))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 while r.faults.calls["scan"] == scans:
                     await asyncio.sleep(0.001)
         else:
             gate: Gate = getattr(r.blob, where)
             gate.shut()
             call = asyncio.create_task(w.compare_and_append_batch(batches, 0, 1))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 await gate.reached.wait()
             asyncio.get_running_loop().call_later(0.01, gate.open)
         await cancelled(call)
@@ -195,7 +195,7 @@ async def test_cancelled_while_the_state_is_flushed(where: str) -> None:
             r.faults.fail_next("compare_and_set", Outcome.DROPPED)
             r.faults.fail_next("scan", Outcome.DROPPED, 10**6)
             call = asyncio.create_task(w.compare_and_append([("x", 1, time, 1)], time, time + 1))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 while r.faults.calls["scan"] == scans:
                     await asyncio.sleep(0.001)
             assert len(await r.blob.parts()) == 1  # what was in doubt is the flush
@@ -203,7 +203,7 @@ async def test_cancelled_while_the_state_is_flushed(where: str) -> None:
             gate: Gate = getattr(r.blob, where)
             gate.shut()
             call = asyncio.create_task(w.compare_and_append([("x", 1, time, 1)], time, time + 1))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 await gate.reached.wait()
             asyncio.get_running_loop().call_later(0.01, gate.open)
         await cancelled(call)
@@ -225,7 +225,7 @@ async def test_a_group_whose_caller_leaves_while_it_tidies_up_frees_its_batches(
         r.blob.before_delete.shut()
         appends = [ap.Append(wa, ROWS, 0, 1), ap.Append(wb, batch, 0, 6)]
         call = asyncio.create_task(r.client.compare_and_append_many(appends))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             await r.blob.before_delete.reached.wait()
         await cancelled(call)
         assert [await wa.settle(), await wb.settle()] == [ap.NotCommitted()] * 2

@@ -83,7 +83,7 @@ async def test_dropping_a_shard(location: StoreUrls) -> None:
         ]
         await asyncio.sleep(0.1)
         await client.drop("t")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(50):
             for task in waiting:
                 with pytest.raises(ap.ShardFinalized):
                     await task
@@ -99,7 +99,7 @@ async def test_dropping_a_shard(location: StoreUrls) -> None:
             lambda: other.schema(shard),
         ):
             with pytest.raises(ap.ShardFinalized):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(50):
                     await call()
         assert await client.list_shards() == {}
         with pytest.raises(ap.UnknownShard):
@@ -206,7 +206,7 @@ async def test_closing_under_cancellation_goes_on(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await closing
         shard = client._shards._known[w.shard_id]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             while w.writer_id in (await shard.open()).writers:
                 await asyncio.sleep(0.01)
 
@@ -219,7 +219,7 @@ async def test_a_store_that_is_gone_does_not_keep_from_closing() -> None:
     from aiopersist.testing.faults import Outcome
 
     faults.rates = {Outcome.REFUSED: 1.0}
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(50):
         await client.aclose()
 
 
@@ -282,7 +282,7 @@ async def test_nothing_of_the_location_is_open_afterwards(tmp_path: Path) -> Non
     assert open_files(tmp_path) == []
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == tasks
-    async with asyncio.timeout(5):  # a thread that was told to end ends soon
+    async with asyncio.timeout(50):  # a thread that was told to end ends soon
         while any("sqlite" in name for name in {t.name for t in threading.enumerate()} - threads):
             await asyncio.sleep(0.01)
 
@@ -295,6 +295,6 @@ async def test_maintenance_may_be_left_to_others(tmp_path: Path) -> None:
     async with ap.open(tmp_path, settings=ap.Settings(rollup_every=2)) as client:
         for _ in range(3):
             await is_used_again(client)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             while not list(tmp_path.rglob("*.rollup")):
                 await asyncio.sleep(0.01)

@@ -39,7 +39,7 @@ async def test_a_shard_that_is_dropped_before_it_is_made_is_never_made() -> None
     async with (
         ap.open(blob=blob, consensus=gate) as client,
         ap.open(blob=blob, consensus=gate) as other,
-        asyncio.timeout(10),
+        asyncio.timeout(50),
     ):
         opening = asyncio.ensure_future(_writer(client))
         await gate.reached.wait()

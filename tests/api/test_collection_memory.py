@@ -213,7 +213,7 @@ async def test_a_life(seed: int, memory: int) -> None:
     """Goal: whatever is done with a shard, in whatever order and by which process, it shows what was
     written and nothing else."""
     life = Life(seed, memory)
-    async with asyncio.timeout(12):
+    async with asyncio.timeout(50):
         for _ in range(4):
             await life.sit(25)
         async with life.place.open() as client:

@@ -71,7 +71,7 @@ async def test_a_hint_wakes_the_shard_at_once(moving: int) -> None:
             await asyncio.sleep(0.1)
             for time in range(3):
                 heard = [waiting[name] for name in names[:moving]]
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(50):
                     await asyncio.gather(
                         *(w.compare_and_append([("k", 1, time, 1)], time, time + 1) for w in writers[:moving])
                     )
@@ -127,7 +127,7 @@ async def test_a_watch_that_ends_at_once_spins_nobody(error: Exception | None, c
             assert consensus.calls["head"] + consensus.calls["heads"] <= 20
             async with client.writer("s7", SCHEMA) as writer:
                 await writer.compare_and_append([("k", 1, 0, 1)], 0, 1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 assert len((await waiting["s7"]).updates) == 1
     told = [record for record in caplog.records if "hints" in record.getMessage()]
     assert len(told) == (error is not None)
@@ -150,5 +150,5 @@ async def test_several_states_of_one_shard_are_followed() -> None:
         ]
         await asyncio.sleep(0.1)
         await writer.compare_and_append([], 0, 7)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             assert await asyncio.gather(*waiting) == [7, 7, 7]

@@ -121,7 +121,7 @@ async def test_an_error_is_told_by_the_waiting_step(world: World) -> None:
     world.pass_time(LEASE_S + 1)
     await writer.compare_and_append([("x", 1, 10, 1)], 10, 11)
     with pytest.raises(ap.LeaseExpired):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             await waiting
 
 

@@ -57,7 +57,7 @@ async def test_where_it_begins(mem: ap.Client, case: Begin) -> None:
     no progress is told for what it stands at."""
     writer = await filled(mem, case.upper)
     reader = await mem.reader("s", SCHEMA)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         listen = await case.how(reader)
     assert listen.frontier == ap.Antichain(case.frontier)
     assert listen.as_of == case.as_of
@@ -218,7 +218,7 @@ async def test_until(mem: ap.Client, case: Until) -> None:
     listen = await (await mem.reader("s", SCHEMA)).listen(as_of=case.as_of, until=case.until)
     seen: list[Any] = []
     told = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         async for item in listen:
             if isinstance(item, ap.Progress):
                 told.append(item.upper)
@@ -249,7 +249,7 @@ async def test_drop_ends_what_waits(client: ap.Client, location: Any) -> None:
         await client.drop("s")
         for wait in waits:
             with pytest.raises(ap.ShardFinalized) as caught:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(50):
                     await wait
             assert caught.value.shard_id == near.shard_id
         for call in (

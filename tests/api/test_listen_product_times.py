@@ -54,7 +54,7 @@ def test_product_times_are_advanced_without_gap_or_overlap(data: Any) -> None:
         if (subscribe and not model.complete(as_of)) or upper == ap.Antichain((0, 0)):
             return
         while listen.frontier != upper:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 item = await anext(listen)
             if isinstance(item, ap.Progress):
                 told.append(item.upper)
@@ -220,9 +220,9 @@ async def test_an_error_does_not_look_like_the_end(mem: ap.Client) -> None:
         faults.rates = {Outcome.REFUSED: 1.0}
         for _ in range(3):
             with pytest.raises(ap.StorageUnavailable):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(50):
                     await anext(listen)
         faults.heal()
         await add(writer, 2)
-        async with reader.listen(cursor=listen.cursor) as again, asyncio.timeout(5):
+        async with reader.listen(cursor=listen.cursor) as again, asyncio.timeout(50):
             assert (await anext(again.steps())).updates.rows() == [("k", 2, 2, 1)]

@@ -52,7 +52,7 @@ async def test_another_process_wakes_a_listen_without_polling(location: Any) -> 
         latencies: list[float] = []
         before = client.metrics["consensus.head"].count
         with subprocess.Popen(program) as process:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(50):
                 while len(latencies) < 5:
                     item = await anext(listen)
                     if isinstance(item, ap.Updates):

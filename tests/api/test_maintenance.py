@@ -163,7 +163,7 @@ async def test_a_round_beside_a_compaction_does_not_end_it(location: Any) -> Non
                 for _ in range(3):
                     await client.maintain()
                     assert registration.alive
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 while registration.writer in (await state_of(client)).writers:
                     await asyncio.sleep(0.01)
             assert await contents_of(client) == expected

@@ -122,7 +122,7 @@ async def test_the_background_collects_after_a_pause(caplog: Any, tmp_path: Any)
             blobs.after_set = others_end_it
             for time in range(20):
                 await w.compare_and_append([(f"k{time}", time, time, 1)], time, time + 1)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(50):
                 while ended < 3 or (await client.inspect("t")).live_diffs > 10:
                     await asyncio.sleep(0.02)
         assert [record.getMessage() for record in caplog.records if record.exc_info] == []

@@ -215,7 +215,7 @@ async def overtaken(urls: Urls, record: Record) -> AsyncIterator[tuple[Late, "as
         wrapped: Any = {"blob": RecordingBlob(blob, record), "consensus": late}
         async with ap.open(**wrapped, settings=ap.Settings(**LIMITS), maintenance=False) as client:
             task = asyncio.create_task(client.maintain())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(50):
                 await late.held.wait()
             yield late, task
 

@@ -36,7 +36,7 @@ async def test_many_listens_of_one_shard(monkeypatch: Any) -> None:
         await asyncio.sleep(0.1)
         await writer.compare_and_append([("b", 2, 1, 1), ("c", 3, 1, 1)], 1, 2)
         most, before = 0, len(heard)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             while len(heard) < LISTENS:
                 await asyncio.sleep(0)
                 most, before = max(most, len(heard) - before), len(heard)
@@ -52,6 +52,6 @@ async def test_all_who_wait_hear_of_a_failure() -> None:
         waiting = [asyncio.create_task(writer.wait_for_upper_past(5)) for _ in range(LISTENS)]
         await asyncio.sleep(0.05)
         await client.drop("s")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             outcomes = await asyncio.gather(*waiting, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {ap.ShardFinalized}

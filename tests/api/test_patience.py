@@ -48,7 +48,7 @@ async def told_while(
             while runtime.passed < began + 200 and not waiting.done():
                 await asyncio.sleep(0)
             consensus.is_broken = False
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 30)
             return [record.getMessage() for record in caplog.records if record.name == "aiopersist"]
 
 

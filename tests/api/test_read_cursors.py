@@ -34,7 +34,7 @@ async def filled(client: ap.Client, upper: int = 5, name: str = "s") -> ap.Write
 
 async def until(listen: ap.Listen, upper: Any) -> list[Any]:
     seen: list[Any] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         async for step in listen.steps():
             seen += step.updates.rows()
             if step.upper == ap.Antichain(upper):

@@ -75,7 +75,7 @@ async def test_a_snapshot_cancelled_after_its_wait_needs_nothing(
 
     monkeypatch.setattr(hold, "ensure", ensure)
     await writer.compare_and_append([], 5, 7)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         await reached.wait()
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):

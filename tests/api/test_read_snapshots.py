@@ -248,7 +248,7 @@ async def test_without_a_complete_time(mem: ap.Client, wait: bool) -> None:
     by a fresh look, so what another process has just appended is read."""
     writer = await mem.writer("s", SCHEMA)
     reader = await mem.reader("s", SCHEMA)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(50):
         with pytest.raises(ap.NotReadable, match="shard 's': nothing was appended yet") as caught:
             await reader.snapshot(wait=wait)
     assert (caught.value.as_of, caught.value.upper) == (None, ap.Antichain(0))
@@ -281,7 +281,7 @@ async def test_it_waits_for_its_time(client: ap.Client, location: Any) -> None:
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await writer.compare_and_append([("k", 3, 3, 1)], 3, 4)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             snapshot = await waiting
         assert await snapshot.rows() == rows_until(3)
         async with reader.snapshot(3, wait=False) as again:
@@ -294,7 +294,7 @@ async def test_since_is_checked_before_the_upper(mem: ap.Client) -> None:
     reader = await mem.reader("s", SCHEMA, hold=0)
     await reader.downgrade_since(50)
     for wait in (True, False):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             with pytest.raises(ap.SinceViolation) as caught:
                 await reader.snapshot(20, wait=wait)
             assert (caught.value.as_of, caught.value.since) == (20, ap.Antichain(50))

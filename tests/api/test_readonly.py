@@ -139,7 +139,7 @@ async def test_it_follows_others(location: Any) -> None:
                     waiting = asyncio.ensure_future(anext(listen.steps()))
                     await asyncio.sleep(0.1)
                     await w.compare_and_append([("a", time, time, 1)], time, time + 1)
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(50):
                         assert (await waiting).updates.rows() == [("a", time, time, 1)]
 
 

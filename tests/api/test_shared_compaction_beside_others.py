@@ -119,7 +119,7 @@ async def test_a_claim_keeps_others_away(place: Place) -> None:
         assert not any(task.done() for task in waiting)
         assert len((await state_of(other)).claims) == 1
         assert await first.apply(await done([client], await first.pieces(3)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         assert await asyncio.gather(*waiting) == [False, None]
     await is_the_model(other, model)
     await nothing_is_left(place, client)
@@ -155,7 +155,7 @@ async def test_a_round_that_is_given_up(place: Place, how: str) -> None:
     else:
         await asyncio.wait([task])
     assert await place.parts() > before
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         assert await compacted(other, [other])
     assert len((await other.sweep_leaked_blobs(dry_run=False)).keys) >= 1
     await is_the_model(other, model)

@@ -51,7 +51,7 @@ async def waiting(client: ap.Client, **asked: Any) -> "asyncio.Task[Any]":
         return await client.shared_read("t", **asked)
 
     task = asyncio.create_task(opened())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         while not any(r.since.elements for r in (await client.inspect("t")).readers.values()):
             await asyncio.sleep(0.01)
     assert not task.done()
@@ -119,7 +119,7 @@ async def test_history_that_is_gone(place: Place) -> None:
         {"start": 3, "end": 99},
     ]
     for asked in refused:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             with pytest.raises(ap.SinceViolation) as caught:
                 await client.shared_read("t", **asked)
         assert caught.value.since == ap.Antichain(4)
@@ -134,7 +134,7 @@ async def test_what_is_not_complete_yet(place: Place) -> None:
     client = await place.client()
     async with client.writer("t", SCHEMA):
         for wait in (False, True):  # at once: who waits for a first append says for which time
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(50):
                 with pytest.raises(ap.NotReadable, match="nothing was appended yet") as caught:
                     await client.shared_read("t", wait=wait)
             assert (caught.value.as_of, caught.value.upper) == (None, ap.Antichain(0))
@@ -147,7 +147,7 @@ async def test_what_is_not_complete_yet(place: Place) -> None:
         assert (caught.value.as_of, caught.value.upper) == (time, ap.Antichain(10))
     async with client.shared_read("t", start=12, wait=False) as shared:
         assert (shared.start, shared.end) == (12, 12)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         while (await client.inspect("t")).readers:
             await asyncio.sleep(0.01)
 
@@ -169,7 +169,7 @@ async def test_it_waits_and_holds_history_meanwhile(place: Place, case: str) -> 
             await w.compare_and_append(rows, t, t + 1)
             model.append(rows, [t], [t + 1])
             await other.force_compaction("t")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         shared = await task
     await move_since(other, 12)
     await move_since(other, 13)
@@ -192,7 +192,7 @@ async def test_waiting_for_the_first_complete_time(place: Place) -> None:
         await asyncio.sleep(0.1)
         assert not task.done()
         await w.compare_and_append([("a", 1, 0, 1)], 0, 3)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         shared = await task
     assert (shared.as_of, await read(client, await shared.pieces(1))) == (2, told([("a", 1, 1)]))
 
@@ -210,7 +210,7 @@ async def test_waiting_longer_than_the_lease(place: Place) -> None:
         rows = [("late", 1, 10, 1)]
         await w.compare_and_append(rows, 10, 11)
         model.append(rows, [10], [11])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         shared = await task
     assert await read(other, await shared.pieces(3)) == contents(model, 10)
 
@@ -223,7 +223,7 @@ async def test_a_wait_that_is_given_up_lets_go(place: Place, monkeypatch: pytest
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         while (await other.inspect("t")).readers:
             await asyncio.sleep(0.01)
     task = await waiting(client, as_of=50)

@@ -127,7 +127,7 @@ async def test_a_heartbeat_is_repeated(monkeypatch: Any) -> None:
     async with ap.open("mem://", settings=settings, maintenance=False) as client:
         async with client.writer("t", SCHEMA) as w:
             before = (await client.inspect("t")).writers[w.writer_id].heartbeat
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 while (await client.inspect("t")).writers[w.writer_id].heartbeat == before:
                     await asyncio.sleep(0.05)
     assert calls["calls"] >= 2
@@ -142,7 +142,7 @@ async def test_who_waits_hears_of_it(monkeypatch: Any) -> None:
             await asyncio.sleep(0.01)
             with monkeypatch.context() as patch, pytest.raises(Unforeseen):
                 unforeseen(patch, "aiopersist.shard.register.decode_commit")
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(50):
                     await waiting
 
 
@@ -162,7 +162,7 @@ async def test_a_step_of_an_indexed_waits(monkeypatch: Any) -> None:
             await clock.sleep(20.0)
             assert 1 <= calls["calls"] < 60
             monkeypatch.undo()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 while ix.counters()["compactions"] < 1:
                     await asyncio.sleep(0.01)
 

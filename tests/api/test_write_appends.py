@@ -157,7 +157,7 @@ async def test_a_finished_shard_takes_nothing_more(client: ap.Client) -> None:
             assert caught.value.current == f()
         await w.compare_and_append([], f(), f())
         await w.append([("a", 1, 7, 1)], 0, 9)  # covered
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             await w.wait_for_upper_past(2**63 - 1)
         assert await rows(client) == [("a", 1, 1)]
         assert await rows(client, 6) == []

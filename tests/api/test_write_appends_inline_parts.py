@@ -240,6 +240,6 @@ async def test_a_write_that_cannot_begin_is_told(mem: ap.Client, end: str) -> No
         else:
             await mem.drop("t")
         calls = [asyncio.create_task(w.write([("a", n)])) for n in range(3)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             for error in await asyncio.gather(*calls, return_exceptions=True):
                 assert isinstance(error, ap.UpperMismatch if end == "finished" else ap.ShardFinalized)

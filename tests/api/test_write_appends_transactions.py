@@ -106,13 +106,13 @@ async def test_waiting_for_the_upper(location: StoreUrls) -> None:
         two.writer("t", SCHEMA) as other,
     ):
         await w.compare_and_append([], 0, 5)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             await other.wait_for_upper_past(4)
         waiting = asyncio.create_task(other.wait_for_upper_past(f(5)))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         await w.compare_and_append([], 5, 6)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             await waiting
         assert other.upper == f(6)
         with pytest.raises(ap.InvalidUsage):

@@ -127,7 +127,7 @@ async def test_a_statement_behind_a_row_lock_whose_connection_dies(
         await w.compare_and_append([("first", 0, 0, 1)], 0, 1)
         async with locked(postgres_server, postgres_schema, w):
             append = asyncio.create_task(w.compare_and_append([("late", 1, 1, 1)], 1, 2))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(50):
                 while not await waiting_for_locks(postgres_server):
                     await asyncio.sleep(0.01)
             append.cancel()
@@ -139,7 +139,7 @@ async def test_a_statement_behind_a_row_lock_whose_connection_dies(
             await asyncio.sleep(1.5)  # it has looked by now
             assert not settling.done()
             assert await direct._stack.consensus.scan(consensus_key(w.shard_id), 3, 1) == []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             outcome = await settling
         upper = await w.fetch_recent_upper()
         late = [("late", 1, 1)] if isinstance(outcome, ap.Committed) else []
@@ -163,13 +163,13 @@ async def test_a_call_that_waits_for_a_dead_connection_goes_on(
     async with client.writer("t", SCHEMA) as w:
         async with locked(postgres_server, postgres_schema, w):
             append = asyncio.create_task(w.compare_and_append([("a", 1, 0, 1)], 0, 1))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(50):
                 while not await waiting_for_locks(postgres_server):
                     await asyncio.sleep(0.01)
             postgres_proxy.proxy.cut_clients()
             await asyncio.sleep(0.3)
             assert not append.done()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await append
         assert await rows(direct) == [("a", 1, 1)]
         assert await w.settle() is None

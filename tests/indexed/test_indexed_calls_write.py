@@ -167,7 +167,7 @@ async def test_the_first_offence_is_found_over_all_parts_of_a_large_write() -> N
                 await ix.write([(a, at(*times))])
             assert caught.value.time == times[min(bad, 98)]
         assert await read(ix, a) == []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while await parts_below(url):
                 await asyncio.sleep(0.01)
 

@@ -63,7 +63,7 @@ async def pair(ix: Indexed) -> Stream[str, int]:
 
 
 async def until(ready: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not await ready():
             await asyncio.sleep(0.01)
 

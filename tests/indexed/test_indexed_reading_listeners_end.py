@@ -90,7 +90,7 @@ async def test_a_destroyed_stream_ends_its_listeners_after_all_that_was_written(
     wait = asyncio.ensure_future(anext(waiting, "the end"))
     await asyncio.sleep(0)
     await ix.destroy("a")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         assert await wait == "the end"
         assert [told(item) async for item in slow] == [at(*range(9)), 4]
     assert await anext(slow, None) is None
@@ -159,7 +159,7 @@ async def test_a_listener_tells_what_stopping_has_committed(mem: ap.Client) -> N
     await asyncio.sleep(0)
     await ix.stop()
     assert await write == 2
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         await following
     assert heard == [at(1), at(2)]
 

@@ -123,7 +123,7 @@ async def test_what_rollups_make_superfluous_may_go(place: Place) -> None:
             latest = shard_of(client).state.latest_rollup
             assert latest is not None
             await place.consensus.truncate(consensus_key(shard), latest)
-            async with asyncio.timeout(5), place.open(maintenance=False) as fresh:
+            async with asyncio.timeout(50), place.open(maintenance=False) as fresh:
                 assert len(await rows(fresh)) == 3 + turn * 2
                 assert len(await rows(stale)) == 3 + turn * 2
                 await appended(stale, 1)
@@ -142,7 +142,7 @@ async def test_a_rollup_that_is_not_there_is_corruption(place: Place) -> None:
         await appended(client, 3)
         await ShardMaintenance(shard_of(client)).roll_up()
         await place.blob.delete(await place.keys(".rollup"))
-        async with asyncio.timeout(5), place.open() as fresh:
+        async with asyncio.timeout(50), place.open() as fresh:
             with pytest.raises(ap.Corruption, match="rollup"):
                 await fresh.reader("t")
         assert len(await rows(client)) == 3  # who has the state needs no rollup
@@ -153,7 +153,7 @@ async def test_a_gap_below_the_head_is_corruption(place: Place) -> None:
     async with place.open(maintenance=False) as client:
         shard = await appended(client, 3)
         await place.consensus.truncate(consensus_key(shard), 2)
-        async with asyncio.timeout(5), place.open() as fresh:
+        async with asyncio.timeout(50), place.open() as fresh:
             with pytest.raises(ap.Corruption, match="not there"):
                 await fresh.reader("t")
 
@@ -343,5 +343,5 @@ async def test_waiters_are_told_that_the_store_was_restored(place: Place) -> Non
         await asyncio.sleep(0.1)
         restore(place, backup)
         with pytest.raises(ap.Corruption):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 await waiting

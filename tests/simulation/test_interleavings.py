@@ -187,7 +187,7 @@ async def interleave(seed: int, origin: Place, shard_id: str) -> int:
     game = Interleaving(seed, place, shard_id)
     conductor = game.conductor
     with noted(f"seed {seed}"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             async with conductor.conducting():
                 clients = [await place.open(conductor) for _ in range(3)]
                 try:

@@ -35,7 +35,7 @@ async def active(spark: Any) -> list[int]:
 
 async def until_idle(spark: Any) -> None:
     """Spark ends the tasks of a job that was cancelled at its own pace."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while await active(spark):
             await asyncio.sleep(0.05)
 
@@ -142,7 +142,7 @@ async def test_jobs_leave_the_threads_of_the_loop_to_others(spark: Any, place: s
         await asyncio.to_thread(appended, place, name, PLAIN, ([("a", 1, 0, 1)], 0, 1))
         waiting = [asyncio.create_task(sc.asnapshot_df(name, 9)) for _ in range((os.cpu_count() or 1) + 5)]
         await asyncio.sleep(0.5)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await asyncio.to_thread(appended, place, name, PLAIN, ([], 1, 10))
             for df in await asyncio.gather(*waiting):
                 assert df is not None
@@ -160,7 +160,7 @@ async def test_a_client_that_is_closed_in_a_cancelled_scope(spark: Any, place: s
         with anyio.CancelScope() as scope:
             scope.cancel()
             await sc.aclose()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while await asyncio.to_thread(readers, place, name):
                 await asyncio.sleep(0.05)
 
@@ -176,7 +176,7 @@ async def test_a_cancelled_write_ends_its_job(spark: Any, place: str, name: str,
         slow = await asyncio.to_thread(df.mapInArrow, sleeping, df.schema)
         scope = anyio.CancelScope()
         task = asyncio.create_task(in_scope(scope, sc.awrite_df(slow, name, txn=("a", 1))))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while not await active(spark):
                 assert not task.done()
                 await asyncio.sleep(0.05)

@@ -110,7 +110,7 @@ async def _open(url: str) -> Stash:
 
 async def _stalled(way: Way) -> None:
     """Wait until requests are held, and one has arrived."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         while way.proxy._requests.is_set():
             await asyncio.sleep(0.005)
     await asyncio.sleep(ARRIVAL_S)

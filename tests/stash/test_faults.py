@@ -50,7 +50,7 @@ async def test_a_loss_at_each_step_is_not_noticed(way: Way, kind: str, loss: Los
         work = Work(kind, stash, c, way.admin)
         for step in range(100):
             call, name = await work.prepare(), f"n{step}"
-            async with way.proxy.losing(loss, step), asyncio.timeout(10):
+            async with way.proxy.losing(loss, step), asyncio.timeout(50):
                 await call(name)
             assert await work.times(name) == 1
             if not way.proxy.struck:
@@ -77,7 +77,7 @@ async def test_a_loss_at_each_step_is_reported(way: Way, kind: str, loss: Loss) 
         for step in range(100):
             call, name = await work.prepare(), f"n{step}"
             error: Exception | None = None
-            async with way.proxy.losing(loss, step, refusing=True), asyncio.timeout(10):
+            async with way.proxy.losing(loss, step, refusing=True), asyncio.timeout(50):
                 try:
                     await call(name)
                 except FAILURES as caught:
@@ -198,7 +198,7 @@ async def test_a_late_commit_of_several_statements(way: Way) -> None:
         await asyncio.sleep(0.2)
         assert not task.done()  # the library waits for the transaction that is in progress
         arrive()
-        await asyncio.wait_for(task, 2)
+        await asyncio.wait_for(task, 30)
         assert len(await keys(stash, c)) == BIG
 
 
@@ -210,14 +210,14 @@ async def test_a_late_opening_disturbs_nobody(way: Way) -> None:
     for step in range(2, 40):
         way.proxy.after_answers(step, way.proxy.hold_requests)
         opening = asyncio.ensure_future(_open(way.url))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             while way.proxy._requests.is_set() and not opening.done():
                 await asyncio.sleep(0.005)
         await asyncio.sleep(ARRIVAL_S)
         done = opening.done()
         way.proxy.cut_clients()
         arrive = way.proxy.strand()
-        stash = await asyncio.wait_for(opening, 5)
+        stash = await asyncio.wait_for(opening, 30)
         c = await _known(stash)
         await put(stash, c, [f"a{step}"])
         arrive()

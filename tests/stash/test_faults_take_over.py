@@ -39,7 +39,7 @@ async def _big(way: Way, stash: Stash, name: str, last: bytes | int) -> "asyncio
         text = stash._session._token.encode() if last == b"signed" else last
         way.proxy.after_answer_with(text, way.proxy.hold_requests)
     append = asyncio.create_task(stash.append([batch]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         while way.proxy._requests.is_set() and not append.done():
             await asyncio.sleep(0.005)
     await asyncio.sleep(ARRIVAL_S)
@@ -52,10 +52,10 @@ async def _big(way: Way, stash: Stash, name: str, last: bytes | int) -> "asyncio
 async def _whole_or_fenced(way: Way, append: "asyncio.Task[None]", name: str) -> None:
     there = await way.admin.fetchval("SELECT count(*) FROM data WHERE key LIKE $1", f'"{name}-%')
     if there:
-        await asyncio.wait_for(append, 5)
+        await asyncio.wait_for(append, 30)
         assert there == BIG
     else:
-        await is_fenced(asyncio.wait_for(append, 5))
+        await is_fenced(asyncio.wait_for(append, 30))
 
 
 class Restartable(NamedTuple):
@@ -118,7 +118,7 @@ async def test_a_take_over_at_each_step_of_a_big_append(way: Way) -> None:
             done, _ = await asyncio.wait([taking], timeout=0.05)
             waited += not done
             way.proxy.release_requests()
-            new = await asyncio.wait_for(taking, 5)
+            new = await asyncio.wait_for(taking, 30)
             await _whole_or_fenced(way, append, str(step))
             await is_fenced(put(old, await _known(old), ["x"]))
             await put(new, await _known(new), [f"new-{step}"])
@@ -137,7 +137,7 @@ async def test_a_dead_owner_in_a_transaction_is_bounded(way: Way, last: bytes) -
         way.proxy.cut_clients()
         arrive = way.proxy.strand()
         try:
-            async with asyncio.timeout(4), ap.stash.open(way.direct) as new:
+            async with asyncio.timeout(50), ap.stash.open(way.direct) as new:
                 await _whole_or_fenced(way, append, "k")
                 arrive()
                 await asyncio.sleep(ARRIVAL_S)
@@ -163,10 +163,10 @@ async def test_sharers_do_not_starve_a_take_over(way: Way) -> None:
 
     tasks = [asyncio.create_task(busy(n)) for n in range(count)]
     await asyncio.sleep(0.5)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         new = await ap.stash.open(way.direct)
     for task in tasks:
-        await is_fenced(asyncio.wait_for(task, 5))
+        await is_fenced(asyncio.wait_for(task, 30))
     await put(new, await new.collection("c0", str, int), ["k"])
     for stash in (*sharers, new):
         await stash.aclose()
@@ -203,7 +203,7 @@ async def test_a_row_that_is_gone_with_a_doubt(way: Way, kind: str) -> None:
         await way.admin.execute("DELETE FROM openers")
         way.proxy.accept()
         with pytest.raises(Indeterminate):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 30)
         assert await work.times("n") == 1
         await put(stash, c, ["next"])
         assert {"next", "warm"} < set(await keys(stash, c))
@@ -224,7 +224,7 @@ async def test_a_late_enrolment_does_not_stop_the_opener(way: Way) -> None:
         assert await way.admin.fetchval("SELECT count(*) FROM openers") == 0
         way.proxy.cut_clients()
         arrive = way.proxy.strand()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
         arrive()
         await asyncio.sleep(0.1)
         await put(stash, c, ["next"])
@@ -278,7 +278,7 @@ async def test_a_server_that_is_restarted_in_the_middle(restartable: Restartable
         await asyncio.sleep(0.4)
         before = len(acknowledged)
         await asyncio.to_thread(restartable.restart)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while len(acknowledged) < before + 20:
                 await asyncio.sleep(0.02)
         stop.set()

@@ -70,7 +70,7 @@ async def test_appends_in_opposite_orders_do_not_deadlock(postgres_url: str, sta
                     except ap.stash.StaleLower:
                         pass
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await asyncio.gather(work(one, "ab"), work(two, "ba"))
         for name in "ab":
             assert await one.peek(await one.collection(name, int, int)) == [(1, 1, 50)]

@@ -181,7 +181,7 @@ async def test_a_process_that_is_killed_leaves_nothing_by_half(place: Place, del
     worker.send_signal(signal.SIGKILL)
     acks, _ = await finished(worker)
     last = max([n for n, _ in acks], default=1)
-    async with asyncio.timeout(15), ap.stash.open(place.url) as stash:
+    async with asyncio.timeout(50), ap.stash.open(place.url) as stash:
         raw = await stash.collection("raw", str, int)
         found = await keys(stash, raw)
         of: dict[int, int] = {}
@@ -211,7 +211,7 @@ async def test_an_append_that_is_cancelled_at_each_turn(url: str, rows: int) -> 
                 c.append_to_batch(batches[0], f"{turns}-{n}", 0, 1)
             d.append_to_batch(batches[1], f"{turns}", 0, 1)
             outcomes.add(await cancelled_after(stash.append(batches), turns))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 while True:
                     try:
                         await put(stash, d, [f"after-{turns}"])
@@ -256,7 +256,7 @@ async def test_closing_while_changes_are_under_way(url: str, turns: int, cancell
     tasks = [asyncio.create_task(put(stash, c, [f"{n}-a", f"{n}-b"])) for n in range(4)]
     for _ in range(turns):
         await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         if cancelled:
             await cancelled_after(stash.aclose(), turns % 4)
         await stash.aclose()
@@ -291,7 +291,7 @@ async def test_closing_leaves_no_connection(postgres_proxy: PostgresProxy) -> No
             await asyncio.sleep(0)
         await stash.aclose()
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             while proxy.connections:
                 await asyncio.sleep(0.01)
 
@@ -306,7 +306,7 @@ async def test_closing_does_not_wait_for_a_server_that_is_gone(postgres_proxy: P
     postgres_proxy.proxy.cut()
     task = asyncio.create_task(stash.append([batch]))
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(50):
         await stash.aclose()
     with pytest.raises(InvalidUsage):
         await task
@@ -323,9 +323,9 @@ async def test_a_busy_owner_does_not_keep_others_from_opening(tmp_path: Path) ->
         assert owner.stdout is not None
         await asyncio.to_thread(owner.stdout.readline)
         for _ in range(5):
-            async with asyncio.timeout(5), ap.stash.open(url, exclusive=False) as stash:
+            async with asyncio.timeout(50), ap.stash.open(url, exclusive=False) as stash:
                 await COUNTERS.upsert_key(stash, "k", 1)
-        async with asyncio.timeout(5), ap.stash.open(url):
+        async with asyncio.timeout(50), ap.stash.open(url):
             _, err = await finished(owner)
             assert "took the stash over" in err
     finally:
@@ -345,7 +345,7 @@ async def test_another_connection_that_holds_the_lock_is_waited_for(tmp_path: Pa
         assert await keys(stash, c) == []  # readers do not wait
         holder.execute("COMMIT")
         holder.close()
-        await asyncio.wait_for(task, 2)
+        await asyncio.wait_for(task, 30)
         assert await keys(stash, c) == ["a"]
 
 

@@ -81,11 +81,11 @@ async def test_a_locked_row_keeps_no_other_key_waiting(consensus: PostgresConsen
     await admin.execute("SELECT FROM heads WHERE key = ANY($1) FOR UPDATE", held)
     tasks = {key: asyncio.create_task(consensus.compare_and_set(key, 0, b"1")) for key in keys}
     free = [task for key, task in tasks.items() if key not in held]
-    assert await asyncio.wait_for(asyncio.gather(*free), 5) == [True] * 29
+    assert await asyncio.wait_for(asyncio.gather(*free), 30) == [True] * 29
     await admin.execute("UPDATE heads SET seqno = 1 WHERE key = 'k04'")
     await admin.execute("INSERT INTO log VALUES ('k04', 1, 'theirs')")
     assert not any(tasks[key].done() for key in held)
-    assert await asyncio.wait_for(asyncio.gather(*(consensus.head(key) for key in keys)), 5)
+    assert await asyncio.wait_for(asyncio.gather(*(consensus.head(key) for key in keys)), 30)
     await transaction.commit()
     assert [await tasks[key] for key in held] == [True, False, True]
     assert await consensus.head("k04") == Versioned(1, b"theirs")
@@ -226,7 +226,7 @@ async def test_a_cancelled_caller_leaves_the_statement_alone(
     with pytest.raises(asyncio.CancelledError):
         await task
     await transaction.commit()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         while await consensus.head("k00") != Versioned(1, b"1"):
             await asyncio.sleep(0.01)
     assert set(before) <= set(await admin.fetchval(pids))  # each connection lives on

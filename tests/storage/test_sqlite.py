@@ -337,7 +337,7 @@ async def test_hints_between_processes(tmp_path: Path, crash: bool) -> None:
     assert await watcher.stdout.readline() == b"watching\n"
     await asyncio.sleep(0.1)
     assert await consensus.compare_and_set("k", 0, b"1")
-    assert await asyncio.wait_for(watcher.stdout.readline(), 5) == b"1\n"
+    assert await asyncio.wait_for(watcher.stdout.readline(), 30) == b"1\n"
     assert await watcher.wait() == (9 if crash else 0)
     for seqno in range(1, 5):
         assert await consensus.compare_and_set("k", seqno, b"x")

@@ -60,7 +60,7 @@ class Way:
         return await act()
 
     async def until_held(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             while not self.held:
                 await asyncio.sleep(0.001)
 
@@ -242,7 +242,7 @@ async def both(client: Any) -> None:
 
 async def finished(place: Place, shard_id: str) -> None:
     """After whatever happened: sound; a later run ends the work; the sweep leaves what is named."""
-    async with asyncio.timeout(10), place.open() as client:
+    async with asyncio.timeout(50), place.open() as client:
         await sound(place, client)
         await client.sweep_leaked_blobs(dry_run=False)
         await expire_writers(client, shard_id)
@@ -256,5 +256,5 @@ async def finished(place: Place, shard_id: str) -> None:
         await expire_writers(client, shard_id)
         await client.sweep_leaked_blobs(dry_run=False)
         assert set(place.blobs()) == place.named(shard_id)
-    async with asyncio.timeout(10), place.open() as client:
+    async with asyncio.timeout(50), place.open() as client:
         await sound(place, client)

@@ -47,7 +47,7 @@ def summed(updates: Iterable[Sequence[Any]]) -> dict[Any, int]:
 
 
 async def until(done: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not done():
             await asyncio.sleep(0.002)
 

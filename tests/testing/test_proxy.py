@@ -44,7 +44,7 @@ async def connect(proxy: TcpProxy) -> tuple[asyncio.StreamReader, asyncio.Stream
 
 
 async def until(condition: object) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not condition():  # type: ignore[operator]  # a plain callable
             await asyncio.sleep(0.005)
 
@@ -197,7 +197,7 @@ async def test_postgres_commits_a_statement_that_arrives_after_its_client_died(
             await sent
         assert await direct.fetchval("select count(*) from late_requests") == 0
         proxy.release_requests()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while await direct.fetchval("select count(*) from late_requests") == 0:
                 await asyncio.sleep(0.01)
         connection.terminate()
