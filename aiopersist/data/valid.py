@@ -34,7 +34,7 @@ def check_table(table: pa.Table) -> None:
             check_column(column)
         except Refusal as e:
             found.append(Refusal(e.row, f"{name}: {e.reason}"))
-    _raise_first(found)
+    raise_first(found)
 
 
 def check_column(column: Array) -> None:
@@ -120,10 +120,11 @@ def _check_fields(array: Array) -> None:
             _check(array.field(number))
         except Refusal as e:
             found.append(Refusal(e.row, f"field {field.name!r}: {e.reason}"))
-    _raise_first(found)
+    raise_first(found)
 
 
-def _raise_first(found: list[Refusal]) -> None:
+def raise_first(found: list[Refusal]) -> None:
+    """Raise the refusal of the least row, if there is any."""
     if found:
         raise min(found, key=lambda e: e.row)
 
@@ -233,7 +234,7 @@ def _last_at_most(offsets: Array, at: int) -> int:
 
 def list_of(array: Array, element: int) -> int:
     """The row of the list that holds an element of the flattened array; for any kind of list."""
-    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()))
     row: int = pc.index(pc.greater(ends, element), pa.scalar(True)).as_py()
     return row
 

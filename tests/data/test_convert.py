@@ -1,7 +1,8 @@
 """Updates in every form they may be given, and what is wrong with those that are refused."""
 
 import datetime as dt
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 import data_oracle as oracle
 import numpy as np
@@ -18,6 +19,7 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import sizes
 from aiopersist.data.updates.buffer import Buffer
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
+from aiopersist.data.updates.tiny import tiny
 from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.errors import InvalidUpdate
 
@@ -35,6 +37,16 @@ class Clash(BaseModel):
 
 
 POINTS = Schema(key=int, val=Point)
+
+
+class Colour(Enum):
+    RED = 1
+    CRIMSON = RED  # an alias: rows write it as RED
+
+
+class Paint(NamedTuple):
+    name: str
+    colours: list[Colour | None] | None
 
 
 def plain_table(**changes: Any) -> pa.Table:
@@ -314,3 +326,38 @@ def test_offsets_that_point_beyond_their_elements() -> None:
     offsets[:] = 2**30, 2**30, 2**30 + 5
     with pytest.raises(InvalidUpdate, match="invalid Arrow data"):
         [to_table(chunk, Schema(key=lists, val=int)) for chunk in chunks_of(batch)]
+
+
+@pytest.mark.parametrize("name", ["MAUVE", "CRIMSON"])
+def test_arrow_text_that_is_no_member_of_an_enum(name: str) -> None:
+    """Goal: no reader could make a member of it, or none that rows retract; so it is refused with its row, in
+    keys and vals, at any depth and in any chunk."""
+    known = plain_table(val=["RED", "RED"])
+    other = plain_table(val=["RED", name])
+    with pytest.raises(InvalidUpdate, match=f"row 3: val: '{name}' is no member of Colour"):
+        to_table(pa.concat_tables([known, other]), Schema(key=str, val=Colour))
+    with pytest.raises(InvalidUpdate, match=f"row 1: key: '{name}' is no member of Colour"):
+        to_table(plain_table(key=["RED", name]), Schema(key=Colour | None, val=int))
+    vals = [{"name": "p", "colours": colours} for colours in (None, ["RED", None], [], ["RED", name])]
+    deep = pa.table({"key": list("abcd"), "val": vals, "time": [0] * 4, "diff": [1] * 4})
+    paints = Schema(key=str, val=Paint)
+    with pytest.raises(InvalidUpdate, match="row 3: val: field 'colours': in a list: "):
+        to_table(deep, paints)
+    assert to_table(deep.slice(0, 3), paints)["val"].to_pylist() == vals[:3]
+
+
+def test_lists_with_more_elements_than_an_offset_counts() -> None:
+    """Goal: they are refused; offsets of 32 bits that wrap would give each row the elements of others."""
+    size = 2**22
+    lists = pa.FixedSizeListArray.from_arrays(pa.nulls(size * 1024), size)
+    table = pa.table({"key": range(1024), "val": lists, "time": [0] * 1024, "diff": [1] * 1024})
+    with pytest.raises(InvalidUpdate, match="not in range"):
+        to_table(table, Schema(key=int, val=list[None]))
+
+
+def test_text_that_is_no_unicode_and_cancels_out() -> None:
+    """Goal: a few rows whose sum is nothing are refused as others are, with a typed error."""
+    rows = [("\ud800", 1, 0, 1), ("\ud800", 1, 0, -1)]
+    assert tiny(rows, PLAIN) is None
+    with pytest.raises(InvalidUpdate, match="row 0"):
+        to_table(rows, PLAIN)

@@ -121,7 +121,8 @@ def _cast_list(array: Array, wanted: pa.DataType) -> Array:
         elements = _cast(array.flatten(), wanted.value_type)
     except Refusal as e:
         raise Refusal(_list_of(array, e.row), f"in a list: {e.reason}") from e
-    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
+    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())  # sums of 32 bits would wrap
+    ends = pc.cumulative_sum(lengths)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
     # Drop its validity buffer, though there are no nulls: older pyarrow takes no mask together with one.
     offsets = pa.Array.from_buffers(pa.int32(), len(offsets), [None, offsets.buffers()[1]], 0, offsets.offset)

@@ -55,6 +55,10 @@ class BuiltIn(Codec):
     def encode(self, values: Sequence[Any]) -> pa.Array:
         return self.build(values, set(map(type, values)))
 
+    def check_stored(self, array: pa.Array) -> None:
+        """`Refusal` of the first element of `arrow_type` that `decode` cannot take: Arrow data from outside
+        may hold more than values of the Python type."""
+
 
 class Field(NamedTuple):
     """A codec and whether `None` may stand among its values."""
@@ -74,6 +78,18 @@ class Field(NamedTuple):
         if isinstance(self.codec, BuiltIn):
             return self.codec.build(values, types)
         return _encode_own(self.codec, values, has_nulls=NONE in types)
+
+    def check_stored(self, column: pa.Array | pa.ChunkedArray) -> None:
+        """As `BuiltIn.check_stored`. Only an own codec itself knows what it can decode."""
+        if not isinstance(self.codec, BuiltIn):
+            return
+        start = 0
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            try:
+                self.codec.check_stored(chunk)
+            except Refusal as e:
+                raise Refusal(start + e.row, e.reason) from e
+            start += len(chunk)
 
     def decode(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
         if isinstance(array, pa.ChunkedArray):
@@ -246,6 +262,14 @@ class Enums(BuiltIn):
         for unnamed in set(names) - self.cls.__members__.keys() - {None}:  # a combination of flags
             raise Refusal(names.index(unnamed), f"{short(unnamed)} is no member of {self.name}")
         return pa.array(names, self.arrow_type)
+
+    def check_stored(self, array: pa.Array) -> None:
+        """Rows write the member's own name, so an alias would be another value than its member."""
+        own = [name for name, member in self.cls.__members__.items() if member.name == name]
+        known = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array(own, self.arrow_type)))
+        row = pc.index(known, pa.scalar(False)).as_py()
+        if row >= 0:
+            raise Refusal(row, f"{short(array[row].as_py())} is no member of {self.name}")
 
     def decode(self, array: pa.Array) -> list[Any]:
         members = self.cls.__members__

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import NONE, BuiltIn, Field, scatter, short
+from aiopersist.data.valid import list_of, raise_first
 
 ELEMENT = "element"  # as Parquet names the elements of a list
 
@@ -45,6 +46,12 @@ class Lists(BuiltIn):
             offsets[:-1] = [None if v is None else o for v, o in zip(values, offsets, strict=False)]
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=self.arrow_type)
 
+    def check_stored(self, array: pa.Array) -> None:
+        try:
+            self.element.check_stored(array.flatten())
+        except Refusal as e:
+            raise Refusal(list_of(array, e.row), f"in a list: {e.reason}") from e
+
     def decode(self, array: pa.Array) -> list[Any]:
         elements = iter(self.element.decode(array.flatten()))
         lengths = array.value_lengths().to_pylist()
@@ -68,6 +75,15 @@ class Structs(BuiltIn):
         children = [self._child(name, field, present, rows) for name, field in self.fields.items()]
         array = pa.StructArray.from_arrays(children, fields=list(self.arrow_type))
         return array if rows is None else scatter(array, [v is not None for v in values])
+
+    def check_stored(self, array: pa.Array) -> None:
+        found = []
+        for (name, field), child in zip(self.fields.items(), array.flatten(), strict=True):
+            try:
+                field.check_stored(child)
+            except Refusal as e:
+                found.append(Refusal(e.row, f"field {name!r}: {e.reason}"))
+        raise_first(found)
 
     def decode(self, array: pa.Array) -> list[Any]:
         columns = [

@@ -245,12 +245,18 @@ def _from_arrow(
     for field in fields:
         try:
             columns.append(cast_column(nested[field.name], field))
+            _check_stored(columns[-1], field.name, schema)
         except Refusal as e:
             raise Refusal(e.row, f"{field.name}: {e.reason}") from e
     result = _copied(pa.table(columns, pa.schema(fields)))
     if "time" in result.column_names:
         _check_times(result.column("time"))
     return result
+
+
+def _check_stored(column: Any, name: str, schema: Schema[Any, Any, Any]) -> None:
+    if name in ("key", "val"):
+        (schema.key if name == "key" else schema.val).check_stored(column)
 
 
 def _copied(table: pa.Table) -> pa.Table:

@@ -51,10 +51,9 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     if rows is None:
         return None
     try:
-        batch = _batch(rows, schema)
+        return Tiny(_batch(rows, schema), least, greatest, sum(map(_width, kinds, columns)))
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
-    return Tiny(batch, least, greatest, sum(map(_width, kinds, columns)))
 
 
 class PlainRows:
