@@ -5,18 +5,19 @@ other parts. The sum of all parts is the snapshot. The snapshot holds the blobs,
 the last part is fetched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiopersist.data.part.stats import ColumnStats, decode_stats, leaf_types, merge
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import at_time
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import CodecMismatch, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
+from aiopersist.errors import CodecMismatch, Error, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
 from aiopersist.frontier import Time, shaped
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch
@@ -102,13 +103,17 @@ async def fetch_part(
     named = [(transmitted.batch, part) for part in transmitted.batch.parts]
     try:
         table = await fetch.table(named, Selection(as_of=transmitted.as_of), transmitted.reader)
-    except MissingPart:
-        there = live_parts(await shard.open())
-        if any(part.key in there for _, part in named):
-            raise
-        what = "the snapshot was closed, and a part of it is gone"
-        raise LeaseExpired(what, shard_id=shard.id) from None
+    except MissingPart as error:
+        raise await why_missing(shard, transmitted.batch.parts, error, "snapshot") from None
     return Updates(at_time(table, transmitted.as_of, fetch.schema), fetch.schema)
+
+
+async def why_missing(shard: Shard, parts: Iterable[HollowPart], error: MissingPart, read: str) -> Error:
+    """`LeaseExpired` for a part that is gone, or `error` if the newest version names all of `parts`."""
+    keys = {part.key for part in parts if part.key is not None}
+    if keys <= live_parts(await shard.open()):
+        return error
+    return LeaseExpired(f"the {read} was closed, and a part of it is gone", shard_id=shard.id)
 
 
 def stats_of(part: HollowPart) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from aiopersist.parts.divide import (
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.runs import plan_runs
+from aiopersist.read.leased import why_missing
 from aiopersist.read.query import Query
 from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
 from aiopersist.read.snapshot import Items
@@ -41,7 +42,6 @@ from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, keep_ali
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import HollowBatch, State
-from aiopersist.state.names import live_parts
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import Record
 
@@ -215,7 +215,8 @@ async def _piece(
             error.shard_id = shard.id
             raise
         except MissingPart as error:
-            raise await _why_missing(shard, transmitted, error) from None
+            parts = (part for batch in transmitted.piece.runs for part in batch.parts)
+            raise await why_missing(shard, parts, error, "read") from None
 
 
 async def _leased(
@@ -288,11 +289,3 @@ async def _renew(shard: Shard, reader: str) -> None:
             await _keep(shard, reader)
         except LeaseExpired:
             pass
-
-
-async def _why_missing(shard: Shard, transmitted: TransmittedPiece, error: MissingPart) -> Error:
-    """`LeaseExpired` for a part that is gone, or `error` if the newest version names it."""
-    mine = {part.key for batch in transmitted.piece.runs for part in batch.parts if part.key is not None}
-    if mine <= live_parts(await shard.open()):
-        return error
-    return LeaseExpired("the read was closed, and a part of it is gone", shard_id=shard.id)

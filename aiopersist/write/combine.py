@@ -133,10 +133,10 @@ class Combiner:
                 count += table.num_rows
         return concat(tables or [self._columns(diff, [], 0)], self._schema)
 
-    def _table(self, pieces: Iterable[Any], diff: int) -> "pa.Table":
+    def _table(self, chunks: Iterable[Any], diff: int) -> "pa.Table":
         tables, rows = [], 0
-        for piece in pieces:
-            tables.append(self._columns(diff, piece, rows))
+        for chunk in chunks:
+            tables.append(self._columns(diff, chunk, rows))
             rows += tables[-1].num_rows
         return concat(tables or [self._columns(diff, [], 0)], self._schema)
 

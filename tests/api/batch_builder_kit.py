@@ -14,6 +14,7 @@ import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.support.schemas import KIND, SCHEMA
+from tests.support.shards import honest_and_faulty
 
 RECORD, PARTS = ap.Added.RECORD, ap.Added.RECORD_AND_PARTS
 
@@ -89,15 +90,8 @@ async def rig(faults: Faults | None = None, **limits: Any) -> AsyncIterator[Rig]
     place, faults, on_consensus = uuid.uuid4().hex, faults or Faults(), Faults()
     blob, consensus = MemoryBlob(place), MemoryConsensus(place)
     url = f"mem://{place}"
-    async with (
-        ap.open(blob=url, consensus=url, maintenance=False) as honest,
-        ap.open(
-            blob=FaultyBlob(blob, faults),
-            consensus=FaultyConsensus(consensus, on_consensus),
-            settings=ap.Settings(**limits),
-            maintenance=False,
-        ) as client,
-    ):
+    stores = FaultyBlob(blob, faults), FaultyConsensus(consensus, on_consensus)
+    async with honest_and_faulty(url, *stores, **limits) as (honest, client):
         try:
             yield Rig(client, honest, faults, blob, on_consensus)
         finally:

@@ -12,6 +12,7 @@ import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.support.schemas import SCHEMA
+from tests.support.shards import honest_and_faulty
 
 BLOB, INLINE = {"inline_writes_single_max_bytes": 0}, {"inline_writes_single_max_bytes": 16384}
 
@@ -104,15 +105,8 @@ async def rig(**limits: Any) -> AsyncIterator[Rig]:
     place, faults = uuid.uuid4().hex, Faults()
     blob, consensus = Recorded(place), MemoryConsensus(place)
     url = f"mem://{place}"
-    async with (
-        ap.open(blob=url, consensus=url, maintenance=False) as honest,
-        ap.open(
-            blob=FaultyBlob(blob, faults),
-            consensus=FaultyConsensus(consensus, faults),
-            settings=ap.Settings(**limits),
-            maintenance=False,
-        ) as client,
-    ):
+    stores = FaultyBlob(blob, faults), FaultyConsensus(consensus, faults)
+    async with honest_and_faulty(url, *stores, **limits) as (honest, client):
         try:
             yield Rig(client, honest, faults, blob)
         finally:

@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.testing.faults import Faults, FaultyConsensus
+from aiopersist.testing.faults import Faults
+from tests.support.processes import Clock
 from tests.support.schemas import SCHEMA
 
 LEASE_S = 900.0
-
-
-class Clock(FaultyConsensus):
-    """A consensus store whose clock the test moves; shared by several clients."""
-
-    ahead_s = 0.0
-
-    async def now(self) -> float:
-        return await super().now() + self.ahead_s
 
 
 class World:

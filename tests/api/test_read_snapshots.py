@@ -17,7 +17,7 @@ import aiopersist as ap
 from aiopersist.testing.model import Model, comparable, summed
 from aiopersist.testing.strategies import histories, times
 from tests.api.read_snapshots_kit import BOUNDS, filled, random_history
-from tests.support.schemas import PRODUCT, SCHEMA, TIME_MAX
+from tests.support.schemas import INT_MAX, PRODUCT, SCHEMA
 from tests.support.shards import rows_until
 
 
@@ -78,7 +78,7 @@ KINDS = [
         [Thing(tags=[]), Thing(tags=["a"], seen=DAY), Thing(tags=["a", "b"]), Thing(tags=["b"])],
     ),
     Kinds("lists", list[int | None], list[str], [[], [None], [None, 1], [1], [1, -1]], [[], [""], ["a"]]),
-    Kinds("greatest ints", int, int, [-(2**63), -1, 0, TIME_MAX], [TIME_MAX, -(2**63)]),
+    Kinds("greatest ints", int, int, [-(2**63), -1, 0, INT_MAX], [INT_MAX, -(2**63)]),
 ]
 
 
@@ -89,13 +89,13 @@ class Sum(NamedTuple):
 
 
 SUMS = [
-    Sum("greatest", [TIME_MAX - 5, 5], False),
-    Sum("one more", [TIME_MAX - 5, 6], True),
-    Sum("least", [-TIME_MAX, -1], False),
-    Sum("one less", [-TIME_MAX, -2], True),
-    Sum("beyond and back", [TIME_MAX, TIME_MAX, -TIME_MAX, -TIME_MAX, 7], False),
-    Sum("twice around", [TIME_MAX, TIME_MAX, 2], True),
-    Sum("beyond, to zero", [TIME_MAX, 1, -TIME_MAX, -1], False),
+    Sum("greatest", [INT_MAX - 5, 5], False),
+    Sum("one more", [INT_MAX - 5, 6], True),
+    Sum("least", [-INT_MAX, -1], False),
+    Sum("one less", [-INT_MAX, -2], True),
+    Sum("beyond and back", [INT_MAX, INT_MAX, -INT_MAX, -INT_MAX, 7], False),
+    Sum("twice around", [INT_MAX, INT_MAX, 2], True),
+    Sum("beyond, to zero", [INT_MAX, 1, -INT_MAX, -1], False),
 ]
 
 
@@ -260,11 +260,11 @@ async def test_without_a_complete_time(mem: ap.Client, wait: bool) -> None:
 
 async def test_a_finished_shard(client: ap.Client) -> None:
     writer = await filled(client, 2)
-    await writer.compare_and_append([("x", 9, TIME_MAX, 1)], 2, ap.Antichain())
+    await writer.compare_and_append([("x", 9, INT_MAX, 1)], 2, ap.Antichain())
     reader = await client.reader("s", SCHEMA)
     async with reader.snapshot() as snapshot:
-        assert (snapshot.as_of, await snapshot.rows()) == (TIME_MAX, [*rows_until(1), ("x", 9, 1)])
-    async with reader.snapshot(TIME_MAX - 1, wait=False) as snapshot:
+        assert (snapshot.as_of, await snapshot.rows()) == (INT_MAX, [*rows_until(1), ("x", 9, 1)])
+    async with reader.snapshot(INT_MAX - 1, wait=False) as snapshot:
         assert await snapshot.rows() == rows_until(1)
 
 

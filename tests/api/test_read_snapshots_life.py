@@ -11,7 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.api.read_snapshots_kit import BOUNDS, filled, random_history
-from tests.support.schemas import SCHEMA, TIME_MAX
+from tests.support.schemas import INT_MAX, SCHEMA
 from tests.support.shards import rows_until
 
 
@@ -85,7 +85,7 @@ async def test_closing_ends_every_use(client: ap.Client) -> None:
 
 async def test_an_iteration_that_failed_does_not_look_like_one_that_ended(mem: ap.Client) -> None:
     writer = await mem.writer("s", SCHEMA)
-    await writer.compare_and_append([("k", 1, 0, TIME_MAX), ("k", 1, 1, 1)], 0, 2)
+    await writer.compare_and_append([("k", 1, 0, INT_MAX), ("k", 1, 1, 1)], 0, 2)
     async with (await mem.reader("s", SCHEMA)).snapshot() as snapshot:
         rows = aiter(snapshot)
         for _ in range(3):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import aiopersist as ap
 from aiopersist.testing.strategies import frontiers, times
-from tests.support.schemas import TIME_MAX
+from tests.support.schemas import INT_MAX
 
 GRID = {None: list(range(8)), 2: list(itertools.product(range(7), repeat=2))}
 Shape = int | None
@@ -44,7 +44,7 @@ BUILT = [
     Built("empty", (), (), "{}"),
     Built("one", (3,), (3,), "{3}"),
     Built("least of ints", (5, 3, 9, 3), (3,), "{3}"),
-    Built("greatest time", (TIME_MAX,), (TIME_MAX,), f"{{{TIME_MAX}}}"),
+    Built("greatest time", (INT_MAX,), (INT_MAX,), f"{{{INT_MAX}}}"),
     Built("product", ((10, 1), (0, 11)), ((0, 11), (10, 1)), "{(0, 11), (10, 1)}"),
     Built("product, not minimal", ((1, 1), (1, 2), (0, 3), (2, 2)), ((0, 3), (1, 1)), "{(0, 3), (1, 1)}"),
     Built("repeated", ((1, 2), (1, 2)), ((1, 2),), "{(1, 2)}"),
@@ -212,7 +212,7 @@ def test_frontiers_compare_with_frontiers_only() -> None:
 @pytest.mark.parametrize("time", [5, (1, 2)], ids=repr)
 def test_a_time_is_taken_as_a_frontier(time: Any) -> None:
     frontier = ap.Antichain(time)
-    low, high = (0, TIME_MAX) if isinstance(time, int) else ((0, 0), (TIME_MAX, TIME_MAX))
+    low, high = (0, INT_MAX) if isinstance(time, int) else ((0, 0), (INT_MAX, INT_MAX))
     assert ap.advance(low, time) == ap.advance(low, frontier) == time
     assert ap.Antichain(low).join(time) == frontier
     assert ap.Antichain(high).meet(time) == frontier

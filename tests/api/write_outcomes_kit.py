@@ -10,6 +10,7 @@ import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.support.schemas import SCHEMA
+from tests.support.shards import honest_and_faulty
 
 
 @dataclass
@@ -37,15 +38,8 @@ async def rig(**limits: Any) -> AsyncIterator[Rig]:
     blob, consensus = MemoryBlob(place), MemoryConsensus(place)
     limits = {"retry_timeout_s": 3.0, **limits}
     url = f"mem://{place}"
-    async with (
-        ap.open(blob=url, consensus=url, maintenance=False) as honest,
-        ap.open(
-            blob=FaultyBlob(blob, faults),
-            consensus=FaultyConsensus(consensus, faults),
-            settings=ap.Settings(**limits),
-            maintenance=False,
-        ) as client,
-    ):
+    stores = FaultyBlob(blob, faults), FaultyConsensus(consensus, faults)
+    async with honest_and_faulty(url, *stores, **limits) as (honest, client):
         try:
             yield Rig(client, honest, faults, consensus, blob)
         finally:

@@ -12,7 +12,7 @@ import aiopersist as ap
 from aiopersist.indexed import Fenced, Indexed, UnknownStream
 from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.indexed.indexed_calls_kit import READONLY, at, read, two
-from tests.support.schemas import TIME_MAX
+from tests.support.schemas import INT_MAX
 
 FIRST: dict[str, Callable[[Indexed, Any], Awaitable[Any]]] = {
     "register": lambda ix, a: ix.register("new", str, int),
@@ -217,7 +217,7 @@ async def test_taking_over_during_writes_loses_none_that_returned(mem: ap.Client
     async with mem.indexed("ix", background=False) as last:
         await asyncio.gather(*writing)
         assert [row[2] for row in await read(last, a)] == sorted(done)
-        assert await last.write([(a, at(TIME_MAX))]) == len(done) + 1
+        assert await last.write([(a, at(INT_MAX))]) == len(done) + 1
     assert len(fenced) == 20
     for instance in instances:
         await instance.stop()

@@ -12,7 +12,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Refused
 from tests.indexed.indexed_calls_kit import at, commits, events_of, last_seqno, parts_below, read, two
-from tests.support.schemas import TIME_MAX
+from tests.support.schemas import INT_MAX
 
 PRODUCT = ap.Antichain((0, 1), (1, 0))
 
@@ -131,7 +131,7 @@ async def test_times_not_sealed_come_in_any_order(client: ap.Client) -> None:
     async with client.indexed("ix", background=False) as ix:
         a, b = await two(ix)
         await ix.seal([a], 10)
-        times = [500, 10, 11, 10, TIME_MAX, 400]
+        times = [500, 10, 11, 10, INT_MAX, 400]
         assert await ix.write([(a, at(*times)), (b, at(3, 0)), (a, at(12))]) == 2
         assert await read(ix, a) == sorted(at(*times, 12))
         assert await read(ix, b) == at(0, 3)
@@ -290,8 +290,8 @@ async def test_sealing_moves_several_streams_or_none(ix: Indexed) -> None:
     assert await ix.seal([a, b], 9) == 4
     assert await ix.seal([a, b], 9) == 5
     assert await ix.seal([], 1) == 6
-    assert await ix.seal([a], TIME_MAX) == 7
-    assert [(await ix.description(n)).upper for n in "ab"] == [ap.Antichain(TIME_MAX), ap.Antichain(9)]
+    assert await ix.seal([a], INT_MAX) == 7
+    assert [(await ix.description(n)).upper for n in "ab"] == [ap.Antichain(INT_MAX), ap.Antichain(9)]
 
 
 async def test_sealing_names_the_first_stream_that_refuses(ix: Indexed) -> None:

@@ -24,7 +24,7 @@ from tests.indexed.indexed_reading_kit import (
     stream_of,
     summed,
 )
-from tests.support.schemas import TIME_MAX, Row
+from tests.support.schemas import INT_MAX, Row
 
 
 class Game:
@@ -166,9 +166,9 @@ async def test_since_beyond_the_seal_advances_all_that_is_read(either: Indexed) 
     await ix.seal([a], 6)
     await settle_down(ix)
     assert summed(await read(ix, a)) == summed(at(0, 1, 5, 2, 3, 9, 4, 6, 8), 7)
-    await ix.allow_compaction([(a, TIME_MAX)])
+    await ix.allow_compaction([(a, INT_MAX)])
     await settle_down(ix)
-    assert {row[2] for row in await read(ix, a)} == {TIME_MAX}
+    assert {row[2] for row in await read(ix, a)} == {INT_MAX}
 
 
 @pytest.mark.parametrize("seed", [0])

@@ -21,7 +21,7 @@ from tests.indexed.indexed_reading_kit import (
     summed,
     take,
 )
-from tests.support.schemas import TIME_MAX
+from tests.support.schemas import INT_MAX
 
 
 class Interval(NamedTuple):
@@ -31,19 +31,19 @@ class Interval(NamedTuple):
 
 
 INTERVALS = [
-    Interval("all", (), [7, 3, 0, TIME_MAX, 3, 5]),
-    Interval("from 0", (0,), [7, 3, 0, TIME_MAX, 3, 5]),
-    Interval("a lower", (5,), [7, TIME_MAX, 5]),
+    Interval("all", (), [7, 3, 0, INT_MAX, 3, 5]),
+    Interval("from 0", (0,), [7, 3, 0, INT_MAX, 3, 5]),
+    Interval("a lower", (5,), [7, INT_MAX, 5]),
     Interval("both are times", (3, 7), [3, 3, 5]),
     Interval("frontiers", (ap.Antichain(3), ap.Antichain(7)), [3, 3, 5]),
-    Interval("to the end", (4, ap.Antichain()), [7, TIME_MAX, 5]),
-    Interval("below the last", (4, TIME_MAX), [7, 5]),
-    Interval("the last time alone", (TIME_MAX,), [TIME_MAX]),
+    Interval("to the end", (4, ap.Antichain()), [7, INT_MAX, 5]),
+    Interval("below the last", (4, INT_MAX), [7, 5]),
+    Interval("the last time alone", (INT_MAX,), [INT_MAX]),
     Interval("between", (1, 3), []),
     Interval("the first alone", (0, 1), [0]),
     Interval("equal", (3, 3), []),
     Interval("equal at 0", (0, 0), []),
-    Interval("equal at the end", (TIME_MAX, TIME_MAX), []),
+    Interval("equal at the end", (INT_MAX, INT_MAX), []),
     Interval("both empty frontiers", (ap.Antichain(), ap.Antichain()), []),
 ]
 
@@ -87,7 +87,7 @@ async def test_unsealed_rows_are_those_in_the_interval(either: Indexed, case: In
     ix = either
     a = await stream_of(ix)
     await ix.write([(a, at(7, 3, 0))])
-    await ix.write([(a, at(TIME_MAX))])
+    await ix.write([(a, at(INT_MAX))])
     await ix.write([(a, at(3, 5))])
     await ix.allow_compaction([(a, 6)])  # stored times are shown
     async with await ix.snapshot(a) as snapshot:
@@ -97,7 +97,7 @@ async def test_unsealed_rows_are_those_in_the_interval(either: Indexed, case: In
 
 @pytest.mark.parametrize(
     "bounds",
-    [(5, 4), (1, 0), (TIME_MAX, 3), (ap.Antichain(), 3), (ap.Antichain(5), ap.Antichain(4))],
+    [(5, 4), (1, 0), (INT_MAX, 3), (ap.Antichain(), 3), (ap.Antichain(5), ap.Antichain(4))],
     ids=str,
 )
 async def test_a_reversed_interval_is_an_error_that_names_both(ix: Indexed, bounds: Any) -> None:

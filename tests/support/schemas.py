@@ -29,9 +29,6 @@ class Colour(Enum):
 NAN = float("nan")
 
 
-TIME_MAX = 2**63 - 1
-
-
 class V1(BaseModel):
     name: str
 

@@ -1,14 +1,16 @@
 """Small steps of tests on a client and its shards."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
 
 import aiopersist as ap
 from aiopersist.shard.shard import Shard
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus
 from aiopersist.testing.faults import Outcome
 from tests.conftest import StoreUrls
 from tests.support.schemas import SCHEMA
@@ -18,6 +20,16 @@ SIZES = [pytest.param(16384, id="inline"), pytest.param(0, id="blob")]
 
 def f(*elements: Any) -> ap.Antichain:
     return ap.Antichain(*elements)
+
+
+@asynccontextmanager
+async def honest_and_faulty(url: str, blob: Blob, consensus: Consensus, **limits: Any) -> AsyncIterator[Any]:
+    """Two clients of one location in memory: one that nothing happens to, and one on the given stores."""
+    async with (
+        ap.open(blob=url, consensus=url, maintenance=False) as honest,
+        ap.open(blob=blob, consensus=consensus, settings=ap.Settings(**limits), maintenance=False) as faulty,
+    ):
+        yield honest, faulty
 
 
 def open_at(location: StoreUrls, **limits: Any) -> Any:
