@@ -4,7 +4,7 @@
   that always fails does not fill the log. The next line of a kind says how many failures it stands for.
 - `Backoff` pauses a loop: after each failure longer than after the one before, until a success.
 
-So a bug of ours, or a value that nobody foresaw, costs a few tries a minute, never a busy loop.
+So a bug of ours, or an unforeseen value, costs a few tries a minute, never a busy loop.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Times, frontiers and descriptions: the partial order on which everything else rests.
+"""Times, frontiers and descriptions: the partial order behind everything else.
 
 A time is an `int` in `[0, 2**63)` or a product time, a tuple of such ints of one fixed length,
 ordered component by component. A *frontier* is an antichain: a set of times none of which is
@@ -196,7 +196,7 @@ def advance(time: Time, frontier: Antichain | Time) -> Time:
     """The time that may replace `time` when only reads at times beyond `frontier` remain:
     the meet of `join(time, f)` over all `f` in the frontier; for ints `max(time, f)`.
 
-    The frontier must not be empty: then nobody reads, and there is no time to advance to.
+    The frontier must not be empty: then no reader is left, and there is no time to advance to.
     """
     target = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
     if not target.elements:

@@ -156,7 +156,7 @@ async def _compact_unless_replaced(shard: Shard, work: Work, writer: str) -> boo
 
 async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     inputs, since = work.spec.inputs, work.spec.since
-    if not since.elements:  # nobody will ever read the updates
+    if not since.elements:  # no reader will ever read the updates
         empty = HollowBatch(lower=work.spec.lower, upper=work.spec.upper, since=since)
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
     done = await rewrite(shard, work.read, Selection(advance_to=since), target_of(shard, work, writer))

@@ -4,7 +4,7 @@
 2. *Divide* (`parts/divide.py`): key ranges over all runs.
 3. Each piece becomes sorted parts, anywhere (`client.compact_piece`), under the writer that holds the claim.
    Ranges follow each other, so their parts, one after the other, are one run.
-4. *Apply*: one commit puts the run in the place of its inputs. Over all pieces, the diffs that were written
+4. *Apply*: one commit replaces the inputs by the run. Over all pieces, the diffs that were written
    must sum to the diffs that were read.
 
 A piece that is done twice, or whose process was killed, leaves parts that no version names; once the writer
@@ -124,7 +124,7 @@ class SharedCompaction(Resource):
             ]
 
     async def apply(self, results: Sequence[bytes]) -> bool:
-        """Put the results of all pieces in the place of what was read; says whether that was applied.
+        """Replace the inputs by the results of all pieces; says whether that was applied.
         `False`: the inputs are no longer what was read, or the claim is lost. `InvalidUpdate` unless there is
         one result of each piece. One commit."""
         with self._scope.call():

@@ -33,7 +33,7 @@ def arrow_is_imported() -> bool:
 
 
 def import_arrow() -> None:
-    """Import the modules that every handle needs; run on a thread, before the event loop needs them."""
+    """Import the modules that every handle needs. Run it on a thread, before the event loop needs them."""
     for name in ARROW:
         import_module(name)
 

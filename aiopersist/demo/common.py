@@ -55,7 +55,7 @@ def directory_of(options: DemoOptions) -> Iterator[Path | None]:
 
 @asynccontextmanager
 async def opened(options: DemoOptions, directory: Path | None, count: int) -> AsyncIterator[list[Client]]:
-    """That many clients of the location. Of an error group, the first error is raised."""
+    """That many clients of the location. Raises the first error of an error group."""
     await asyncio.to_thread(_import_all)
     async with AsyncExitStack() as stack:
         with _quiet():

@@ -2,7 +2,7 @@
 
 1. `git rev-list` names the commits, oldest first.
 2. `git diff-tree --stdin` gets each with its first parent and tells what changed, in the same order;
-   it waits while nobody reads its output.
+   it waits while its output is not read.
 3. `git cat-file --batch-check` tells the sizes of the blobs that a commit names, in chunks that fit into a
    pipe in both directions, so that neither side waits for the other.
 

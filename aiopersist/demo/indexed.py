@@ -122,7 +122,7 @@ class IndexedDemo:
             await self._end(commits)
 
     async def _write(self, commits: Stream[str, int], some: list[GitCommit]) -> None:
-        """The calls of a chunk are made in order, and nobody waits for the one before."""
+        """The calls of a chunk are made in order, and none waits for the one before."""
         calls = []
         for commit in some:
             time = self.walk.times[commit.number]

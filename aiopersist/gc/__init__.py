@@ -1,4 +1,4 @@
-"""Garbage collection: what nobody can reach any more is deleted, in an order that a crash cannot harm.
+"""Garbage collection: deletes data that no reader can reach any more, in an order that a crash cannot harm.
 
 It works on versions and on keys of blobs, never on what the blobs hold.
 

@@ -1,4 +1,4 @@
-"""Garbage collection: what no reader's hold can reach any more goes, in an order that a crash cannot harm.
+"""Garbage collection: deletes data that no reader's hold can reach, in an order that a crash cannot harm.
 
 Let `r` be a version with a rollup, named by the head, at or below every reader's seqno hold.
 

@@ -1,15 +1,15 @@
-"""What is left of dropped shards, and when that goes.
+"""The rest of dropped shards, and when it is removed.
 
 A *tombstone* is the newest version of a finalized shard. It fences: every process that has the shard open, or
-was about to create it, finds that it is finalized. The tombstone is removed once nobody can need it any more,
-after `settings.tombstone_retention_s`:
+was about to create it, finds that it is finalized. The tombstone is removed once no process can need it any
+more, after `settings.tombstone_retention_s`:
 
 - A handle that has been open since before then finds no version of a shard that it last saw longer ago than
   that. It takes this for the tombstone (`Register`). A store that was restored from a backup loses younger
   versions, too.
 - A process that creates a shard under a name reads the name afterwards, and the name was freed before the
-  tombstone went. So even a process that stood still for that long creates nothing that anybody could write
-  to.
+  tombstone went. So even a process that stood still for that long creates no shard that a process could
+  write to.
 - A statement that creates a shard is not on its way for that long.
 
 The blobs under the id of the shard go first: an upload may have come after the end of the shard.
@@ -70,7 +70,7 @@ def _tombstone(head: Versioned) -> Tombstone | None:
 
 
 async def remove_tombstone(stack: Stack, shard: str, tombstone: Tombstone) -> None:
-    """Remove the tombstone of a shard that nobody knows any more. By now another process may have removed it
+    """Remove the tombstone of a shard that no process knows any more. By now another process may have removed it
     and created a shard under the same id. So only blobs are deleted that were listed before a look finds the
     tombstone, and that very version is removed, not any version of its number. Four requests. `Unsupported`
     where the store cannot remove keys."""

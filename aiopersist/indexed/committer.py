@@ -94,7 +94,7 @@ class Committer:
         return await self._outcome(self._enqueue(command, ready=True))
 
     async def write(self, entries: list[tuple[StreamUpdates, Any]]) -> int:
-        """Convert these updates and write them. Their place among other commands is that of this call."""
+        """Convert these updates and write them. Their order among other commands is that of this call."""
         core, turn = self._core, self._core.stack.runtime.sleep
         pending = self._enqueue(command := WriteStream([rows for rows, _ in entries]), ready=False)
         try:

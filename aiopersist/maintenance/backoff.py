@@ -1,7 +1,7 @@
 """How long each job of maintenance backs off: longer after each failure, a moment after another process had
 claimed its work.
 
-So a lost blob, or a value that nobody foresaw, stops no other job, and no job asks without a pause for what
+So a lost blob, or an unforeseen value, stops no other job, and no job asks without a pause for what
 another process holds.
 """
 

@@ -77,7 +77,7 @@ class SharedRegistration:
         if self._current is not registration:
             supervisor.spawn(self._end(registration), "end a registration with its claims")
         elif self._lingering is None or self._lingering.done():
-            self._lingering = supervisor.background(self._linger(), "end a registration that nobody needs")
+            self._lingering = supervisor.background(self._linger(), "end a registration that is not needed")
 
     async def _linger(self) -> None:
         while self._current is not None:

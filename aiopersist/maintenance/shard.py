@@ -107,7 +107,7 @@ class ShardMaintenance:
         return owed and COLLECTION not in self.backoffs
 
     async def collect(self) -> Collected | None:
-        """Write a rollup of the current state, if that lets more go, and collect what nobody needs any more;
+        """Write a rollup of the current state, if that frees more, and collect the garbage;
         `None` if another process collects, or has meanwhile."""
         seen = self.shard.state  # before it registers: a collection by another process after this counts
         with self.backoffs.trying(COLLECTION) as trial:
@@ -151,7 +151,7 @@ class ShardMaintenance:
         await self.registration.under(lambda registration: write_rollup(self.shard, registration.writer))
 
     async def force_collection(self) -> Collected:
-        """Write a rollup of the current state, and collect what nobody needs any more, even while another
+        """Write a rollup of the current state, and collect the garbage, even while another
         process collects."""
         state = await self.shard.register.refresh()
         if state is not None and not state.finalized:

@@ -25,7 +25,7 @@ class Copies(NewBlobs):
         self._fetch = Fetch(shard, shard.schema(shard.state.schema_id), cached=False)
 
     async def of(self, batch: HollowBatch) -> HollowBatch:
-        """`batch` with a copy in place of each part whose writer is gone. `LeaseExpired` if the sweep has
+        """`batch` with a copy instead of each part whose writer is gone. `LeaseExpired` if the sweep has
         deleted such a part. Two requests per copy; in memory are at most
         `settings.batch_builder_max_outstanding_parts` parts."""
         jobs = [partial(self._of_part, part) for part in batch.parts]

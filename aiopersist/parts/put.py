@@ -1,4 +1,4 @@
-"""From encoded parts to hollow parts in the blob store: what every writer of parts does with them."""
+"""From encoded parts to hollow parts in the blob store: the last step of every writer of parts."""
 
 import asyncio
 import logging

@@ -1,8 +1,8 @@
 """The one loop that makes commands durable: for one shard, or for several at one moment.
 
 1. Run each command on the newest state that is known. It says what it changes, or it refuses.
-2. Read the bytes of the diffs back: what they do not say would be known in this process alone, and a version
-   that nobody can read ends the shard. This takes a sixth of an append of one row in memory, a twentieth on
+2. Read the bytes of the diffs back: a change that they leave out would be known in this process alone, and a
+   version that no process can read ends the shard. This takes a sixth of an append of one row in memory, a twentieth on
    disk, and a fiftieth of an append of a hundred rows on disk.
 3. Write the diffs by compare-and-set, all of them or none. This module is the only caller of
    `Consensus.compare_and_set` for shards.
@@ -16,8 +16,8 @@ a task of the client: when the caller is cancelled it stops waiting, and the sta
 answer is lost, the attempt is *settled* before its slot does anything else:
 - Version `e + 1` exists: its commit id says whether it is ours.
 - It is vacant: nothing is known, since the statement may still be on its way. So the same bytes
-  are sent again, to the same version, until the version exists. After a cancellation nobody wants
-  the attempt any more: then a heartbeat (`Occupy`) takes the version, which decides the attempt as well.
+  are sent again, to the same version, until the version exists. After a cancellation no caller
+  wants the attempt any more: then a heartbeat (`Occupy`) takes the version, which decides the attempt as well.
 - It was truncated: the state tells, if the command leaves a proof there (`happened`).
 
 **Several shards.** Their statement needs every head to be the expected one, so any one of the versions
@@ -203,7 +203,7 @@ async def _look_at_all(attempts: Sequence[Attempt], cause: BaseException | None)
 
 
 async def _look(attempt: Attempt, cause: BaseException | None) -> bool | None:
-    """Whether the attempt happened, by what the store holds now; `None` if its version is vacant."""
+    """Whether the attempt happened, as the store shows now; `None` if its version is vacant."""
     register = attempt.register
     consensus = register.stack.consensus
     try:
@@ -239,7 +239,7 @@ async def settle(slot: Slot) -> Attempt | None:
     try:
         attempt.happened = await _settle(attempt)
     except Unknowable:
-        slot.pending = None  # it is decided, and nobody can find out how
+        slot.pending = None  # it is decided, and no process can find out how
         raise
     if attempt.happened:
         await attempt.register.refresh()

@@ -8,8 +8,8 @@ One `Watch` watches all shards that are *followed*. The follower looks at the st
 A shard is watched anew before each look, so no version slips in between. A hint that comes during a look at
 its shard is kept until after the look; other shards do not wait for it.
 
-**Vain hints** bring no new version: a store's `watch` may return or fail at once, or give hints of everything
-to all. After `VAIN_MAX` vain hints in a row the next look waits `VAIN_S`, for all such shards together, until
+**Vain hints** bring no new version: a store's `watch` may return or fail at once, or give
+hints of all keys to all waiters. After `VAIN_MAX` vain hints in a row the next look waits `VAIN_S`, for all such shards together, until
 a look brings news. A look that fails ends in an error for the waiters, and the next look waits longer each
 time. So nothing here spins, whatever a store does."""
 
@@ -240,7 +240,7 @@ class Follower:
                 errors = await self.look([entry.followed for entry in entries])
             else:
                 await entries[0].followed.refresh()
-        except Exception as error:  # whatever it is: the waiters must hear of it
+        except Exception as error:  # any error: the waiters must hear of it
             errors = dict.fromkeys([entry.followed.key for entry in entries], error)
         finally:
             for entry in hinted:

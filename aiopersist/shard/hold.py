@@ -2,8 +2,8 @@
 
 A client has one leased reader per shard (`SharedHold`) that serves all its handles. The reader holds
 only the blobs of the versions that it may still read, and the history that open
-snapshots and listens need: what each of them *needs* is a frontier, and the hold is the meet of
-all needs. An opening whose need is older than the hold commits that; a need that ends
+snapshots and listens need: each of them *needs* history from a frontier on, and the hold is the
+meet of all needs. An opening whose need is older than the hold commits that; a need that ends
 is told by the next heartbeat. After an expiry the reader registers anew by itself; only what was open at
 that moment is lost (`LeaseExpired`).
 
@@ -194,7 +194,7 @@ class SharedHold:
 
 
 class ReadonlyHold(SharedHold):
-    """Takes the place of a lease in a client that may not write. History and blobs may go at any moment; a
+    """Replaces the lease in a client that may not write. History and blobs may go at any moment; a
     read finds out, and plans again on a newer state or raises."""
 
     keeps = False

@@ -173,7 +173,7 @@ class Register:
 
     def _wake(self, waiters: Iterator[Waiter], settle: Callable[[Waiter], None]) -> None:
         """Wake some waiters in this turn of the loop, the others in the next ones: there may be thousands,
-        and other tasks must not wait for what all of them do then."""
+        and other tasks must not wait for the work of all of them."""
         some = list(islice(waiters, WOKEN_AT_ONCE))
         for waiter in some:
             if not waiter.done():

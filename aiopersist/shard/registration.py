@@ -66,7 +66,9 @@ class Registration:
             await commit(shard.register, RegisterWriter(writer, lease_s), slot)
         except BaseException:
             if slot.busy:  # it may have happened, or may still, and no handle knows the id
-                shard.stack.supervisor.spawn(_undo(shard, writer, slot), "end a registration nobody knows of")
+                shard.stack.supervisor.spawn(
+                    _undo(shard, writer, slot), "end a registration that no handle knows"
+                )
             raise
         return cls(shard, writer, lease_s)
 
@@ -134,7 +136,7 @@ class Registration:
         return spent_under(self._shard.state, self.writer) >= LENT_BATCHES_MAX
 
     def stop(self) -> None:
-        """Stop the heartbeats, whatever needs it: the lease ends it."""
+        """Stop the heartbeats, even if something needs the registration: its lease runs out."""
         self._stopped = True
         self._end_heartbeats()
 

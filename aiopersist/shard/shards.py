@@ -66,7 +66,7 @@ class Shards:
 
     async def of_a_piece(self, name: str) -> Shard:
         """`existing`, for a piece of work of another process. No handle keeps such a shard, so the last few
-        are kept here: each piece would load the state anew otherwise."""
+        are kept here: otherwise each piece would load the state anew."""
         shard = await self.existing(name)
         self._recent.append(shard)
         return shard

@@ -15,7 +15,7 @@ NAME = "map"  # in the shard's schema, as the name of a codec
 
 
 def stored_type(t: pa.DataType, path: str, maps: dict[str, str]) -> pa.DataType:
-    """`t` with lists in the place of maps; adds their paths to `maps`. `INVALID_COLUMN` for a map whose keys
+    """`t` with lists instead of maps; adds their paths to `maps`. `INVALID_COLUMN` for a map whose keys
     have no order."""
     is_ = pa.types
     if is_.is_map(t):
@@ -40,7 +40,7 @@ def stored_type(t: pa.DataType, path: str, maps: dict[str, str]) -> pa.DataType:
 
 
 def shown_type(t: pa.DataType, path: str, own: Mapping[str, str]) -> pa.DataType:
-    """The type that `stored_type` was given: with maps in the place of their lists."""
+    """The type that `stored_type` was given: with maps instead of their lists."""
     is_ = pa.types
     if is_.is_list(t):
         inner = shown_type(t.value_type, f"{path}.element", own)

@@ -39,7 +39,7 @@ class StagedTask(NamedTuple):
 
 
 class TaskRefused(NamedTuple):
-    """What a task returns in place of its result, if no other attempt could do better: Spark does not repeat
+    """What a task returns instead of its result, if no other attempt could do better: Spark does not repeat
     the task, and the driver raises the error."""
 
     error: Error
@@ -80,7 +80,7 @@ def worker_client(location: SparkLocation) -> Client:
 def makes_a_table() -> bool:
     """Whether the write of this task is a part of making a table. No option tells such a write from
     `save(path)`, but Spark runs it as an execution within the table's. Everything in a `foreachBatch` is such
-    an inner execution, too: there nobody can tell, and the answer is no."""
+    an inner execution, too: the cases cannot be told apart there, and the answer is no."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -165,9 +165,9 @@ async def _is_done(client: Client, plan: WritePlan) -> bool:
 
 
 async def remove_new_shard(client: Client, plan: WritePlan) -> None:
-    """After a failure: remove the shard that this job made, so that no shard stays that nobody has written.
+    """After a failure: remove the shard that this job made, so that no unwritten shard stays.
     The commit itself removes it only if nothing was ever appended, not even by an append whose answer was
-    lost, and nobody else is registered. Raises no `Error`: the job's own error says more."""
+    lost, and no other client is registered. Raises no `Error`: the job's own error says more."""
     if not plan.made:
         return
     shard = client._shards.at(plan.shard, plan.spec.shard)
@@ -232,7 +232,7 @@ class WriteJob:
 
     async def commit(self, results: Results) -> int:
         """Append everything, once; returns the time at which it is complete. If this raises, nothing was
-        appended, and what was staged is deleted; only after `Indeterminate` nobody knows."""
+        appended, and what was staged is deleted; only after `Indeterminate` the outcome is unknown."""
         plan = self._plan
         async with closing(self._client.writer(plan.shard, plan.schema)) as writer, AsyncExitStack() as ends:
             batches = await _restored(writer, results)

@@ -144,7 +144,7 @@ class MemoryStore(Store):
 
 
 class DraftStore(MemoryStore):
-    """A stash in memory that begins as a copy, and gathers its changes. Nobody shares it, so it needs no
+    """A stash in memory that begins as a copy, and gathers its changes. No other stash shares it, so it needs no
     tokens."""
 
     def __init__(self, loaded: Loaded) -> None:

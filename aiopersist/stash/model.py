@@ -4,7 +4,7 @@ A collection is *stored* as its frontiers, its codecs and rows of text. A *chang
 collections, and what it expects of them: a store applies all of it if everything is as expected, and else
 nothing. So pure functions of what was read decide all rules (`rules`), and the stores compare and set.
 
-Each collection has a *revision*, one more with every change: while it is the expected one, nobody has changed
+Each collection has a *revision*, one more with every change: while it is the expected one, no append has changed
 the collection since it was read.
 """
 
@@ -151,7 +151,7 @@ class Opener(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """One sending of a change. Of all sendings that expect the same token at most one happens."""
+    """One sending of a change. At most one of all sendings that expect the same token happens."""
 
     expected: str
     """The opener's token before."""

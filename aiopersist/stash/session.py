@@ -130,7 +130,7 @@ class StashSession:
         return self.opener
 
     def draft(self, store: DraftStore, found: Loaded) -> "StashSession":
-        """A session on a copy, so that nobody else sees its changes."""
+        """A session on a copy, so that no other opener sees its changes."""
         return StashSession(
             store,
             Opener("", found.fence),

@@ -71,7 +71,7 @@ def run_count(batch: HollowBatch) -> int:
 
 
 def is_compact(batch: HollowBatch, since: Antichain) -> bool:
-    """Whether nothing is gained by reading and writing the batch again: it has at most one run, a reader need
+    """Whether reading and writing the batch again gains nothing: it has at most one run, a reader need
     not truncate it or move its times, and its times are advanced as far as they may be."""
     marked = any(part.truncated is not None or part.rewrite is not None for part in batch.parts)
     return not batch.parts or (not marked and not batch.runs and since <= batch.since)
@@ -95,7 +95,7 @@ def plan_passed(state: State, now: float) -> Spec | None:
     *loose*: they may cancel; the others stay. A compaction is due when there are half as many loose updates
     as others. So history before since takes at most half as much again as it must, and an update is written
     three times more for that. (Levels alone would allow three times as much; in LSM trees this is the bound
-    on space amplification.) If since is empty, all batches that have parts: nobody will ever read them."""
+    on space amplification.) If since is empty, all batches that have parts: no reader will read them."""
     inputs: dict[int, HollowBatch] = {}
     loose = 0
     for ordinal, batch in state.batches.items():
@@ -238,8 +238,8 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Put `batch` in the place of its `inputs`, if they are still what was read. The batch has the same
-    contents at every time at or beyond its since; checked is that the sums of diffs agree, and that there are
+    """Replace `inputs` by `batch`, if the state still has them as they were read. The batch has the same
+    contents at every time at or beyond its since; the command checks that the sums of diffs agree, and that there are
     not more updates. The result is whether it was applied."""
 
     writer: str

@@ -57,7 +57,7 @@ def first_expiry(state: State) -> float:
 @dataclass(frozen=True, slots=True)
 class Finalize:
     """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced. Where a
-    name names a shard that does not exist yet, this is its first version, so that nobody creates it."""
+    name names a shard that does not exist yet, this is its first version, so that no process creates it."""
 
     shard: str
 

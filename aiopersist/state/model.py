@@ -136,11 +136,11 @@ class Writer(Record):
     upper: Antichain | None = None
     """The upper that its last append left."""
     spent: tuple[str, ...] = ()
-    """Where earlier versions of the library wrote what is in `State.spent` now; empty in memory."""
+    """The ids that earlier versions of the library wrote here, and that are in `State.spent` now; empty in memory."""
 
 
 COLLECTION = -1
-"""In place of an ordinal: the claim of rollup and collection."""
+"""Instead of an ordinal: the claim of rollup and collection."""
 
 
 class Claim(Record):

@@ -102,7 +102,7 @@ class RenewReader:
 @dataclass(frozen=True, slots=True)
 class KeepReader:
     """Renew the lease of a reader, and nothing else: for processes that read pieces under one lease. None of
-    them knows what the others still need, so the reader goes on holding its versions."""
+    them knows which versions the others still need, so the reader goes on holding all its versions."""
 
     reader: str
 

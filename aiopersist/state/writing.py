@@ -255,7 +255,7 @@ def _spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Make sure that nobody appends these batches any more, so that their blobs can be deleted. The
+    """Make sure that no process appends these batches any more, so that their blobs can be deleted. The
     result is the ids of the batches that were not appended or spent before."""
 
     staged: tuple[Staged, ...]

@@ -7,7 +7,7 @@ Components are percent-decoded; `#` and `+` are characters like any other. An il
 
 *Torn secrets.* A `/` or `?` in a password that is not percent-encoded ends the authority, and a `&` in the
 value of an option ends the value. The rest of the secret then stands where a host, a path or the name of an
-option is expected. An `@` behind it gives it away: if an `@` stands further to the right than it should,
+option is expected. An `@` behind this rest gives it away: if an `@` stands further to the right than it should,
 behind a colon, no part of the URL is shown. The name of an option is shown only if no secret stands before
 it.
 """
@@ -26,8 +26,8 @@ _SERVER = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::(\d+))?")
 _ENDPOINT = re.compile(r"https?://([^@/?#]+)(/[^@?#]*)?")
 PORT_MAX = 65535
 _PATHS = {"file", "mem", "sqlite"}  # URLs of files have no user: `:` and `@` are parts of names
-_USER_IS_PUBLIC = {"postgres", "postgresql"}  # elsewhere it may be a key or a token
-_PUBLIC_OPTIONS = {"endpoint", "fsync", "region", "schema"}  # any other's value may be a secret
+_USER_IS_PUBLIC = {"postgres", "postgresql"}  # the user of another scheme may be a key or a token
+_PUBLIC_OPTIONS = {"endpoint", "fsync", "region", "schema"}  # the value of another option may be a secret
 _ESCAPES = "in a user, a password or an option write / as %2F, ? as %3F, @ as %40, & as %26"
 
 

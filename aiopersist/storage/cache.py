@@ -2,8 +2,8 @@
 
 The least recently used ranges go first when the bytes exceed the limit. One range takes at most an eighth,
 so that a large one does not push out all others. Callers that read the same range at the same moment share
-one request; if the caller that made it is cancelled, another makes it again. That a blob is missing is never
-kept: it may be set a moment later.
+one request; if the caller that made it is cancelled, another makes it again. The cache never
+remembers a missing blob: it may be set a moment later.
 """
 
 import asyncio

@@ -40,7 +40,7 @@ async def check_identity(
 ) -> str:
     """Return the id of the location; a fresh location gets one if `create`. `InvalidLocation` if the stores
     are not of one location, or if no location is there and `create` is false. Two requests for a location
-    that is there."""
+    that exists."""
     pauses = chain(repeat(0.0, 4), runtime.delays())  # after a lost race, go on at once
     for pause in pauses:
         if pause:

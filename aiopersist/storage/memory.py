@@ -46,7 +46,7 @@ class _Namespace:
     logs: dict[str, _Log] = field(default_factory=dict)
     waiters: Waiters = field(default_factory=Waiters)
     others: dict[str, Any] = field(default_factory=dict)
-    """Data of other packages that lives as long."""
+    """Data of other packages that lives as long as the namespace."""
 
 
 _namespaces: dict[str, _Namespace] = {}

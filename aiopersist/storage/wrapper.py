@@ -1,6 +1,6 @@
 """A store around a store: every request passes one method, so a wrapper is a class of one method.
 
-`layers` retries and counts, `readonly` refuses writes, and the stores of `aiopersist.testing.faults` fail so.
+`layers` retries and counts, `readonly` refuses writes, `aiopersist.testing.faults` makes requests fail.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

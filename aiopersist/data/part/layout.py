@@ -1,9 +1,9 @@
 """How columns lie in a Parquet file: compression, encodings, and a restriction of Parquet's writer.
 
-If values repeat, a dictionary halves the file. If they do not, building it costs a quarter of the
+If values repeat, a dictionary halves the file. If they do not, the dictionary costs a quarter of the
 writing and half of the reading, and the writer gives it up once it is full. So a sample decides, column
-by column. Integers that do not repeat are stored as differences, which suits growing times and ids. All
-of it is plain Parquet, for any reader.
+by column. Integers that do not repeat are stored as differences, which suits growing times and ids. The file
+is plain Parquet, for any reader.
 """
 
 from __future__ import annotations

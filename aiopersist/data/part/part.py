@@ -70,7 +70,7 @@ class EncodedPart(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """The place of a row group in the file, the checksum of its bytes, its rows and statistics."""
+    """The range of a row group in the file, the checksum of its bytes, its rows and statistics."""
 
     offset: int
     length: int

@@ -57,8 +57,8 @@ def of_part(
 
 
 def if_computable(work: Callable[[], T]) -> T | None:
-    """The result of `work`, which computes statistics; `None` if it fails. Statistics only save work, so all
-    goes on without them."""
+    """The result of `work`, which computes statistics; `None` if it fails. Statistics only save work, so a
+    part is written without them."""
     try:
         return work()
     except (pa.ArrowException, ValueError, TypeError, ArithmeticError):

@@ -62,7 +62,7 @@ def to_table(
 
 
 def rough_bytes(row: Any) -> int:
-    """The bytes of text, bytes and lists in a row: exact enough to tell large rows from small rows."""
+    """The approximate bytes of text, bytes and lists in a row: they tell large rows from small ones."""
     return sum(map(_rough, row)) if isinstance(row, tuple | list) else 0
 
 

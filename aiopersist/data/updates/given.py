@@ -3,8 +3,7 @@
 So a type checker refuses rows of another schema. The writer checks Arrow data, and rows, when it gets them.
 
 A call takes a list of rows, or another collection, as the call begins (`taken`). It takes Arrow data, and
-what an iterator gives, chunk by chunk (`convert.py`). What was taken has no memory in common with what was
-given.
+the items of an iterator, chunk by chunk (`convert.py`). The taken updates share no memory with the given ones.
 """
 
 from collections.abc import AsyncIterable, Iterable, MappingView, MutableSequence, Set
@@ -41,7 +40,7 @@ GivenRows: TypeAlias = Arrow | Chunks | Iterable[Row[K, V]] | AsyncIterable[Row[
 
 
 def taken(updates: Any) -> Any:
-    """What a call was given. Of a list, a set, a view of a dict, all that can change, a copy: its owner may
+    """The updates that a call was given. A list, a set or a view of a dict is copied: its owner may
     change it while the call awaits. Some milliseconds for a million rows."""
     can_change = isinstance(updates, MutableSequence | Set | MappingView)
     return list(updates) if can_change and not isinstance(updates, bytearray) else updates

@@ -39,7 +39,7 @@ def row_slices(rows: Sequence[Any], columns: int) -> Iterator[tuple[int, Sequenc
 
 def grow_old() -> None:
     """Make all present objects old for the collector, which seldom visits old objects, without visiting them
-    now. For rows that the caller keeps, not for rows that come and go: all present garbage, also the
+    now. Use it for rows that the caller keeps, not for rows that come and go: all present garbage, also the
     application's, waits for the next full collection. Does nothing if the application has frozen objects,
     since they would thaw."""
     if not gc.get_freeze_count():

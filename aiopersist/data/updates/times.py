@@ -1,6 +1,6 @@
 """Times of whole columns: their comparison with a frontier, and advancing them.
 
-A column of times is split into its components: one for ints, n for product times of length n. All
+A column of times is taken apart into its components: one for ints, n for product times of length n. All
 operations work on components, so ints are product times of length one.
 """
 

@@ -1,6 +1,6 @@
 """Hints between processes by LISTEN and NOTIFY.
 
-A task of its own sends notifications after the commit, on another connection, since a NOTIFY inside a
+A separate task sends notifications after the commit, on another connection, since a NOTIFY inside a
 transaction makes commits wait for each other. Keys that move while one notification is sent go with the next,
 so round trips bound the number of notifications, not commits. A lost hint costs latency.
 
@@ -10,7 +10,7 @@ and nothing is sent. A process that begins to listen meanwhile waits for the end
 reads the store. Two commits at once may hinder each other: then one of them notifies without need.
 
 One connection listens, from the first watch on. Each time it connects, all waiters are woken: keys that moved
-before came without a hint. It sends a query now and then, since a network that silently drops packets would
+before came without a hint. The connection sends a query now and then, since a network that silently drops packets would
 keep a lost connection looking alive.
 
 A server may refuse to listen (a standby, a pooler, a missing privilege) or cut the connection at once. Each

@@ -11,7 +11,7 @@ no connection is opened that would make them:
   and the same time of change. That time must not be too recent for the clock of the file system to tell two
   changes apart.
 
-*Hints*: a process that may not write cannot announce that it listens. One task of it polls the file for
+*Hints*: a process that may not write cannot announce that it listens. One of its tasks polls the file for
 changes instead, for all tasks that wait.
 """
 
@@ -70,8 +70,8 @@ class SqliteReader:
         return await self._thread.run(lambda _: self._read(work))
 
     async def version(self) -> object:
-        """A value that every commit changes: SQLite's data version while the file is open, else what the file
-        system says of the files."""
+        """A value that every commit changes: SQLite's data version while the file is open, else the
+        facts that the file system keeps about the files."""
         return await self._thread.run(lambda _: self._version())
 
     async def aclose(self) -> None:
