@@ -154,7 +154,7 @@ class Supervisor:
         return self._closed
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, abandon: bool = False) -> asyncio.Task[Any]:
-        """Run `work`, whose outcome the caller awaits, or no longer wants. When the supervisor closes, `work`
+        """Run `work`, whose outcome the caller awaits or has given up. When the supervisor closes, `work`
         has a moment to end by itself, unless the caller said `abandon`."""
         task = asyncio.create_task(work, name=name)
         (self._loops if abandon else self._tasks).add(task)

@@ -97,7 +97,7 @@ class Settings(BaseModel):
     update_size_max: PositiveInt = 64 * MIB
     """Goodbytes of the key and val of one update: an update is never split."""
     row_group_bytes: PositiveInt = 8 * MIB
-    """Goodbytes of a row group, the least that a reader loads of a run."""
+    """Goodbytes of a row group, the least that a reader fetches of a run."""
     inline_writes_single_max_bytes: NonNegativeInt = 16 * 1024
     """Goodbytes below which a part is inline: one synced record instead of a file and a record."""
     inline_writes_total_max_bytes: NonNegativeInt = MIB

@@ -1,6 +1,6 @@
 """Compaction: neighbouring batches become one, sorted and consolidated, with times advanced to since.
 
-1. *Claim* the batches of the spec, unless all their parts are inline: to compact those costs less than a
+1. *Claim* the batches of the spec, unless all their parts are inline: compacting these costs less than a
    claim.
 2. *Rewrite* them (`parts/rewrite.py`). If they have more runs than the memory allows, rewrite only some of
    the runs, or fewer batches: the next compaction goes on from there.
@@ -143,7 +143,7 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
 
 
 async def _compact_unless_replaced(shard: Shard, work: Work, writer: str) -> bool:
-    """`_compact`; where a blob is gone, `False` if another process has replaced the batch that names it, else
+    """`_compact`; if a blob is gone, `False` if another process has replaced the batch that names it, else
     `Corruption`."""
     try:
         return await _compact(shard, work, writer)

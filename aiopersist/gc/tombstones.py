@@ -70,10 +70,10 @@ def _tombstone(head: Versioned) -> Tombstone | None:
 
 
 async def remove_tombstone(stack: Stack, shard: str, tombstone: Tombstone) -> None:
-    """Remove the tombstone of a shard that no process knows any more. By now another process may have removed it
-    and created a shard under the same id. So only blobs are deleted that were listed before a look finds the
-    tombstone, and that very version is removed, not any version of its number. Four requests. `Unsupported`
-    where the store cannot remove keys."""
+    """Remove the tombstone of a shard that no process knows any more. By now another process may have removed
+    it and created a shard under the same id. So only blobs are deleted that were listed before a look finds
+    the tombstone, and that very version is removed, not any version of its number. Four requests.
+    `Unsupported` where the store cannot remove keys."""
     late = [key async for key, _ in stack.blob.list(f"{shard}/")]
     head = await stack.consensus.head(consensus_key(shard))
     if head is None or _tombstone(head) != tombstone:

@@ -119,7 +119,7 @@ class Core:
         return min(left, settings.inline_writes_total_max_bytes)
 
     def counters(self) -> dict[str, int | float]:
-        """What is there, and what this instance has done since it was opened."""
+        """Counts of the contents, and of the work of this instance since it was opened."""
         arrangements = self.streams.arrangements.values()
         unsealed = [p for a in arrangements for batch in a.unsealed.values() for p in batch.parts]
         trace = [p for a in arrangements for batch in a.trace.values() for p in batch.parts]

@@ -47,7 +47,7 @@ class StreamCommand(Protocol):
     else. A command that stands `alone` shares its commit with none before it."""
 
     begun: bool
-    """Whether a commit of it was begun: if not, it surely does not happen."""
+    """Whether a commit of the command was begun: if not, the command surely does not happen."""
 
     @property
     def alone(self) -> bool: ...

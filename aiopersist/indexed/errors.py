@@ -18,8 +18,8 @@ class UnknownStream(IndexedError, LookupError):
 
 
 class Refused(IndexedError):
-    """A command was refused as a whole, because of its first entry that is not possible. `stream` is the
-    stream of that entry, whose `frontier` its `time` is before; both are `None` if there is no such stream.
+    """A command was refused as a whole, because of its first entry that is not possible. The `time` of that
+    entry is before the `frontier` of its `stream`; both are `None` if there is no such stream.
     `seqno` is the seqno that the command has consumed."""
 
     def __init__(self, seqno: int, stream: str, time: int | None, frontier: Antichain | None) -> None:

@@ -233,7 +233,7 @@ class Indexed(Resource):
             await self._stack.runtime.sleep(0)
         self._core.feed.end()
         self._scope.close()
-        async with AsyncExitStack() as steps:  # the last one first; each of them, whatever fails
+        async with AsyncExitStack() as steps:  # the last one first; all of them, even if one fails
             steps.push_async_callback(self._shard.hold.release)
             steps.push_async_callback(self._maintenance.garbage.registration.release)
             if self._core.owner is not None and self._core.fenced is None:

@@ -42,7 +42,7 @@ class Events(NamedTuple):
     """The changes of a stream by one version."""
 
     seqno: int
-    """That of the version."""
+    """The seqno of the version."""
     batch: UnsealedBatch | None
     seal: int | None
 
@@ -260,7 +260,7 @@ class Listener(Resource, Generic[K, V]):
             self._woken.set()
 
     async def aclose(self) -> None:
-        """Give up what was not taken. Idempotent."""
+        """Give up the events that were not taken. Idempotent."""
         self._scope.close()
         self._queue.clear()
         self.finish()

@@ -65,7 +65,7 @@ class CompactionResponse:
 
 
 class Result(NamedTuple):
-    """What was made for a stream, and how to delete it if it is not applied."""
+    """A result for a stream, and how to delete it if it is not applied."""
 
     stream: str
     transition: Transition
@@ -128,8 +128,8 @@ class StreamsMaintenance:
             return None
 
     async def collect(self) -> None:
-        """One round of garbage collection. Before it, a heartbeat releases what closed snapshots of this
-        instance held: its own reader would keep that."""
+        """One round of garbage collection. Before it, a heartbeat releases the blobs that closed snapshots of
+        this instance held: its own reader would keep them."""
         hold = self._core.shard.hold
         with suppress(LeaseExpired):  # then the reader keeps nothing
             await hold.heartbeat()
@@ -247,8 +247,8 @@ class StreamsMaintenance:
         return self._core.large_work if context.is_large(parts) else nullcontext()
 
     async def _explained(self, error: Exception) -> Exception:
-        """The reason of `error`: a blob may be gone because another instance has taken over and deleted
-        it."""
+        """The error to raise for `error`: a blob may be gone because another instance has taken over and
+        deleted it."""
         if not isinstance(error, Corruption | LeaseExpired):
             return error
         try:

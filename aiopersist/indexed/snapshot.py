@@ -35,7 +35,7 @@ DECODE_ROWS = 4096  # rows that are decoded at once
 
 
 class StreamSource(NamedTuple):
-    """A part, and the time from which on its updates count (`None`: all of them do)."""
+    """A part, and the time from which on its updates count (`None`: all of them count)."""
 
     named: Named
     lower: Antichain | None

@@ -3,7 +3,7 @@
 After each commit of this process, `due.py` says from the state alone what the shard owes. Each task does one
 kind of work for one shard and ends. Work that failed, with whatever exception, is reported and backs off
 (`backoff.py`); a later commit that owes the same tries again. Idle shards are looked at every
-`settings.compaction_idle_s`: first the rest of their merges is done, then the garbage of that is collected.
+`settings.compaction_idle_s`: first the rest of their merges is done, then the garbage of these is collected.
 """
 
 import asyncio
@@ -58,8 +58,8 @@ class Maintenance:
         self._is_loading = False
 
     def add(self, shard: Shard) -> None:
-        """Be ready to maintain `shard`, and do in the background what its commits owe. The shard keeps its
-        tasks alive."""
+        """Be ready to maintain `shard`, and do the maintenance that its commits owe in the background. The
+        shard keeps its tasks alive."""
         tasks = self._shards[shard.id] = ShardTasks(shard, self._limits)
         shard.register.on_commit = tasks.begin_due if self._background else tasks.ignore
         if self._background and self._looking is None:

@@ -1,8 +1,8 @@
 """How long each job of maintenance backs off: longer after each failure, a moment after another process had
 claimed its work.
 
-So a lost blob, or an unforeseen value, stops no other job, and no job asks without a pause for what
-another process holds.
+So a lost blob, or an unforeseen value, stops no other job, and no job asks without a pause for work
+that another process has claimed.
 """
 
 from collections.abc import Callable, Hashable, Iterator

@@ -135,7 +135,7 @@ class Rounds:
             return await self._maintain(shard, head)
         except ShardFinalized:
             return MaintenanceRound(shards=1)  # finalized meanwhile: the next round deletes its data
-        except Exception as error:  # whatever it is: the other shards are maintained
+        except Exception as error:  # any error: the other shards are maintained
             maintenance = self._maintenance_of(shard)
             if maintenance.backoffs:
                 self._backing_off[shard] = maintenance

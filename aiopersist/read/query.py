@@ -18,7 +18,7 @@ Columns = Sequence[str]
 
 @dataclass(frozen=True)
 class Query:
-    """`paths` are those of the chosen columns, by name; `None`: key and val as they are."""
+    """`paths` are the paths of the chosen columns, by name; `None`: key and val as they are."""
 
     schema: Schema[Any, Any, Any]
     where: Any = None

@@ -99,7 +99,7 @@ def check_held(wanted: Range, state: State) -> None:
 
 
 def pinned(wanted: Range, state: State) -> Range:
-    """`wanted` with the time or the end that was left open, by the upper of `state`."""
+    """`wanted`, with an open time or end set by the upper of `state`."""
     if wanted.as_of is not None:
         return wanted
     upper = state.upper.time

@@ -37,7 +37,7 @@ class ReadSession(Generic[K, V]):
 
     async def release(self) -> None:
         """Close what is open, and leave the holds; a named hold is left to its lease."""
-        async with AsyncExitStack() as steps:  # the last one first; each of them, whatever fails
+        async with AsyncExitStack() as steps:  # the last one first; all of them, even if one fails
             steps.push_async_callback(self.hold.release)
             if self.own is not None:
                 if self.own.owner is None:

@@ -279,7 +279,7 @@ async def _end(shard: Shard, reader: str, slot: Slot) -> None:
 
 
 async def _renew(shard: Shard, reader: str) -> None:
-    """Renew the lease if a heartbeat is due. If the lease is gone, reading a part that is gone says so."""
+    """Renew the lease if a heartbeat is due. If the lease is gone, the read of a missing part says so."""
     record = shard.state.readers.get(reader)
     if record is None:
         return

@@ -2,8 +2,8 @@
 
 1. Run each command on the newest state that is known. It says what it changes, or it refuses.
 2. Read the bytes of the diffs back: a change that they leave out would be known in this process alone, and a
-   version that no process can read ends the shard. This takes a sixth of an append of one row in memory, a twentieth on
-   disk, and a fiftieth of an append of a hundred rows on disk.
+   version that no process can read ends the shard. This takes a sixth of an append of one row in memory, a
+   twentieth on disk, and a fiftieth of an append of a hundred rows on disk.
 3. Write the diffs by compare-and-set, all of them or none. This module is the only caller of
    `Consensus.compare_and_set` for shards.
 4. On a mismatch, and before a refusal is raised, read what is new and begin again.
@@ -15,9 +15,9 @@ the listeners and keeps what they raise.
 a task of the client: when the caller is cancelled it stops waiting, and the statement goes on. Where the
 answer is lost, the attempt is *settled* before its slot does anything else:
 - Version `e + 1` exists: its commit id says whether it is ours.
-- It is vacant: nothing is known, since the statement may still be on its way. So the same bytes
-  are sent again, to the same version, until the version exists. After a cancellation no caller
-  wants the attempt any more: then a heartbeat (`Occupy`) takes the version, which decides the attempt as well.
+- It is vacant: nothing is known, since the statement may still be on its way. So the same bytes are sent
+  again, to the same version, until the version exists. After a cancellation no caller wants the attempt any
+  more: then a heartbeat (`Occupy`) takes the version, which decides the attempt as well.
 - It was truncated: the state tells, if the command leaves a proof there (`happened`).
 
 **Several shards.** Their statement needs every head to be the expected one, so any one of the versions

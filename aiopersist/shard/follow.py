@@ -8,10 +8,11 @@ One `Watch` watches all shards that are *followed*. The follower looks at the st
 A shard is watched anew before each look, so no version slips in between. A hint that comes during a look at
 its shard is kept until after the look; other shards do not wait for it.
 
-**Vain hints** bring no new version: a store's `watch` may return or fail at once, or give
-hints of all keys to all waiters. After `VAIN_MAX` vain hints in a row the next look waits `VAIN_S`, for all such shards together, until
-a look brings news. A look that fails ends in an error for the waiters, and the next look waits longer each
-time. So nothing here spins, whatever a store does."""
+**Vain hints** bring no new version: a store's `watch` may return or fail at once, or give hints of all keys
+to all waiters. After `VAIN_MAX` vain hints in a row the next look waits `VAIN_S`, for all such shards
+together, until a look brings news. A look that fails ends in an error for the waiters, and the next look
+waits longer each time. So nothing here spins, whatever a store does.
+"""
 
 import asyncio
 from collections import defaultdict

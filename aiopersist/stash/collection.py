@@ -93,7 +93,7 @@ class AppendBatch:
     _collection: StashCollection[Any, Any] | None = field(default=None, repr=False, compare=False)
     """Its types are those of the entries; without it, the types that the stash was last asked for."""
     _base: Stored | None = field(default=None, repr=False, compare=False)
-    """The table as it was read: the append is checked against it, if no append has changed the table by then."""
+    """The table as it was read: the append is checked against it, unless the table has changed by then."""
 
 
 Ready = Mapping[StashCollection[Any, Any], tuple[tuple[Antichain, ...], StoredRows]]

@@ -144,8 +144,8 @@ class MemoryStore(Store):
 
 
 class DraftStore(MemoryStore):
-    """A stash in memory that begins as a copy, and gathers its changes. No other stash shares it, so it needs no
-    tokens."""
+    """A stash in memory that begins as a copy, and gathers its changes. No other stash shares it, so it needs
+    no tokens."""
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(StashTables.of(loaded))

@@ -4,8 +4,8 @@ A collection is *stored* as its frontiers, its codecs and rows of text. A *chang
 collections, and what it expects of them: a store applies all of it if everything is as expected, and else
 nothing. So pure functions of what was read decide all rules (`rules`), and the stores compare and set.
 
-Each collection has a *revision*, one more with every change: while it is the expected one, no append has changed
-the collection since it was read.
+Each collection has a *revision*, one more with every change: while it is the expected one, no append has
+changed the collection since it was read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

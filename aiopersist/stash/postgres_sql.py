@@ -156,9 +156,9 @@ _TEXTS = {
         UPDATE {fence} SET version = $2
         WHERE version = $1 AND (SELECT count(*) FROM {collections}) = $3 RETURNING version""",
     "fence_shared": "SELECT epoch, nonce FROM {fence} FOR SHARE",
-    # Runs under the consolidation lock, so no other session deletes rows, and rows never change: the rows of this
-    # snapshot are those to delete. It deletes them by their ctid: Postgres would plan a join by statistics,
-    # which know nothing of a young collection.
+    # Runs under the consolidation lock, so no other session deletes rows, and rows never change: the rows of
+    # this snapshot are those to delete. It deletes them by their ctid: Postgres would plan a join by
+    # statistics, which know nothing of a young collection.
     "sums": """
         WITH held AS (SELECT since FROM {sinces} WHERE collection_id = $1),
         several AS (

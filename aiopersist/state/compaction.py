@@ -239,8 +239,8 @@ class Total(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Replace:
     """Replace `inputs` by `batch`, if the state still has them as they were read. The batch has the same
-    contents at every time at or beyond its since; the command checks that the sums of diffs agree, and that there are
-    not more updates. The result is whether it was applied."""
+    contents at every time at or beyond its since; the command checks that the sums of diffs agree, and that
+    there are not more updates. The result is whether it was applied."""
 
     writer: str
     inputs: dict[int, HollowBatch]

@@ -136,7 +136,7 @@ class Writer(Record):
     upper: Antichain | None = None
     """The upper that its last append left."""
     spent: tuple[str, ...] = ()
-    """The ids that earlier versions of the library wrote here, and that are in `State.spent` now; empty in memory."""
+    """Where earlier versions of the library wrote ids that are in `State.spent` now; empty in memory."""
 
 
 COLLECTION = -1

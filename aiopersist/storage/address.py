@@ -7,9 +7,9 @@ Components are percent-decoded; `#` and `+` are characters like any other. An il
 
 *Torn secrets.* A `/` or `?` in a password that is not percent-encoded ends the authority, and a `&` in the
 value of an option ends the value. The rest of the secret then stands where a host, a path or the name of an
-option is expected. An `@` behind this rest gives it away: if an `@` stands further to the right than it should,
-behind a colon, no part of the URL is shown. The name of an option is shown only if no secret stands before
-it.
+option is expected. An `@` behind this rest gives it away: if an `@` stands further to the right than it
+should, behind a colon, no part of the URL is shown. The name of an option is shown only if no secret stands
+before it.
 """
 
 import re

@@ -64,7 +64,7 @@ class AppendIntent(ABC):
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Check the input, as far as that needs no turn."""
+        """Do the checks of the input that need no turn."""
 
     @abstractmethod
     async def stage(self) -> AppendHollow | None:
@@ -245,8 +245,8 @@ class StagedAppend:
     flushed: bool = False
 
     async def repair(self, error: "PartsExpired | LeaseExpired | NoRoom", held: ExitStack) -> None:
-        """Remove the reason of `error`, after which the commit surely did not happen. Raises `error` if it
-        cannot. A registration that is needed until the commit is released by `held`."""
+        """Remove the obstacle that `error` names, after which the commit surely did not happen. Raises
+        `error` if it cannot. A registration that is needed until the commit is released by `held`."""
         if isinstance(error, LeaseExpired):
             registration = await self.session.ensure_registered()
             self.command = replace(self.command, writer=registration.writer)
@@ -276,7 +276,7 @@ class StagedAppend:
 
     async def _make_room(self) -> None:
         """Flush the inline parts of the state to one blob. If that was done before, or cannot suffice, flush
-        those of the append."""
+        the inline parts of the append."""
         session, command = self.session, self.command
         small = 2 * command.batch.inline_bytes <= command.inline_bytes_max
         if small and not self.flushed:

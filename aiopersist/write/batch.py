@@ -179,7 +179,7 @@ class Batch:
 
 
 def inside(batch: Batch) -> StagedBatch:
-    """What a batch is inside, for the library's own calls."""
+    """The inside of a batch, for the library's own calls."""
     return batch._staged
 
 

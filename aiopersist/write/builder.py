@@ -20,7 +20,7 @@ class Added(StrEnum):
     RECORD = "RECORD"
     """It is buffered."""
     RECORD_AND_PARTS = "RECORD_AND_PARTS"
-    """It is in, and with it the buffer became one or more parts."""
+    """It is added, and with it the buffer became one or more parts."""
 
 
 class BatchBuilder(Resource):

@@ -41,12 +41,12 @@ NUMBERS_MAX = 512  # transactions in a commit: each is a record of its version, 
 
 
 class _WaitingWrite(UnsettledCall):
-    """One `write` that waits. `append` is that of the group that took it last."""
+    """One `write` that waits. `append` is the append of the group that took it last."""
 
     def __init__(self, transactions: Mapping[str, int]) -> None:
         super().__init__(transactions)
         self.time: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Awaited by its caller alone: cancelled if the caller is."""
+        """Only its caller awaits it: it is cancelled if the caller is."""
         self.table: pa.Table | None = None
         self.queued = False
         self.is_decided = False

@@ -124,7 +124,7 @@ class WriteHandle(Resource, Generic[K, V]):
 
     async def write(self, rows: GivenRows[K, V], diff: int = 1, txn: Txn | None = None) -> int:
         """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return that
-        time. Calls that wait at the same moment share one commit. Int times only. `txn` as of
+        time. Calls that wait at the same moment share one commit. Int times only. `txn` as in
         `compare_and_append`: a smaller number succeeds and writes nothing."""
         with self._scope.call():
             self._session.unsettled = None

@@ -1,4 +1,4 @@
-"""The outcome of an append, for callers that were not told."""
+"""The outcome of an append whose caller was not told."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -94,4 +94,4 @@ class UnsettledCall:
     transactions: Mapping[str, int]
     append: PendingAppend = field(default_factory=PendingAppend)
     decided: asyncio.Future[None] | None = None
-    """Done once the call is decided as far as it will be without settling; `None`: it is."""
+    """Done once the call is decided as far as it can be without settling; `None`: it is so already."""

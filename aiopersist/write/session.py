@@ -72,14 +72,14 @@ class Session:
             old.retire()
 
     def _remember(self, registration: Registration) -> Registration:
-        """Keep `registration` until it is unused here; returns the one that is known of its writer."""
+        """Keep `registration` until it is unused here; returns the known registration of its writer."""
         writer = registration.writer
         registration.on_unused = lambda: self._others.pop(writer, None)
         return self._others.setdefault(writer, registration)
 
     async def begin_batch(self) -> Registration:
-        """A registration to build a batch under, held for the caller; under each at most `BATCHES_MAX` are
-        built."""
+        """A registration to build a batch under, held for the caller. At most `BATCHES_MAX` batches are built
+        under each."""
         while (mine := await self.ensure_registered()).built >= BATCHES_MAX:
             pass  # other calls have used it up
         mine.built += 1

@@ -2,8 +2,8 @@
 
 So a type checker refuses rows of another schema. The writer checks Arrow data, and rows, when it gets them.
 
-A call takes a list of rows, or another collection, as the call begins (`taken`). It takes Arrow data, and
-the items of an iterator, chunk by chunk (`convert.py`). The taken updates share no memory with the given ones.
+A call takes a list of rows, or another collection, as the call begins (`taken`). It takes Arrow data, and the
+items of an iterator, chunk by chunk (`convert.py`). The taken updates share no memory with the given ones.
 """
 
 from collections.abc import AsyncIterable, Iterable, MappingView, MutableSequence, Set

@@ -1,10 +1,10 @@
 """Open folders that files are moved into, while other processes may remove empty folders.
 
 A name is durable once its folder is fsynced and the names of the folders above are durable. This is done once
-per folder, which is held open from then on. Either a file that is moved into the folder by its descriptor lies
-in that very folder: then the folder and all above it have existed all the time, since a folder that is not
-empty cannot be removed. Or the move fails, since the folder was removed, and the folder is made anew: another
-folder may have its name by now, perhaps not durably.
+per folder, which is held open from then on. Either a file that is moved into the folder by its descriptor
+lies in that very folder: then the folder and all above it have existed all the time, since a folder that is
+not empty cannot be removed. Or the move fails, since the folder was removed, and the folder is made anew:
+another folder may have its name by now, perhaps not durably.
 """
 
 import os

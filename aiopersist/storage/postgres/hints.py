@@ -10,8 +10,8 @@ and nothing is sent. A process that begins to listen meanwhile waits for the end
 reads the store. Two commits at once may hinder each other: then one of them notifies without need.
 
 One connection listens, from the first watch on. Each time it connects, all waiters are woken: keys that moved
-before came without a hint. The connection sends a query now and then, since a network that silently drops packets would
-keep a lost connection looking alive.
+before came without a hint. The connection sends a query now and then, since a network that silently drops
+packets would keep a lost connection looking alive.
 
 A server may refuse to listen (a standby, a pooler, a missing privilege) or cut the connection at once. Each
 attempt then waits longer than the one before, until one connection has lasted; meanwhile waiters poll, as
