@@ -1,6 +1,6 @@
 """The life of every resource: awaited or entered, closed once, owned by its client.
 
-- `Opening` is what an opener returns: `await` it, or enter it with `async with`. It enters no task
+- `Opening` is what an opening call returns: `await` it, or enter it with `async with`. It enters no task
   group and no cancel scope, so a resource may be closed in another task than it was opened in.
 - `Root` is a resource that no other resource closes: a client.
 - `Supervisor` owns every task of a client. A failure of a task is logged and counted; it never
@@ -37,7 +37,7 @@ E = TypeVar("E", bound=Error)
 
 
 class Resource(ABC):
-    """What an opener returns. It can be entered with `async with`, too, which closes it at the end."""
+    """What an opening call returns. It can be entered with `async with`, too, which closes it at the end."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -21,7 +21,7 @@ class RoundFailed(Exception):
 
 
 class LocationOptions(NamedTuple):
-    """A location; without any of the three, the one that the environment names."""
+    """A location; without any of the three, the location that the environment names."""
 
     location: str | None
     blob: str | None
@@ -70,7 +70,7 @@ async def _rounds(client: Client, pace: Pace, console: Console) -> None:
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + pace.sweep_every_s
                 await _sweep(client, console)
-        except Exception as error:  # the next round maintains what this one did not
+        except Exception as error:  # the next round maintains the shards that this one did not
             _say(console, f"a round was cut off: {type(error).__name__}: {error}")
         await SYSTEM.sleep(pace.every_s)
 
@@ -95,5 +95,5 @@ async def _sweep(client: Client, console: Console) -> None:
 
 
 def _say(console: Console, text: str) -> None:
-    """Print a line of a log: never wrapped, and as it is."""
+    """Print a log line as it is, without wrapping it."""
     console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -51,7 +51,7 @@ class Window:
         self._reading = asyncio.Lock()
 
     def written(self, upper: int) -> None:
-        """Everything before `upper` is in the shard."""
+        """Note that everything before `upper` is in the shard."""
         self.floor = max(self.floor, upper)
         for number in [n for n in self._commits if n < self.floor]:
             del self._commits[number]
@@ -174,7 +174,7 @@ class HistoryDemo:
                         add_row(actual, (path, version), diff)
                 compare(expected, actual, f"the snapshot at commit {number} ({self.commits[number]})")
                 if number == last:
-                    compare(expected, self.followed, "what the subscriber accumulated")
+                    compare(expected, self.followed, "the subscriber's contents")
                 rows += len(expected)
                 self.bars.advance(bar)
         return len(sampled), rows

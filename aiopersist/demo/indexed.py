@@ -3,8 +3,8 @@
 The demo walks the commits in their order, and writes each at the time when it was authored: early, late, and
 out of order. There is a stream for each top-level folder (key: path, val: mode, blob id and size), and one
 that names the commits, so that a repeated walk goes on where the last one ended: the changes of a commit, and
-its name, are one write to several streams. All streams are sealed together, as far as the commits still to
-come prove that nothing older comes. A subscriber with a client of its own follows every stream.
+its name, are one write to several streams. All streams are sealed together, up to the oldest time of
+authorship among the commits still to come. A subscriber with a client of its own follows every stream.
 
 Then git is asked. A run of consecutive commits that were authored by a time has changed the tree of the last
 against the tree before the first. So the contents as of any time are sums of trees, independent of the
@@ -62,7 +62,7 @@ class Walk:
 
     @property
     def late(self) -> int:
-        """Commits that were authored before one that was written earlier."""
+        """Commits that were authored before a commit that was written earlier."""
         newest = accumulate(self.times, max)
         return sum(time < before for time, before in zip(self.times[1:], newest, strict=False))
 
@@ -103,7 +103,7 @@ class IndexedDemo:
         self._listening = 0
 
     async def write_and_follow(self, commits: Stream[str, int], done: set[str]) -> None:
-        """Until every commit is written and was seen; those that are `done` are only looked through, for the
+        """Write until every commit is written and was seen; commits that are `done` are only searched for the
         folders that they name."""
         self._sealed = _int((await self.ix.description(COMMITS)).upper)
         written = self.bars.add_task("written", total=len(self.walk.commits))
@@ -139,7 +139,7 @@ class IndexedDemo:
         self.written += len(some)
 
     async def _end(self, commits: Stream[str, int]) -> None:
-        """Seal what is complete, and let the subscriber know that nothing more comes."""
+        """Seal the complete times, and let the subscriber know that nothing more comes."""
         await self.ix.seal([commits, *self.folders.values()], max(self.walk.end, self._sealed))
         async with asyncio.timeout(FOLLOWED_S):
             while self._listening < len(self.folders):
@@ -175,16 +175,16 @@ class IndexedDemo:
         rows = 0
         for time in times:
             expected = await self._by_git(time)
-            compare(expected, actual[time], f"what was authored by {time}")
+            compare(expected, actual[time], f"the commits authored by {time}")
             rows += len(expected)
             self.bars.advance(bar)
-        compare(expected, self.followed, "what the subscriber accumulated")
+        compare(expected, self.followed, "the subscriber's contents")
         end = max(self.walk.end, self._sealed)
         await self.ix.allow_compaction([(stream, end) for stream in self.folders.values()])
         while requests := await self.ix.step():
             for request in requests:
                 await self.ix.apply(request.stream, await self.ix.compact(request))
-        compare(expected, (await self._contents([TIME_MAX]))[TIME_MAX], "what is left of history")
+        compare(expected, (await self._contents([TIME_MAX]))[TIME_MAX], "the rest of history")
         self.bars.advance(bar)
         return len(times), rows
 

@@ -136,7 +136,7 @@ class SparkDemo:
         actual = Counter(await asyncio.to_thread(_collected, df))
         compare(expected, actual, f"{how}the DataFrame at commit {number} ({self.commits[number]})")
         if number == len(self.commits) - 1:
-            compare(expected, self.followed, "what the subscriber accumulated")
+            compare(expected, self.followed, "the subscriber's contents")
         return len(expected)
 
 

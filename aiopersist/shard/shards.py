@@ -76,7 +76,7 @@ class Shards:
         return self.at(await resolve_or_create(self.stack, name, ShardId), name)
 
     def opening(self, opener: Callable[[], Awaitable[H]], call: str) -> Opening[H]:
-        """The opening of what `opener` returns, as a handle of the client; `call` is what the user wrote."""
+        """The opening of the handle that `opener` returns; `call` is the call as the user wrote it."""
         return Opening(lambda: self._opened(opener), call)
 
     async def release(self) -> None:

@@ -10,7 +10,7 @@ A job is one coroutine of the bridge's loop; Spark's blocking work runs on the t
 | `maps`     | maps as sorted lists; pure                                                     |
 | `bridge`   | one event loop per process, which owns the clients                             |
 | `tasks`    | what runs in workers                                                           |
-| `sessions` | what a Spark session is used for                                               |
+| `sessions` | the uses of a Spark session                                                    |
 | `write`    | from staged batches to one append                                              |
 | `client`   | the engine: DataFrames and compactions, from the driver                        |
 | `options`  | the options of `format("aiopersist")`                                          |

@@ -5,7 +5,7 @@ loop once per job: it hands over a coroutine (`Bridge.run`) and waits. While it 
 the blocking calls that the coroutine awaits (`on_caller`), such as Spark actions: they run on the thread that
 Spark knows, with its tags and local properties.
 
-A process of Spark's workers is a fork that lives for one task or for a minute, so what is open in it is only
+A process of Spark's workers is a fork that lives for one task or for a minute, so its open clients are only
 a cache. The bridge belongs to a process id: a fork gets a new one.
 """
 
@@ -143,7 +143,7 @@ async def on_caller(call: Callable[..., T], *args: Any) -> T:
 
 
 async def to_its_end(work: Callable[..., Awaitable[object]], *args: Any) -> None:
-    """Await `work(*args)`, which ends something. If the caller is cancelled, the work still has
+    """Await `work(*args)`, which releases something. If the caller is cancelled, the work still has
     `CLOSE_DEADLINE_S`."""
     ending = asyncio.ensure_future(work(*args))
     try:
@@ -158,7 +158,7 @@ async def to_its_end(work: Callable[..., Awaitable[object]], *args: Any) -> None
 
 @asynccontextmanager
 async def closing(opening: Awaitable[R]) -> AsyncIterator[R]:
-    """What `opening` gives; at the end it is closed, `to_its_end`."""
+    """The resource that `opening` gives; at the end it is closed, `to_its_end`."""
     opened = await opening
     try:
         yield opened
@@ -219,7 +219,7 @@ _caller: ContextVar[_Caller] = ContextVar("caller")
 
 
 class Waits:
-    """What a thread waits for in the loop while it runs `with` this: another thread can cancel it."""
+    """The wait of a thread for the loop while it runs `with` this: another thread can cancel it."""
 
     def __init__(self) -> None:
         self._futures: set[Future[Any]] = set()

@@ -123,7 +123,7 @@ class SparkClient:
         `columns` selects columns of key and val, by their names in the DataFrame. `where` is a
         `pyarrow.compute` expression, as for a snapshot: parts that cannot match are not read. Both are
         checked first: `InvalidUsage` of kind `INVALID_COLUMN`. About `parallelism` tasks (by default as many
-        as Spark runs at once) each read a range of keys, without a shuffle. Errors and `wait` as of
+        as Spark runs at once) each read a range of keys, without a shuffle. Errors and `wait` as in
         `shared_read`."""
         make = partial(Columns, expand=expand, only=None if columns is None else tuple(columns))
         return self._read(make, where, parallelism, shard, as_of=as_of, wait=wait)
@@ -193,9 +193,9 @@ class SparkClient:
         schema: "Schema[Any, Any, Any] | StructType | None" = None,
         parallelism: int | None = None,
     ) -> int:
-        """Write the rows in one commit, and return the time at which they are there: one that the library
-        picks (the shard's upper), or the last before the new upper. Makes a shard that is not there, if
-        `keys` name the columns of its key; a write that fails leaves no new shard behind. The columns of a
+        """Write the rows in one commit, and return the time at which they are complete: the shard's upper,
+        which the library picks, or the last time before the new upper. Makes a missing shard, if `keys`
+        name the columns of its key; a write that fails leaves no new shard behind. The columns of a
         new shard are those of `df`, nullable where Spark takes them to be; or `schema` fixes them, for good:
         a `StructType`, or a `Schema` of this library, which needs no `keys`. `CodecMismatch` if the shard is
         there with another schema.
@@ -289,9 +289,9 @@ class SparkClient:
     # --- the end ---------------------------------------------------------------------------------
 
     def release(self, *dfs: "DataFrame") -> None:
-        """Let go of what these DataFrames of this client read; without any, of what all its DataFrames read
-        so far. Neither they nor what was derived from them may be used afterwards. `InvalidUsage` of kind
-        `CLOSED` for a DataFrame for which nothing is held."""
+        """End the leases of these DataFrames of this client; without arguments, of all its DataFrames so far.
+        Neither they nor DataFrames derived from them may be used afterwards. `InvalidUsage` of kind
+        `CLOSED` for a DataFrame without a lease."""
         with self._lock:
             held = {id(df): (df, read) for df, read in self._reads}
             if any(id(df) not in held for df in dfs):
@@ -307,7 +307,7 @@ class SparkClient:
                 self._reads.remove(made)
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """End all leases. Idempotent."""
         with self._lock:
             if self._closed:
                 return

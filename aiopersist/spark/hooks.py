@@ -160,8 +160,8 @@ def _run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | T
 
 def abort_writes(location: SparkLocation, writes: Iterable[GrantedWrite]) -> None:
     """Spark calls `abort` also after `commit` raised or died, when its append may have happened, or may still
-    happen: so this deletes nothing that was staged. It ends the writers; the sweep then takes what was staged
-    and not appended."""
+    happen: so this deletes no staged batch. It ends the writers; the sweep then deletes the batches that were
+    not appended."""
     bridge().run(_abandon_all, bridge().client(location), writes)
 
 

@@ -1,5 +1,5 @@
-"""What a Spark session, classic or Connect, is used for: it tells the types of its schemas and how many tasks
-it runs at once, and it runs a piece of work in each of its tasks."""
+"""The uses of a Spark session, classic or Connect: it tells the types of its schemas and how many tasks it
+runs at once, and it runs a piece of work in each of its tasks."""
 
 import asyncio
 import logging

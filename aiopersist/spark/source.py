@@ -2,8 +2,8 @@
 committer.
 
 Spark calls the hooks in processes of its own, which live about a minute. Each process opens a client when it
-needs one; a lease of `lease_s`, which running tasks renew, holds what must outlive the process. Nothing is
-pushed down: options (`options.py`) say what to read.
+needs one; a lease of `lease_s`, which running tasks renew, keeps the blobs that must outlive the process.
+Nothing is pushed down: options (`options.py`) say what to read.
 
 | hook                 | where                         | what it does                                     |
 |----------------------|-------------------------------|--------------------------------------------------|

@@ -7,7 +7,8 @@ say. Two special times stand for where a query may begin: a batch from `SNAPSHOT
 of `t - 1`; a batch from `LATEST` to `t` is empty. So a batch is a function of its two offsets, which Spark
 logs before it runs the batch: a restart gives the same.
 
-A named hold keeps what a restart needs: it stands one before the end of the last batch that Spark committed.
+A named hold keeps the history for a restart: it stands one time before the end of the last batch that Spark
+committed.
 A newer run takes the hold over, and fences the older run. When since has passed the start of a batch, the
 batch fails and says so.
 
@@ -146,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             await (await self._opened_hold(client)).move(end - 1)
 
     def stop(self) -> None:
-        """Spark rarely calls this; otherwise leases end what this would end."""
+        """Spark rarely calls this; otherwise leases end the holds."""
         bridge().run(self._stop)
 
     async def _stop(self) -> None:
@@ -175,8 +176,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Hold:
-    """What keeps history for the query. A named hold moves since as it moves. Without a name it is like a
-    listen's: it moves nothing, and ends with the process."""
+    """What keeps history for the query. A named hold moves since as it moves. Without a name the hold is like
+    that of a listen: it moves nothing, and ends with the process."""
 
     def __init__(self, reader: ReadHandle[Any, Any], need: Need | None) -> None:
         self.reader = reader
@@ -196,7 +197,7 @@ class Hold:
                 continue
 
     async def move(self, time: int) -> None:
-        """Let go of history before `time`."""
+        """Give up history before `time`."""
         if self._need is None:
             await self.reader.downgrade_since(time)
         else:

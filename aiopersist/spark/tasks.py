@@ -2,7 +2,8 @@
 
 A task may run twice, even at the same time, and may be killed at any moment, without notice. So no task
 changes a shard: tasks upload parts under a writer that the driver has registered, and return bytes, of which
-the driver uses those of one attempt. The sweep takes what the other attempts leave, once the writer is gone.
+the driver uses those of one attempt. The sweep deletes the parts of the other attempts, once the writer is
+gone.
 """
 
 import os

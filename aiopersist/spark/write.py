@@ -51,7 +51,7 @@ Run = Callable[[Callable[..., StagedTask], Sequence[tuple[Any, ...]]], Results]
 
 
 class WriteSpec(NamedTuple):
-    """What the user asks for."""
+    """The write that the user asks for."""
 
     shard: str
     mode: str = APPEND
@@ -202,7 +202,7 @@ async def grant_writer(client: Client, plan: WritePlan, lease_s: float) -> Grant
 
 
 async def release_writer(client: Client, grant: bytes) -> None:
-    """End that writer: the sweep takes what is staged under it and not appended."""
+    """End that writer: the sweep deletes the batches that were staged under it and not appended."""
     with suppress(Error):  # then its lease ends it
         await client.release_writer(grant)
 
@@ -232,7 +232,7 @@ class WriteJob:
 
     async def commit(self, results: Results) -> int:
         """Append everything, once; returns the time at which it is complete. If this raises, nothing was
-        appended, and what was staged is deleted; only after `Indeterminate` the outcome is unknown."""
+        appended, and the staged batches are deleted; only after `Indeterminate` the outcome is unknown."""
         plan = self._plan
         async with closing(self._client.writer(plan.shard, plan.schema)) as writer, AsyncExitStack() as ends:
             batches = await _restored(writer, results)
@@ -249,7 +249,7 @@ class WriteJob:
             return await self._append_timed(writer, batches, staged)
 
     async def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
-        """Append with retractions of what is there, at the upper as of which they were made."""
+        """Append with retractions of the contents, at the upper as of which they were made."""
         while True:
             async with AsyncExitStack() as ends:
                 upper, read = await self._there(writer)
@@ -271,7 +271,7 @@ class WriteJob:
                         raise
 
     async def _there(self, writer: Writer) -> tuple[int, SharedRead | None]:
-        """The upper, and a read of what there is to retract; `None` for nothing. An upsert always reads: its
+        """The upper, and a read of the rows to retract; `None` for none. An upsert always reads: its
         tasks also look for keys that the new rows have twice."""
         while True:
             upper = await _upper(writer)

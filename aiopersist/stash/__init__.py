@@ -13,7 +13,7 @@
 | `rows`       | from entries to rows of text, and back                                     |
 | `store`      | the contract of a backend; `memory`, `sqlite`, `postgres` keep it          |
 | `session`    | the one loop that writes, and finds out the outcome                        |
-| `collection` | what a user holds of a collection, and a batch for it                      |
+| `collection` | the user's handle of a collection, and a batch for it                      |
 | `stash`      | the calls                                                                  |
 | `typed`, `table`, `transact`, `migrate` | on top of the calls                             |
 | `open`       | URLs and modes                                                             |

@@ -1,4 +1,4 @@
-"""What a user holds of a collection: a small value with an id, a name and codecs; and a batch for it."""
+"""The user's handle of a collection: a small value with an id, a name and codecs; and a batch for it."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ class StashCollection(Generic[K, V]):
 
         For changes that follow from a read, read `upper` first, then the contents, and give that `upper`: if
         another append came in between, this one is `StaleLower`. Without `upper` the batch begins at the
-        upper of now, which may be later than the read. (`transact` does all of that.)
+        current upper, which may be later than the read. (`transact` does all of this.)
 
         `append` refuses, as a `StashError`, a batch of a table (`TypedCollection.get`) that would leave a key
         with several vals, or a diff other than 1."""
@@ -105,7 +105,7 @@ class TableChanged(Exception):
 
 
 def batch_at(c: StashCollection[Any, Any], now: Stored, upper: Antichain | Time | None = None) -> AppendBatch:
-    """An empty batch at `upper`, or at the upper of `now`."""
+    """An empty batch at `upper`, or at the upper that `now` has."""
     since, current = now.frontiers
     time = rules.next_time(c.name, Frontiers(since, current if upper is None else int_frontier(upper)))
     at, beyond = Antichain(time), Antichain(time + 1)

@@ -1,5 +1,5 @@
-"""What a stash refuses. The type says what the caller can do; the text says the rest: it names the
-collection, and writes frontiers as `{3}`, `{}`."""
+"""The refusals of a stash. The type says what the caller can do; the text names the collection, and writes
+frontiers as `{3}`, `{}`."""
 
 from aiopersist.errors import Error
 from aiopersist.frontier import Antichain

@@ -1,7 +1,7 @@
 """Migrations: each step works on a copy in memory, and becomes durable in one transaction with the version.
 
 That transaction expects every collection to be as the step found it. So a step holds no lock while it runs;
-if another opener has changed anything meanwhile, the step runs again, on what is there then.
+if another opener has changed anything meanwhile, the step runs again, on the new contents.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

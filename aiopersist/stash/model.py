@@ -1,8 +1,9 @@
 """The values that a stash is made of. No I/O, no SQL.
 
-A collection is *stored* as its frontiers, its codecs and rows of text. A *change* says what becomes of which
-collections, and what it expects of them: a store applies all of it if everything is as expected, and else
-nothing. So pure functions of what was read decide all rules (`rules`), and the stores compare and set.
+A collection is *stored* as its frontiers, its codecs and rows of text. A *change* says how
+collections change, and what it expects of them: a store applies all of it if everything is as expected, and
+else nothing. So pure functions of the collections as read decide all rules (`rules`), and the stores compare
+and set.
 
 Each collection has a *revision*, one more with every change: while it is the expected one, no append has
 changed the collection since it was read.
@@ -133,8 +134,8 @@ class Change:
     """New collections, with their first frontiers and rows; refused if the id or the name is there
     already."""
     version: tuple[int, int] | None = None
-    """How many migration steps were done before, and after. Such a change expects to name every collection
-    that is there."""
+    """How many migration steps were done before, and after. Such a change must name every collection of
+    the stash."""
 
     @property
     def rows(self) -> Iterable[tuple[int, StoredRows]]:
@@ -144,7 +145,7 @@ class Change:
 
 
 class Opener(NamedTuple):
-    """One that opened a stash to write: its id, and the fence that it saw at opening."""
+    """A program that opened a stash to write: its id, and the fence that it saw at opening."""
 
     id: str
     fence: Fence

@@ -104,7 +104,7 @@ _TEXTS = {
     "token": "SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE",
     # All the locks, the decision, and what follows from it, in one statement. A lock waits, and then sees the
     # newest row. The snapshot of the statement may be older than that, but not older than the revisions that
-    # the change expects: they were committed before anybody could read them.
+    # the change expects: they were committed before any session could read them.
     "commit": """
         WITH guard AS (SELECT epoch, nonce FROM {fence} FOR SHARE),
         mine AS (SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE),

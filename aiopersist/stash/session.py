@@ -1,14 +1,14 @@
 """What a stash does with its store: reads that know whether they were fenced, and the one loop that writes.
 
-1. One change at a time. First comes what an earlier change left in doubt, or under way (its caller was
-   cancelled).
+1. One change at a time. First settle an earlier change that is in doubt, or still under way (its caller
+   was cancelled).
 2. Plan: a pure function of the collections as they were last seen gives the change, or refuses. A refusal
    counts only after a fresh look; a plan made of old collections fails by their revisions.
 3. Commit, in one transaction with the fence and with this opener's token: it expects the last token and
    leaves a fresh one. So of two sendings of one change at most one happens, also a late one.
 4. After a lost answer, the opener's row says whether it has our token. Reading the row waits for a
-   transaction in progress. If the row still has the last token, the same change is sent again; should the
-   first sending still be on its way, whichever comes second finds its own token there: applied.
+   transaction in progress. If the row still has the last token, the same change is sent again. If the first
+   sending is still on its way, the second of the two to arrive finds its own token there: applied.
 
 A commit runs in a task of the supervisor. A caller that is cancelled stops waiting; the change may happen.
 """
@@ -229,7 +229,7 @@ class StashSession:
                 "this opener wrote to another stash than this one: was it restored from a backup?"
             )
         fresh = self.runtime.token()
-        self._doubtful.add(fresh)  # should its answer be lost, too
+        self._doubtful.add(fresh)  # if its answer is lost, too
         await self._retry.repeat("stash.enroll", lambda: self.store.enroll(opener.id, fresh))
         self._token = fresh
         if sent:

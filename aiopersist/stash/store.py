@@ -31,7 +31,7 @@ class Store(ABC):
 
     @abstractmethod
     async def load(self, select: Select) -> Loaded | None:
-        """What is selected, at one moment; `None` if there is no stash. Creates nothing."""
+        """The selected collections, at one moment; `None` if there is no stash. Creates nothing."""
 
     @abstractmethod
     async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
@@ -54,4 +54,4 @@ class Store(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Wait for what is under way, then close; idempotent."""
+        """Wait for transactions under way, then close; idempotent."""

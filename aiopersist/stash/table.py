@@ -191,7 +191,7 @@ def _in_utc(time: dt.datetime) -> dt.datetime:
 
 
 def _comparable_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that differ in that form."""
+    """The values that differ in that form."""
     made = {name: comparable(value) for name, value in values.items()}
     return {name: value for name, value in made.items() if value is not values[name]}
 
@@ -228,8 +228,8 @@ def _same(old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> bool:
 
 
 def _told(val: Any) -> Any:
-    """What a collection holds of a val, in a form that compares completely: the class of the val may compare
-    only a part. A bool is not an int."""
+    """The parts of a val that a collection stores, in a form that compares completely: the class of the val
+    may compare only some parts. A bool is not an int."""
     if isinstance(val, bool):
         return bool, val
     if isinstance(val, float | dt.datetime):

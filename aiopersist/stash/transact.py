@@ -1,12 +1,12 @@
-"""Read and change several tables at one moment: for changes that follow from what was read.
+"""Read and change several tables at one moment: for changes that follow from a read.
 
 1. Read all the tables, in one request: their contents, and the revision of each.
 2. Let the caller's function change them in memory (`TableTransaction`).
 3. Commit its changes, if every table still has that revision, also a table that was only read; else begin
-   again. So what is written follows from what was there when it was written.
+   again. So a change always follows from the contents at the time of its write.
 
-Changes are found by comparing stored texts: those that were read with those of the tables in the end. So a
-retraction always names a row that is there, however the classes of keys and vals compare, however often a
+Changes are found by comparing stored texts: the texts that were read with those of the tables at the end. So
+a retraction always names a row that exists, however the classes of keys and vals compare, however often a
 codec gives another text for the same val, and whether a val was replaced or changed in place.
 """
 
@@ -65,7 +65,7 @@ async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedColl
     """Call `change` with a `TableTransaction` of each table, all as they are at one moment, and make its
     changes durable at one moment; returns what `change` returned.
 
-    If another append came in between, `change` is called again with the contents of then: so it must be a
+    If another append came in between, `change` is called again with the new contents: so it must be a
     plain function without other effects. An error that it raises ends the transaction, and nothing is
     written. Nothing is appended to a table that it did not change; a val that it changed in place is changed.
     `StashError` if two keys of a table would be stored as one. A table in which nothing was sealed is empty.

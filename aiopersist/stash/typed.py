@@ -117,7 +117,7 @@ class TypedCollection(Generic[K, V]):
     async def _append(
         self, stash: Stash, plan: Callable[[Table], tuple[StoredRows | None, T]], *, key: str | None = None
     ) -> T:
-        """Change the table, or only one key. From what is there, `plan` gives rows (their times do not
+        """Change the table, or only one key. From the contents, `plan` gives rows (their times do not
         matter), or `None` for no append, and the result."""
         c = await self.get(stash)
         async with stash._turns[c.id]:

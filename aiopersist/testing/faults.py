@@ -86,7 +86,7 @@ class Faults:
         return len(self._late)
 
     async def land(self) -> None:
-        """Let all late calls happen now, in the order they were made."""
+        """Let all late calls happen now, in the order in which they were made."""
         late, self._late = self._late, []
         for act in late:
             await act()

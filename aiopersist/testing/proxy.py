@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a real server, which loses what networks lose.
+"""A TCP proxy in front of a real server, which loses requests and answers as networks do.
 
     async with TcpProxy("127.0.0.1", 5432) as proxy:
         ... connect to proxy.host, proxy.port ...
