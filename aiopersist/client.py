@@ -303,8 +303,8 @@ class Client(Root):
 
     def shared_compaction(self, shard: str, goal: Goal | None = None) -> Opening[SharedCompaction]:
         """One round of a compaction of the whole shard that several processes share. Applies `retain`, waits
-        while another process compacts any of the batches, and claims them. `goal`: that of the round before,
-        to go on with it. Three commits, and one more to end it."""
+        while another process compacts any of the batches, and claims them. `goal`: the goal of the round
+        before, to go on with it. Three commits, and one more to end it."""
         return shared_compaction(self._shards, shard, goal)
 
     async def compact_piece(self, data: bytes) -> bytes:
@@ -343,9 +343,9 @@ class Client(Root):
             await self._maintenance.of(await self._shards.existing(shard)).force_compaction()
 
     async def force_gc(self, shard: str) -> Collected:
-        """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Returns what
-        was removed. A heartbeat before it releases what closed snapshots of this client held; a reader with a
-        hold of its own releases that with its next heartbeat."""
+        """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Returns a count
+        of both. A heartbeat before it releases the versions that closed snapshots of this client held; a
+        reader with a hold of its own releases its history with its next heartbeat."""
         with self._shards.calls.call():
             return await force_gc(self._shards, self._maintenance, shard)
 
@@ -374,8 +374,8 @@ class Client(Root):
     # --- the end ---------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Close every handle and release what the client holds. Idempotent; goes on in the background if
-        the caller is cancelled."""
+        """Close every handle, and release the resources of the client. Idempotent; goes on in the background
+        if the caller is cancelled."""
         if self._closing is None or not self._closing.done():
             self._shards.calls.check_place()
         if self._closing is None:
@@ -394,7 +394,7 @@ class Client(Root):
             await store.aclose()
 
     async def _ready_to_write(self) -> None:
-        """Import what the first writer needs, on a worker thread."""
+        """Import the modules that the first writer needs, on a worker thread."""
         if not is_warm():
             await self._stack.compute(warm_up)
         self._maintenance.expect_writes()

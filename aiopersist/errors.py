@@ -25,7 +25,7 @@ class Error(Exception):
         super().__init__(message)
         self.shard_id = shard_id
         self.label: str | None = None
-        """What the user calls the shard: `shard 'orders'`. Set where the error leaves the library."""
+        """The shard as the user calls it: `shard 'orders'`. Set where the error leaves the library."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -53,7 +53,7 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 class UsageKind(StrEnum):
-    """What the caller did wrong: `InvalidUsage.kind`."""
+    """The caller's mistake: `InvalidUsage.kind`."""
 
     INVALID_BOUNDS = "INVALID_BOUNDS"
     INVALID_EMPTY_TIME_INTERVAL = "INVALID_EMPTY_TIME_INTERVAL"

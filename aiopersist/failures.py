@@ -1,4 +1,4 @@
-"""What background work does with an exception, foreseen or not: count it, log it, and back off.
+"""How background work treats an exception, foreseen or not: count it, log it, and back off.
 
 - `Failures` counts every failure, and logs each kind (which work, which type) once per interval, so that work
   that always fails does not fill the log. The next line of a kind says how many failures it stands for.

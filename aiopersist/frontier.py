@@ -216,8 +216,8 @@ class _DescriptionFields(NamedTuple):
 
 
 class Description(_DescriptionFields):
-    """What a batch contains: the updates at times beyond `lower` and not beyond `upper`, as readers at times
-    beyond `since` see them."""
+    """The contents of a batch: the updates at times beyond `lower` and not beyond `upper`, as readers at
+    times beyond `since` see them."""
 
     __slots__ = ()
 

@@ -24,7 +24,7 @@ from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.failures import Failures
 from aiopersist.runtime import SYSTEM, Runtime
 
-RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end what closing left
+RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end the rest
 
 
 class Closeable(Protocol):
@@ -65,7 +65,7 @@ class Root(Resource):
 class Opening(Coroutine[Any, Any, R], Generic[R]):
     """`r = await opening`, or `async with opening as r`, which closes `r` at the end. An opening that is used
     as if it were `r` raises an error that says what to write. Like a coroutine, it warns if it is dropped
-    without an await, and a task can be made of it. `call` is what the user wrote."""
+    without an await, and a task can be made of it. `call` is the call as the user wrote it."""
 
     def __init__(self, open: Callable[[], Coroutine[Any, Any, R]], call: str) -> None:
         self._open = open
@@ -211,7 +211,7 @@ class Scope:
         self.shard_id = shard_id
         """Errors of calls within the scope are about this shard, unless they name another."""
         self.label_of: Callable[[str], str | None] = label_of or (parent.label_of if parent else _no_label)
-        """What the user calls the shard of an id."""
+        """The name of a shard, by its id, as the user calls it."""
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -307,7 +307,7 @@ class _Call:
 
 
 class Handle(Closeable, Protocol):
-    """What a client opens, and closes at the latest when it closes."""
+    """The resources that a client opens, and closes at the latest when it closes."""
 
     @property
     def _scope(self) -> Scope: ...

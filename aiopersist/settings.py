@@ -24,7 +24,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 
 PREFIX = "AIOPERSIST_"
-# Variables with the prefix that are no settings: the location, and what tests need.
+# Variables with the prefix that are no settings: the location, and those of tests.
 LOCATION_NAMES = ("LOCATION", "BLOB", "CONSENSUS")
 TEST_PREFIX = "TEST_"
 
@@ -87,7 +87,7 @@ class Settings(BaseModel):
 
     # State
     rollup_every: PositiveInt = 128
-    """Versions between two rollups of a shard: bounds what an opening reads."""
+    """Versions between two rollups of a shard: bounds the reads of an opening."""
 
     # Parts
     blob_target_size: NonNegativeInt = 128 * MIB
@@ -117,7 +117,7 @@ class Settings(BaseModel):
     indexed_step_s: Seconds = 1.0
     """The least time between two steps of an `Indexed`'s background task, while anything changes."""
     listen_queue_max: PositiveInt = 1024
-    """Commits that a listener of a stream may lag behind: bounds what is kept for it."""
+    """Commits that a listener of a stream may lag behind: bounds the events that are kept for it."""
 
     # Stash
     stash_idle_in_transaction_s: Seconds = 10.0

@@ -4,8 +4,8 @@
    claim.
 2. *Rewrite* them (`parts/rewrite.py`). If they have more runs than the memory allows, rewrite only some of
    the runs, or fewer batches: the next compaction goes on from there.
-3. *Apply*: a commit replaces the inputs, if they are still what was read. If not, the parts that were written
-   are deleted; if the outcome is unknown, they are left to the sweep.
+3. *Apply*: a commit replaces the inputs, if the state still has them as they were read. If not, the
+   parts that were written are deleted; if the outcome is unknown, they are left to the sweep.
 
 Memory: `settings.compaction_memory_bytes`, whatever the size of the input. Readers go on meanwhile: the parts
 that they have pinned stay until a collection finds that no reader needs them.

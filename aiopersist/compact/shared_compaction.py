@@ -41,7 +41,7 @@ RESULT = Envelope("compacted", format=1)
 
 
 class Goal(NamedTuple):
-    """What must become one batch: everything up to the ordinal `last`, at `since` or later."""
+    """The batches that must become one: all up to the ordinal `last`, at `since` or later."""
 
     last: int
     since: Antichain
@@ -124,9 +124,9 @@ class SharedCompaction(Resource):
             ]
 
     async def apply(self, results: Sequence[bytes]) -> bool:
-        """Replace the inputs by the results of all pieces; says whether that was applied.
-        `False`: the inputs are no longer what was read, or the claim is lost. `InvalidUpdate` unless there is
-        one result of each piece. One commit."""
+        """Replace the inputs by the results of all pieces; says whether that was applied. `False`: the inputs
+        have changed since they were read, or the claim is lost. `InvalidUpdate` unless there is one result of
+        each piece. One commit."""
         with self._scope.call():
             if self._work is None or self._registration is None:
                 return False
@@ -174,7 +174,7 @@ def shared_compaction(shards: Shards, name: str, goal: Goal | None) -> Opening[S
             await commit(found.register, ApplyRetention(exact=True))
         state = found.state
         last = goal or Goal(max(state.batches, default=-1), state.since)
-        with shards.calls.call():  # so that closing the client ends what waits for a claim
+        with shards.calls.call():  # so that closing the client ends a wait for a claim
             return await begun_anew(lambda: _claimed(found, last, shards.scope))
 
     return shards.opening(open_round, f"client.shared_compaction({name!r})")
@@ -247,7 +247,7 @@ def _ended(shard: Shard, registration: Registration) -> "asyncio.Task[None]":
 async def _expire(shard: Shard, registration: Registration) -> None:
     try:
         await registration.expire()
-    except Error as error:  # what was applied stays applied
+    except Error as error:  # the results stay applied
         log.warning("the claim of a compaction of %s is left to its lease: %s", shard.label, error)
 
 

@@ -27,7 +27,7 @@ Row = tuple[bytes, FileVersion]
 
 
 class CheckFailed(Exception):
-    """The data differ from what git says."""
+    """The data differ from git."""
 
 
 class DemoOptions(NamedTuple):
@@ -75,7 +75,7 @@ def _client(options: DemoOptions, directory: Path | None) -> Opening[Client]:
 
 
 def _import_all() -> None:
-    """Import now what the first commit would import, which would count as its latency."""
+    """Import now the modules that the first commit would import: that would count as its latency."""
     for name in ("polars", "pyarrow.compute", "pyarrow.parquet"):
         import_module(name)
     import_module("pyarrow").array([b""])  # looks for pandas

@@ -1,7 +1,7 @@
 """The first-parent history of a git repository as a stream of changes, in bounded memory.
 
 1. `git rev-list` names the commits, oldest first.
-2. `git diff-tree --stdin` gets each with its first parent and tells what changed, in the same order;
+2. `git diff-tree --stdin` gets each with its first parent and tells its changes, in the same order;
    it waits while its output is not read.
 3. `git cat-file --batch-check` tells the sizes of the blobs that a commit names, in chunks that fit into a
    pipe in both directions, so that neither side waits for the other.
@@ -30,7 +30,7 @@ class GitError(Exception):
 
 
 class FileVersion(BaseModel):
-    """What git keeps of one path at one commit."""
+    """The facts that git keeps of one path at one commit."""
 
     model_config = ConfigDict(frozen=True)
 

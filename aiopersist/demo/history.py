@@ -3,7 +3,8 @@
 Key: path. Val: mode, blob id and size. Time: the number of the commit. Two writers race, each with a client
 of its own, so that they know of each other only through the stores: both append the next commit at the upper
 that they know; the loser goes on from the upper that the mismatch names. A subscriber follows. In the end the
-snapshots at sampled commits, and what the subscriber has accumulated, are compared with git, row for row.
+snapshots at sampled commits, and the rows that the subscriber has accumulated, are compared with git, row
+for row.
 """
 
 import asyncio

@@ -8,8 +8,8 @@ authorship among the commits still to come. A subscriber with a client of its ow
 
 Then git is asked. A run of consecutive commits that were authored by a time has changed the tree of the last
 against the tree before the first. So the contents as of any time are sums of trees, independent of the
-changes that were written. They are compared with the streams, with what the subscriber has accumulated, and
-once more with the streams after all history was given up.
+changes that were written. They are compared with the streams, with the rows that the subscriber has
+accumulated, and once more with the streams after all history was given up.
 """
 
 import asyncio

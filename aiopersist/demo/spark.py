@@ -2,8 +2,8 @@
 
 Key: path. Val: mode, blob id and size. Time: the number of the commit. The history becomes a few Parquet
 files; a Spark job loads each into one shard, exactly once, while an asyncio subscriber follows. Then Spark
-reads the shard as of sampled commits, compacts it, and reads the last commit again. Each answer, and what the
-subscriber has accumulated, is compared with git, row for row.
+reads the shard as of sampled commits, compacts it, and reads the last commit again. Each answer, and the rows
+that the subscriber has accumulated, are compared with git, row for row.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ from aiopersist.state.names import Trail
 
 
 class Collected(NamedTuple):
-    """What a collection removed."""
+    """The counts of a collection."""
 
     parts: int = 0
     versions: int = 0
@@ -84,9 +84,9 @@ async def collect(shard: Shard, writer: str | None = None) -> Collected:
 async def delete_data(shard: Shard) -> Collected:
     """Delete the data of a finalized shard: every blob under its id, then all versions but the newest, its
     tombstone. A last commit says in the tombstone that this was done. Every later version is a tombstone,
-    too, so no deleted blob is ever named again. A repetition finishes what a crash left. An upload that comes
-    later is deleted with the tombstone (`tombstones.py`). Two requests and a commit, beside a listing and the
-    deletions."""
+    too, so no deleted blob is ever named again. A repetition finishes the work after a crash. An upload that
+    comes later is deleted with the tombstone (`tombstones.py`). Two requests and a commit, beside a listing
+    and the deletions."""
     stack, key = shard.stack, consensus_key(shard.id)
     head = await stack.consensus.head(key)
     if head is None or not (changes := decode_diff(head.data).changes).finalized or changes.collected:
@@ -101,8 +101,8 @@ async def delete_data(shard: Shard) -> Collected:
 
 
 async def trail_from(stack: Stack, state: State, earliest: int, last: int) -> Trail:
-    """What the live versions from the earliest to `last` name, and the rollup that `state` names for the
-    earliest. `Truncated` if a version or that rollup is gone: another process collects."""
+    """The blobs that the live versions from the earliest to `last` name, and the rollup that `state` names
+    for the earliest. `Truncated` if a version or that rollup is gone: another process collects."""
     base: State | None = None
     if earliest > 0:
         rollup = state.rollups.get(earliest)

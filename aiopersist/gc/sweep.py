@@ -35,7 +35,7 @@ class Sweep(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Bytes in the blob store, from all that is there to what the newest contents need."""
+    """Bytes in the blob store, from all blobs to those that the newest contents need."""
 
     total: int = 0
     """All blobs of shards."""
@@ -90,7 +90,7 @@ async def usage(stack: Stack) -> Usage:
 
 
 class _Named(NamedTuple):
-    """What the states of a shard name."""
+    """The blobs and writers that the states of a shard name."""
 
     writers: Set[str] = frozenset()
     """The registered writers."""
@@ -125,7 +125,8 @@ async def _newest(stack: Stack, shard: str, *, expire: bool) -> State | None:
 
 
 async def _named(stack: Stack, shard: str, *, expire: bool) -> _Named | None:
-    """What the head and every live state below it name; read again if versions were truncated meanwhile."""
+    """The blobs and writers that the head and every live state below it name; read again if versions were
+    truncated meanwhile."""
     before: tuple[int, int] | None = None
     while True:
         head = await _newest(stack, shard, expire=expire)

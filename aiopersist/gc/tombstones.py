@@ -1,4 +1,4 @@
-"""The rest of dropped shards, and when it is removed.
+"""The tombstones of dropped shards, and when they are removed.
 
 A *tombstone* is the newest version of a finalized shard. It fences: every process that has the shard open, or
 was about to create it, finds that it is finalized. The tombstone is removed once no process can need it any
@@ -35,7 +35,7 @@ class Tombstone(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What a look at some shards found: the heads that moved, and the tombstones."""
+    """The result of a look at some shards: the heads that moved, and the tombstones."""
 
     moved: dict[str, Versioned]
     tombstones: dict[str, Tombstone]

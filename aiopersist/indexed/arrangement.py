@@ -110,7 +110,7 @@ class Drain:
 
 
 def to_drain(arrangement: Arrangement) -> Drain | None:
-    """Drain what was sealed since the last drain; `None` if no batch holds any of it."""
+    """Drain the updates that were sealed since the last drain; `None` if no batch holds any of them."""
     lower, upper = arrangement.trace_upper, arrangement.seal
     if lower == upper:
         return None
@@ -170,7 +170,7 @@ def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatc
 
 @dataclass(frozen=True)
 class Contents:
-    """What a snapshot reads: the trace, then the updates of these unsealed batches at or beyond
+    """The data that a snapshot reads: the trace, then the updates of these unsealed batches at or beyond
     `trace_upper`; their other updates are in the trace. All times are advanced to `since`."""
 
     trace: tuple[TraceBatch, ...]

@@ -61,7 +61,7 @@ class Background:
                 backoff.succeeded()
 
     async def _round(self) -> None:
-        """One round, and the begin of the compactions that it asks for; raises what failed."""
+        """One round, and the begin of the compactions that it asks for; raises the first failure."""
         self._is_owed = False
         requests, failure = await self._maintenance.round()
         for request in requests:

@@ -68,7 +68,7 @@ class QueuedCommand:
             self.outcome.exception()  # marks it as seen
 
     def discard(self) -> None:
-        """Delete what was uploaded for it: surely no version names that."""
+        """Delete the blobs that were uploaded for it: surely no version names them."""
         for upload in self.uploads:
             upload.discard()
 
@@ -203,7 +203,7 @@ class Committer:
     # --- a group ---------------------------------------------------------------------------------
 
     async def _commit(self, group: list[QueuedCommand]) -> None:
-        """Make the group durable and answer its callers. The callers have got what it raises."""
+        """Make the group durable and answer its callers. The callers have got the error that it raises."""
         uploads: list[Discardable] = [*group]
         # Before the first await: from here on the commands may happen, also if their callers are gone.
         for pending in group:

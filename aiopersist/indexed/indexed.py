@@ -54,7 +54,7 @@ class Indexed(Resource):
 
     Each command (`write`, `seal`, `allow_compaction`) takes the next seqno, in the order of the calls, also
     if it is `Refused`. Commands that arrive together are made durable by one compare-and-set: one request,
-    after one request per part of large updates. Reads see only what is durable. If the outcome of a command
+    after one request per part of large updates. Reads see only durable data. If the outcome of a command
     is unknown (`Indeterminate`), it is settled before anything else is done.
 
     After `stop`, every call is `Stopped`.

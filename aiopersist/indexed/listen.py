@@ -84,12 +84,12 @@ class Feed:
                 listener.hear(seqno, events, ends=gone)
 
     def fail(self, error: Error) -> None:
-        """End all listeners with `error`; what they have heard of may still be taken."""
+        """End all listeners with `error`; the events that they have heard of may still be taken."""
         for listener in self._every():
             listener.fail(error, keep=True)
 
     def end(self) -> None:
-        """End all listeners; what they have heard of may still be taken."""
+        """End all listeners; the events that they have heard of may still be taken."""
         for listener in self._every():
             listener.finish()
 
@@ -236,7 +236,7 @@ class Listener(Resource, Generic[K, V]):
         self._woken.set()
 
     def finish(self) -> None:
-        """End; what it has heard of may still be taken."""
+        """End; the events in the queue may still be taken."""
         self._ended = True
         self._feed.remove(self)
         if not self._queue:
@@ -244,7 +244,7 @@ class Listener(Resource, Generic[K, V]):
         self._woken.set()
 
     def fail(self, error: Error, *, keep: bool = False) -> None:
-        """End with `error`; what it has heard of is lost, unless `keep`."""
+        """End with `error`; the events in the queue are lost, unless `keep`."""
         self._failure = error
         if not keep:
             self._queue.clear()
@@ -274,7 +274,7 @@ class Listener(Resource, Generic[K, V]):
 
 
 class Listening(NamedTuple, Generic[K, V]):
-    """A snapshot and the listener of what comes after it. May be unpacked, and entered: that closes both at
+    """A snapshot and the listener of all later events. May be unpacked, and entered: that closes both at
     the end."""
 
     snapshot: StreamSnapshot[K, V]

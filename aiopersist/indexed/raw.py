@@ -59,7 +59,7 @@ class RawParts:
         return (*parts, *await self._part(held, size, schema, schema_id))
 
     def discard(self) -> None:
-        """Delete what was uploaded: surely no version names it."""
+        """Delete the uploaded blobs: surely no version names them."""
         self._blobs.discard()
 
     async def _part(

@@ -123,7 +123,7 @@ def _between(table: "pa.Table", selection: Selection) -> "pa.Table":
     return filter_times(table, lower=selection.lower, upper=selection.upper)
 
 
-# --- sorting what does not fit in memory -----------------------------------------------------------
+# --- sorting updates that do not fit in memory -----------------------------------------------------
 
 
 async def _sorted_and_rewritten(

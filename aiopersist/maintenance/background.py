@@ -1,8 +1,8 @@
 """Decides when the maintenance of a client's shards runs, and runs it.
 
-After each commit of this process, `due.py` says from the state alone what the shard owes. Each task does one
-kind of work for one shard and ends. Work that failed, with whatever exception, is reported and backs off
-(`backoff.py`); a later commit that owes the same tries again. Idle shards are looked at every
+After each commit of this process, `due.py` says from the state alone which work the shard owes. Each task
+does one kind of work for one shard and ends. Work that failed, with whatever exception, is reported and backs
+off (`backoff.py`); a later commit that owes the same tries again. Idle shards are looked at every
 `settings.compaction_idle_s`: first the rest of their merges is done, then the garbage of these is collected.
 """
 
@@ -66,7 +66,7 @@ class Maintenance:
             self._looking = self._stack.supervisor.background(self._look_at_idle_shards(), "look at shards")
 
     def expect_writes(self) -> None:
-        """Appends will come: load what compactions need, once, on a thread."""
+        """Appends will come: import the modules that compactions need, once, on a thread."""
         if self._background and not self._is_loading:
             self._is_loading = True
             self._stack.supervisor.background(self._stack.compute(import_polars), "import polars")
@@ -142,7 +142,7 @@ class ShardTasks:
         return [task for task in self._tasks.values() if not task.done()]
 
     def begin_due(self, state: State) -> None:
-        """Begin what is due after a commit of this process."""
+        """Begin the work that is due after a commit of this process."""
         settings = self.shard.stack.settings
         owes = due(state, settings)
         if owes.since:
@@ -174,7 +174,7 @@ class ShardTasks:
 
     async def look(self, failure: Exception | None) -> None:
         """Look at a shard whose state was just brought up to date, unless that ended in `failure`. Begins
-        what is due if nothing was written since the last look. Raises nothing, so that the other shards are
+        due work if nothing was written since the last look. Raises nothing, so that the other shards are
         looked at."""
         backoffs = self.maintenance.backoffs
         try:

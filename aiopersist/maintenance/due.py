@@ -14,7 +14,7 @@ TAIL_MIN = 5  # versions that an idle shard may keep beyond its rollup: more tha
 
 
 class Due(NamedTuple):
-    """What maintenance a shard owes while appends come."""
+    """The maintenance that a shard owes while appends come."""
 
     since: bool
     collection: bool
@@ -22,7 +22,7 @@ class Due(NamedTuple):
 
 
 def due(state: State, settings: Settings) -> Due:
-    """What the process that has just committed `state` owes."""
+    """The maintenance owed by the process that has just committed `state`."""
     policy = state.retention.get(0)
     return Due(
         since=policy is not None and _is_overdue(policy, state),
@@ -66,7 +66,8 @@ def _most_inputs(state: State, enough: int) -> int:
 
 
 def _is_overdue(policy: Retention, state: State) -> bool:
-    """Whether the policy keeps more than twice what it must, as far as a state tells without a clock."""
+    """Whether the policy keeps more than twice the history that it must, as far as a state tells without a
+    clock."""
     upper, hold = state.upper.elements, policy.hold.elements
     if policy.times is None or not upper or not hold:
         return False

@@ -3,11 +3,11 @@
 - The newest state satisfies the invariants, and follows from its versions and rollups.
 - Every rollup and every blob that it names exists, with the checksum and size that it names.
 - Every part is sorted and consolidated, within itself and along its run. It has as many rows as the state
-  says. Their diffs sum to what the writer of a blob summed before it encoded them (an inline part has only a
-  checksum). Its times lie in the bounds of its batch, where the description promises that: after an
+  says. Their diffs have the sum that the writer of a blob computed before it encoded them (an inline part has
+  only a checksum). Its times lie in the bounds of its batch, where the description promises that: after an
   advance by compaction they may reach or pass the upper.
 
-It changes nothing, but a reader holds what is read. One row group at a time is in memory.
+It changes nothing, but a reader holds the data meanwhile. One row group at a time is in memory.
 
 An unavailable store says nothing about the shard: then there is no report, but `StorageUnavailable`.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class FsckReport(BaseModel):
-    """What `fsck` found."""
+    """The findings of `fsck`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,7 +54,7 @@ class FsckReport(BaseModel):
 
 async def fsck(shard: Shard) -> FsckReport:
     """Check everything. One request for each rollup and row group, two for each part. `LeaseExpired` if the
-    process stood still for so long that what it reads may be gone, `StorageUnavailable` if it could not
+    process stood still for so long that its data may be gone, `StorageUnavailable` if it could not
     read."""
     try:
         if await load(shard.stack, shard.id) is not None:
@@ -62,7 +62,7 @@ async def fsck(shard: Shard) -> FsckReport:
     except Corruption as error:
         return FsckReport(shard_id=shard.id, problems=[str(error)], parts=0, updates=0)
     await shard.open()  # `UnknownShard`, `ShardFinalized`
-    await shard.hold.acquire()  # what is read stays while it is read
+    await shard.hold.acquire()  # the data stays while it is read
     release = shard.register.pin(shard.state.seqno)
     try:
         return await _checked(shard, shard.state)

@@ -56,7 +56,7 @@ class BatchView(BaseModel):
 
 
 class HoldView(BaseModel):
-    """A hold: what keeps history, and from which times on."""
+    """A hold: its owner, and the times from which on it keeps history."""
 
     model_config = ConfigDict(frozen=True)
 

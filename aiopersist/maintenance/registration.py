@@ -4,7 +4,7 @@ registration; it ends, with the claims taken under it, when the other jobs are d
 that other processes take over soon after this one died.
 
 A process that stood still for longer than the lease finds its registration gone. That is no failure of the
-job: it begins anew under another registration (`under`). What it uploaded is left to the sweep."""
+job: it begins anew under another registration (`under`). The parts that it uploaded are left to the sweep."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,7 @@
 """Maintenance of all shards of a location, for a process that does nothing else: one round after the other.
 
 A shard that has not changed since the round before, or was dropped, costs a share of one request for some
-hundred shards. What is due in a shard is done under claims, so that several processes share the work: a
+hundred shards. Work that is due in a shard is done under claims, so that several processes share the work: a
 process that finds a claim goes on to the next shard. An idle shard is looked at again when a lease in it
 ends."""
 
@@ -27,7 +27,7 @@ from aiopersist.storage.consensus import Versioned
 
 
 class MaintenanceRound(BaseModel):
-    """What one round did."""
+    """The work of one round."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -44,7 +44,7 @@ class MaintenanceRound(BaseModel):
     versions: int = 0
     """Versions that were dropped from the consensus store."""
     failures: dict[str, str] = {}
-    """What failed, by shard; the others were maintained."""
+    """The failures, by shard; the other shards were maintained."""
 
     def plus(self, other: "MaintenanceRound") -> "MaintenanceRound":
         """The sum of both."""
@@ -83,10 +83,10 @@ class Rounds:
         self._keeps_tombstones = False  # true where the store cannot remove keys
         self._names: dict[str, Naming] = {}  # those in use
         self._began_at = inf  # the round before, by the store's clock
-        self._backing_off: dict[str, ShardMaintenance] = {}  # kept alive with what they know of failures
+        self._backing_off: dict[str, ShardMaintenance] = {}  # kept alive with their memory of failures
 
     async def once(self) -> MaintenanceRound:
-        """Look at every shard, and do what is due."""
+        """Look at every shard, and do the work that is due."""
         shards = await list_shards(self._stack)
         for remembered in (self._idle, self._tombstones):
             for shard in remembered.keys() - {*shards}:
@@ -128,7 +128,7 @@ class Rounds:
         except Unsupported:
             self._keeps_tombstones = True
         except Exception as error:
-            self._stack.supervisor.failures.report("the removal of what dropped shards left", error)
+            self._stack.supervisor.failures.report("the removal of old tombstones and names", error)
 
     async def _maintain_or_report(self, shard: str, head: Versioned) -> MaintenanceRound:
         try:

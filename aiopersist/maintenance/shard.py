@@ -60,9 +60,9 @@ class ShardMaintenance:
         large: bool | None = None,
         claims_all: bool = False,
     ) -> int:
-        """Compact what the spine asks for, until no spec has as many inputs as are `wanted`; says how many
-        compactions were applied. `large`: only those that take the memory of a compaction (`True`), or only
-        the others (`False`). `claims_all`: take a claim also for work that costs less than a claim. A
+        """Do the compactions that the spine asks for, until no spec has as many inputs as are `wanted`; says
+        how many compactions were applied. `large`: only those that take the memory of a compaction (`True`),
+        or only the others (`False`). `claims_all`: take a claim also for work that costs less than a claim. A
         compaction that failed backs off."""
         done = 0
         while (spec := await self._next(wanted, large)) is not None:

@@ -95,7 +95,7 @@ def piece_condition(piece: Piece, schema: Schema[Any, Any, Any]) -> Any:
 
 
 class _Input(NamedTuple):
-    """What is divided: runs of blobs, and the rows of inline parts."""
+    """The data to divide: runs of blobs, and the rows of inline parts."""
 
     fetch: Fetch
     runs: Runs

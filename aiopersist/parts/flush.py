@@ -55,7 +55,7 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Uplo
 async def _upload(
     shard: Shard, writer: str, batches: list[HollowBatch], uploads: list[Uploaded]
 ) -> tuple[Upload, HollowBatch, Total]:
-    """Write all parts of the batches as one blob. The upload, its batch, and what was read."""
+    """Write all parts of the batches as one blob. The upload, its batch, and the total that was read."""
     named = [(batch, part) for batch in batches for part in batch.parts]
     schema_id = max(part.schema_id for _, part in named)
     schema = shard.schema(schema_id)

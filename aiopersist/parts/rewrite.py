@@ -126,7 +126,7 @@ def _output(shard: Shard, stack: Stack, target: Target) -> SortedParts:
 async def _whole(
     fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, output: SortedParts
 ) -> Total:
-    """Read all updates at once, and write them as one part; what was read."""
+    """Read all updates at once, and write them as one part; the total that was read."""
     parts = [named for run in runs for named in run]
     groups = [[named] for named in parts if named[1].key is not None]
     groups += [inline] if (inline := [named for named in parts if named[1].key is None]) else []
@@ -138,7 +138,7 @@ async def _whole(
 async def _slab_by_slab(
     fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, output: SortedParts
 ) -> Total:
-    """Merge the runs into parts, in bounded memory; what was read."""
+    """Merge the runs into parts, in bounded memory; the total that was read."""
     read = Total(0, 0)
 
     def count(slab: "pa.Table") -> None:

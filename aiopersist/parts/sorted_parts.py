@@ -60,7 +60,7 @@ class SortedParts:
 
     @property
     def wrote(self) -> Total:
-        """What was added so far."""
+        """The total that was added so far."""
         return Total(self._rows, self._diffs % 2**64)
 
     async def add(self, table: "pa.Table") -> None:
@@ -77,8 +77,8 @@ class SortedParts:
             await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
 
     async def add_all(self, table: "pa.Table") -> Total:
-        """Add all updates at once, in any order; they become one part. What was added, before it was
-        consolidated."""
+        """Add all updates at once, in any order; they become one part. The total that was added, before
+        consolidation."""
         whole = await self._stack.compute_few(table.nbytes, sort_and_consolidate, table)
         size, encoded = goodbytes(whole), None
         if whole.num_rows and size >= self._inline_max_bytes:

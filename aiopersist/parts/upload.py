@@ -144,8 +144,8 @@ class Upload:
         await self.start_full()
 
     async def start_full(self) -> None:
-        """Start the parts that are full. A cancelled call loses nothing: what is not started stays in the
-        buffer."""
+        """Start the parts that are full. A cancelled call loses nothing: updates that are not started stay in
+        the buffer."""
         target = max(self._stack.settings.blob_target_size, 1)
         while not self._one_blob and self._buffer.goodbytes >= target:
             await self._make_room()
@@ -187,7 +187,7 @@ class Upload:
 
     @property
     def wrote(self) -> Total:
-        """What is in the parts. Not counted for inline parts."""
+        """The total of the parts. Not counted for inline parts."""
         diffs = sum(part.diffs for part in self._parts)
         return Total(sum(part.hollow.rows for part in self._parts), diffs % 2**64)
 

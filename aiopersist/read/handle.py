@@ -71,7 +71,7 @@ class ReadHandle(Resource, Generic[K, V]):
 
     @property
     def since(self) -> Antichain:
-        """What this handle holds; without a hold the shard's since, as last seen."""
+        """The frontier that this handle holds; without a hold the shard's since, as last seen."""
         own = self._session.own
         return own.since if own is not None else self._shard.state.since
 
@@ -209,7 +209,8 @@ class ReadHandle(Resource, Generic[K, V]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close what it opened, and leave its hold; a named hold is left to its lease. Idempotent."""
+        """Close its snapshots and listens, and leave its hold; a named hold is left to its lease.
+        Idempotent."""
         if not self._scope.close():
             return
         release = self._shard.stack.supervisor.spawn(self._session.release(), "release a reader")

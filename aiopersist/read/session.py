@@ -1,4 +1,5 @@
-"""What a read handle, its snapshots and its listens share: the shard, the holds, and what is open."""
+"""What a read handle, its snapshots and its listens share: the shard, the holds, and the list of open
+ones."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -36,7 +37,7 @@ class ReadSession(Generic[K, V]):
         """Snapshots and listens that are not closed yet."""
 
     async def release(self) -> None:
-        """Close what is open, and leave the holds; a named hold is left to its lease."""
+        """Close the open snapshots and listens, and leave the holds; a named hold is left to its lease."""
         async with AsyncExitStack() as steps:  # the last one first; all of them, even if one fails
             steps.push_async_callback(self.hold.release)
             if self.own is not None:

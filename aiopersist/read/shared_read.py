@@ -148,7 +148,7 @@ class SharedRead(Resource):
     async def _expire(self) -> None:
         try:
             await commit(self._fetch.shard.register, ExpireReader(self._reader))
-        except Error as error:  # what was read stays right
+        except Error as error:  # the rows that were read stay right
             label = self._fetch.shard.label
             log.warning("the lease of a shared read of %s could not be ended, and expires: %s", label, error)
 

@@ -56,7 +56,7 @@ def parts_at(state: State, as_of: Time) -> list[Named]:
 
 
 class SnapshotStats(NamedTuple):
-    """Upper bounds of what a snapshot reads."""
+    """Upper bounds of the contents of a snapshot."""
 
     parts: int
     updates_max: int

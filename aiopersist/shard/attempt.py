@@ -51,7 +51,7 @@ class Attempt:
     diff: Diff
     data: bytes
     result: Any
-    """What the command returns if the attempt happened."""
+    """The result of the command if the attempt happened."""
     sending: SentStatement = field(default_factory=SentStatement)
     happened: bool | None = None
     """Known once the attempt was settled."""

@@ -1,7 +1,7 @@
 """Names of shards: keys of the consensus store. Each names a shard id, or, once freed, nothing.
 
 A name is created by compare-and-set, so two first users get the same shard. A lost answer
-needs no settling here: the name is read again, and what it says then is the truth for all.
+needs no settling here: the name is read again, and the answer is the truth for all.
 """
 
 import json
@@ -87,12 +87,12 @@ async def resolve(stack: Stack, name: str) -> ShardId:
 
 
 async def find(stack: Stack, name: str, kind: type[Id]) -> Id | None:
-    """What `name` names, if anything."""
+    """The shard or `Indexed` that `name` names, if any."""
     return (await _read(stack, name, kind))[0]
 
 
 async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
-    """What `name` names; a free name names a fresh id from now on. Two requests for a new name."""
+    """The id that `name` names; a free name names a fresh id from now on. Two requests for a new name."""
     fresh = kind.new(stack.runtime)
     stall = StallLog(lambda: f"the creation of {kind.kind} {name!r}", stack.runtime)
     for pause in _pauses(stack.runtime):
@@ -118,7 +118,7 @@ async def free(stack: Stack, name: str, shard: ShardId) -> None:
 
 
 def _pauses(runtime: Runtime) -> Iterator[float]:
-    """The pauses before each read. The second read follows the first write at once, to see what that did."""
+    """The pauses before each read. The second read follows the first write at once, to see its effect."""
     return chain(repeat(0.0, 2), runtime.delays())
 
 
@@ -132,7 +132,7 @@ async def names(stack: Stack) -> dict[str, ShardId]:
 
 
 class Naming(NamedTuple):
-    """What a name names, and the version that says so."""
+    """The id that a name names, and the version that says so."""
 
     seqno: int
     shard: str
@@ -178,7 +178,7 @@ async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int
 
 
 def _named(name: str, head: Versioned, kind: type[Id]) -> Id | None:
-    """What this version of the name says."""
+    """The contents of this version of the name."""
     try:
         value: dict[str, Any] = json.loads(head.data)
         return kind(value["shard"]) if value["shard"] else None
@@ -200,7 +200,7 @@ async def _write(
     data = json.dumps(value).encode()
     try:
         await stack.consensus.compare_and_set(_key(name, kind), expected, data)
-    except Indeterminate as error:  # the caller reads what is there
+    except Indeterminate as error:  # the caller reads the name again
         stall.note(error)
 
 

@@ -6,10 +6,10 @@
    twentieth on disk, and a fiftieth of an append of a hundred rows on disk.
 3. Write the diffs by compare-and-set, all of them or none. This module is the only caller of
    `Consensus.compare_and_set` for shards.
-4. On a mismatch, and before a refusal is raised, read what is new and begin again.
+4. On a mismatch, and before a refusal is raised, read the newer versions and begin again.
 
 Once the compare-and-set has won, nothing that follows counts as its failure: `Register.committed` notifies
-the listeners and keeps what they raise.
+the listeners and keeps the errors that they raise.
 
 **Outcomes.** An attempt writes version `e + 1`, with a commit id of its own. The statement runs in
 a task of the client: when the caller is cancelled it stops waiting, and the statement goes on. Where the

@@ -35,7 +35,7 @@ GATHER = 0.5  # of the time between looks: a shard due within it is looked at to
 
 
 class Followed(Protocol):
-    """What is followed: the state of one shard, a `Register`."""
+    """The state of one shard that is followed: a `Register`."""
 
     key: str
     state: Any
@@ -50,7 +50,7 @@ class Followed(Protocol):
         """Whether anything waits for news."""
 
     def label(self) -> str:
-        """What logs call it."""
+        """Its name in logs."""
 
     async def refresh(self) -> object:
         """Look at it alone."""
@@ -156,7 +156,7 @@ class Follower:
             while True:
                 try:
                     keys = await watch.moved()
-                except Exception as error:  # without hints the next look finds what moved
+                except Exception as error:  # without hints the next look finds the shards that moved
                     self._supervisor.failures.report("waiting for hints", error)
                     await self._runtime.sleep(next(delays))
                     continue

@@ -4,14 +4,15 @@ A client has one leased reader per shard (`SharedHold`) that serves all its hand
 only the blobs of the versions that it may still read, and the history that open
 snapshots and listens need: each of them *needs* history from a frontier on, and the hold is the
 meet of all needs. An opening whose need is older than the hold commits that; a need that ends
-is told by the next heartbeat. After an expiry the reader registers anew by itself; only what was open at
-that moment is lost (`LeaseExpired`).
+is told by the next heartbeat. After an expiry the reader registers anew by itself; only the snapshots and
+listens that were open at that moment are lost (`LeaseExpired`).
 
-A client that may not write has no lease (`ReadonlyHold`): it reads what the retention of others leaves.
+A client that may not write has no lease (`ReadonlyHold`): it reads the history that the retention of others
+leaves.
 
 A handle that was opened with `hold=` has a second reader of its own (`OwnHold`), perhaps under
 a name that a restarted process takes over. It moves when its user moves it, and its expiry is final. It holds
-history alone: what the handle opens is read under the shared reader, which holds the blobs. So a hold whose
+history alone: its snapshots and listens read under the shared reader, which holds the blobs. So a hold whose
 process is gone, or whose heartbeats are rare, keeps no version and no replaced blob for as long as its lease.
 """
 
@@ -40,7 +41,7 @@ from aiopersist.state.reading import (
 
 @dataclass(eq=False)
 class Need:
-    """What one open snapshot or listen needs of history, and which registration holds it."""
+    """The history that one open snapshot or listen needs, and the registration that holds it."""
 
     frontier: Antichain
     reader: str
@@ -52,7 +53,7 @@ class SharedHold:
     """The leased reader that all handles of a client on one shard share."""
 
     keeps: ClassVar[bool] = True
-    """Whether what was opened stays readable until it is dropped, or the lease is lost."""
+    """Whether open snapshots and listens stay readable until they are dropped, or the lease is lost."""
 
     stack: Stack
     register: Register
@@ -173,7 +174,7 @@ class SharedHold:
         state = self.register.state
         if state is None or reader not in state.readers:
             raise LeaseExpired(
-                f"the lease of reader {reader} ran out: what was open under it is lost",
+                f"the lease of reader {reader} ran out: its open snapshots and listens are lost",
                 shard_id=self.register.shard,
             )
 
@@ -183,7 +184,7 @@ class SharedHold:
             raise ShardFinalized("it is finalized", shard_id=self.register.shard)
 
     async def heartbeat(self) -> None:
-        """Renew the lease, and tell the shard what is needed now."""
+        """Renew the lease, and tell the shard the present needs."""
         async with self._turn:
             if self.reader:
                 await self._commit(RenewReader(self.reader, hold=self.since))

@@ -52,7 +52,7 @@ async def load(stack: Stack, shard: str) -> State | None:
     """The state at the head, read anew; `None` if there is no such shard. Costs a read of the head, of the
     latest rollup if there is one, and a scan for every 512 versions since then."""
     fault: tuple[int, str] | None = (
-        None  # a head and what is missing of it: `Corruption`, unless the head moves
+        None  # a head, and the missing part of its state: `Corruption`, unless the head moves
     )
     while True:
         head = await stack.consensus.head(consensus_key(shard))

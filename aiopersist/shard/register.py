@@ -3,7 +3,7 @@
 The state only moves forward, in three ways:
 - A *refresh* reads the head and the versions after our state. One read serves all callers that asked before
   it was sent, so each caller sees everything that was written before it asked: a refresh is linearizable.
-- A commit of our own installs what it wrote (`shard/commit.py`).
+- A commit of our own installs the state that it wrote (`shard/commit.py`).
 - A look at many shards *offers* the head that it found. An offer serves no caller of `refresh`: it may have
   been read before the caller asked.
 
@@ -40,11 +40,11 @@ class Register:
         self.shard = shard
         self.state: State | None = None
         self.label_of: Callable[[], str] = lambda: f"shard {shard}"
-        """What the user calls the shard."""
+        """The shard as the user calls it."""
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] = lambda state: None
-        """Called with the state after each commit of our own, without an await: begins what maintenance is
-        due."""
+        """Called with the state after each commit of our own, without an await: begins the maintenance that
+        is due."""
         self.on_news: Callable[[State], None] = lambda state: None
         """Called with each newer state, without an await."""
         self.stack = stack
@@ -61,7 +61,7 @@ class Register:
         return None if self.state is None else self.state.seqno
 
     def label(self) -> str:
-        """What logs call the shard."""
+        """The shard's name in logs."""
         return self.label_of()
 
     # --- reading ---------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ class Register:
         self._notify(self.on_commit, after)
 
     def _notify(self, listener: Callable[[State], None], state: State) -> None:
-        """Call `listener`, and keep what it raises: the caller would take the commit for failed, though the
-        version is durable."""
+        """Call `listener`, and keep the error that it raises: the caller would take the commit for failed,
+        though the version is durable."""
         try:
             listener(state)
         except Exception as error:

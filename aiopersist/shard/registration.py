@@ -141,7 +141,8 @@ class Registration:
         self._end_heartbeats()
 
     async def expire(self) -> None:
-        """End the registration at once: what was built under it can no longer be appended. One commit."""
+        """End the registration at once: batches that were built under it can no longer be appended. One
+        commit."""
         await commit(self._shard.register, ExpireWriter(self.writer))
 
     def _end_heartbeats(self) -> None:

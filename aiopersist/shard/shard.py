@@ -30,7 +30,7 @@ class Shard:
 
     @property
     def label(self) -> str:
-        """What errors and logs call it: its name as it was opened, else its id."""
+        """Its name in errors and logs: the name as it was opened, else its id."""
         return f"{self.id.kind} {self.id if self.name is None else repr(self.name)}"
 
     @property

@@ -53,7 +53,7 @@ class Stack:
     @contextmanager
     def on_one_thread(self) -> Iterator["Stack"]:
         """A stack that computes on a thread of its own, for long work in bounded memory: an allocator reuses
-        for the next step what the same thread freed, but not what another thread freed."""
+        memory that the same thread freed, but not memory that another thread freed."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="aiopersist compute")
         try:
             yield replace(self, thread=thread)

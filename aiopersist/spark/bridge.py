@@ -115,8 +115,8 @@ class Bridge:
                 self.run(close)
 
     def close_all(self) -> None:
-        """Close all clients, each within `CLOSE_DEADLINE_S`; leases end what remains. The clients of a worker
-        stay open: what they have staged outlives the process, until its leases end."""
+        """Close all clients, each within `CLOSE_DEADLINE_S`; leases end the rest. The clients of a worker
+        stay open: their staged batches outlive the process, until the leases end."""
         if self.is_worker:
             return
         with self._lock:
@@ -231,7 +231,7 @@ class Waits:
         _waits.reset(self._before)
 
     def cancel(self) -> None:
-        """Cancel what the thread waits for now. What the work then ends, it ends `to_its_end`."""
+        """Cancel the work that the thread waits for now. The work releases its resources `to_its_end`."""
         for future in list(self._futures):
             future.cancel()
 

@@ -203,7 +203,7 @@ class SparkClient:
         `time`: a column of times, or one time, at or beyond the upper; an append of another writer then makes
         this one fail (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes
         nothing. `mode`: `append`; `upsert` replaces the rows that have the same keys, `overwrite` replaces
-        all. Costs a few commits, and what the tasks upload. Spark computes `df` again if the driver stood
+        all. Costs a few commits, and the uploads of the tasks. Spark computes `df` again if the driver stood
         still for longer than its lease."""
         client, tasks_ = self._client(), parallelism or cores(self._spark)
         spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn, _asked(schema))

@@ -1,5 +1,5 @@
-"""What the batch and the streaming hooks of `format("aiopersist")` share: the columns that are asked for,
-what travels to tasks and back, and the end of a write.
+"""The parts that the batch and the streaming hooks of `format("aiopersist")` share: the columns that are
+asked for, the values that travel to tasks and back, and the end of a write.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the committer."""
+    """The message of a task to the committer."""
 
     result: StagedTask | TaskRefused
     query: str | None = None
@@ -136,7 +136,7 @@ async def _grant(
 def commit_staged(
     location: SparkLocation, plan: WritePlan, grants: Iterable[bytes], results: Results, tasks_: int
 ) -> None:
-    """Append what tasks have staged, once, then end their writers."""
+    """Append the batches that tasks have staged, once, then end their writers."""
     bridge().run(_commit, bridge().client(location), location, plan, grants, results, tasks_)
 
 

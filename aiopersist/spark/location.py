@@ -21,8 +21,8 @@ ENV = "env:"
 
 
 class SparkLocation(NamedTuple):
-    """URLs, or `env:NAME`; without any of them: what `AIOPERSIST_LOCATION` and its siblings say. `settings`
-    is JSON."""
+    """URLs, or `env:NAME`; without any of them the location comes from `AIOPERSIST_LOCATION` and its
+    siblings. `settings` is JSON."""
 
     blob: str | None = None
     consensus: str | None = None
@@ -37,8 +37,8 @@ class SparkLocation(NamedTuple):
         consensus: Any = None,
         settings: Settings | None = None,
     ) -> "SparkLocation":
-        """`InvalidLocation` for what cannot travel: a store given as an instance, a store in the memory of
-        this process, a URL with a secret in it."""
+        """`InvalidLocation` for stores that cannot travel: a store given as an instance, a store in the
+        memory of this process, a URL with a secret in it."""
         told = None if settings is None else json.dumps(settings.model_dump(mode="json", exclude_unset=True))
         if location is None and blob is None and consensus is None:
             return cls(settings=told)

@@ -167,7 +167,7 @@ class Options:
         return arrow_schema(found)
 
     def write_spec(self, *, overwrite: bool, streaming: bool = False) -> WriteSpec:
-        """What to write, and how. A `time` that is a number is the time of all updates; else it names a
+        """The rows to write, and how. A `time` that is a number is the time of all updates; else it names a
         column."""
         mode = self._given.get("apply", "insert").lower()
         if mode not in ("insert", UPSERT):

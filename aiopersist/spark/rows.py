@@ -150,7 +150,7 @@ def _special(name: str | None, names: Mapping[str, str], frame: pa.Schema) -> st
 
 
 def _check_type(name: str, given: pa.DataType, source: ColumnSource) -> None:
-    """Refuse a type whose values do not mean what the shard stores."""
+    """Refuse a type whose values have another meaning than those of the shard."""
     t = stored_type(given, name, {})
     if pa.types.is_decimal(t) and pa.types.is_uint64(source.stored.type):
         return

@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
         """Where a query with the trigger `availableNow` ends."""
         self._reads: list[tuple[int, SharedRead]] = []
-        """The ends of the batches that Spark has not committed, and what keeps their blobs."""
+        """The ends of the batches that Spark has not committed, and the pins that keep their blobs."""
         self._hold: Hold | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
@@ -164,7 +164,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bridge().run(self._held_state, self._client())
 
     async def _held_state(self, client: Client) -> State:
-        """The shard's state; the hold is opened before it, since plans rely on what the hold keeps."""
+        """The shard's state; the hold is opened before it is read, since plans rely on the history that the
+        hold keeps."""
         await self._opened_hold(client)
         return await _state(client, self._options.shard)
 
@@ -176,8 +177,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Hold:
-    """What keeps history for the query. A named hold moves since as it moves. Without a name the hold is like
-    that of a listen: it moves nothing, and ends with the process."""
+    """The hold that keeps history for the query. A named hold moves since as it moves. Without a name the
+    hold is like that of a listen: it moves nothing, and ends with the process."""
 
     def __init__(self, reader: ReadHandle[Any, Any], need: Need | None) -> None:
         self.reader = reader

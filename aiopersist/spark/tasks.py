@@ -1,4 +1,4 @@
-"""What runs in Spark's workers: plain functions of values, each doing one piece of a job.
+"""The code that runs in Spark's workers: plain functions of values, each doing one piece of a job.
 
 A task may run twice, even at the same time, and may be killed at any moment, without notice. So no task
 changes a shard: tasks upload parts under a writer that the driver has registered, and return bytes, of which
@@ -28,7 +28,7 @@ THREADS = "POLARS_MAX_THREADS"
 
 
 class StagedTask(NamedTuple):
-    """What a task has written."""
+    """The batch that a task has written."""
 
     batch: bytes
     """As `Batch.to_transmittable` gives it."""
@@ -40,8 +40,8 @@ class StagedTask(NamedTuple):
 
 
 class TaskRefused(NamedTuple):
-    """What a task returns instead of its result, if no other attempt could do better: Spark does not repeat
-    the task, and the driver raises the error."""
+    """The value that a task returns instead of its result, if no other attempt could do better: Spark does
+    not repeat the task, and the driver raises the error."""
 
     error: Error
 

@@ -8,7 +8,7 @@
 4. *Commit*: one compare-and-append of everything. Without a column of times all batches are moved to the
    upper as it is then; after a mismatch to the newer upper, with new retractions.
 
-With a column of times the upper must still be what it was at the plan: a mismatch fails the write.
+With a column of times the upper must still be that of the plan: a mismatch fails the write.
 
 Everything here is a coroutine of the bridge's loop; only `Run` blocks, on the thread that waits for the job.
 """
@@ -65,7 +65,7 @@ class WriteSpec(NamedTuple):
     """The schema of a new shard, or its columns; a shard that is there must have the same."""
 
     def check(self) -> None:
-        """`InvalidUsage` for what cannot be together."""
+        """`InvalidUsage` for arguments that exclude each other."""
         check_txn(self.txn)
         if self.mode not in (APPEND, OVERWRITE, UPSERT):
             text = f"{self.mode!r} is none of {APPEND}, {OVERWRITE}, {UPSERT}"
@@ -82,7 +82,7 @@ class WriteSpec(NamedTuple):
 
 
 class WritePlan(NamedTuple):
-    """What tasks and the commit must know. Picklable."""
+    """The plan, as tasks and the commit need it. Picklable."""
 
     spec: WriteSpec
     shard: ShardId
@@ -96,9 +96,9 @@ class WritePlan(NamedTuple):
 
 
 async def plan_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> WritePlan:
-    """Check what can be checked before anything runs. `INVALID_COLUMN` for columns that do not fit the shard.
-    Makes a new shard, if `keys` say which columns are its key, or `schema` says all. `CodecMismatch` for a
-    shard that is there with another schema."""
+    """Do all checks that are possible before anything runs. `INVALID_COLUMN` for columns that do not fit the
+    shard. Makes a new shard, if `keys` say which columns are its key, or `schema` says all. `CodecMismatch`
+    for a shard that is there with another schema."""
     spec.check()
     special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
     asked = asked_schema(spec, special)
@@ -185,7 +185,7 @@ async def remove_new_shard(client: Client, plan: WritePlan) -> None:
 
 
 class GrantedWrite(NamedTuple):
-    """What a job of hooks needs, in any process. Picklable."""
+    """The plan and the writer of a job of hooks, for any process. Picklable."""
 
     plan: WritePlan
     grant: bytes
@@ -301,7 +301,7 @@ class WriteJob:
                     raise
 
     async def _append_timed(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
-        """At the times that the rows have, if the upper is still what it was at the plan."""
+        """Append at the times that the rows have, if the upper is still that of the plan."""
         lower = self._plan.upper
         first = min((one.first for one in staged if one.rows), default=None)
         if first is not None and not lower.less_equal(first):

@@ -97,7 +97,7 @@ class AppendBatch:
 
 
 Ready = Mapping[StashCollection[Any, Any], tuple[tuple[Antichain, ...], StoredRows]]
-"""What to append to each collection: `lower`, `upper` and `compact`, and rows."""
+"""The append to each collection: `lower`, `upper` and `compact`, and rows."""
 
 
 class TableChanged(Exception):

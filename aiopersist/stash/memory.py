@@ -170,7 +170,7 @@ class DraftStore(MemoryStore):
         return await super().consolidate(opener, collection_id)
 
     def gathered(self, version: tuple[int, int]) -> Change:
-        """All changes as one, of what the copy began with."""
+        """All changes as one, against the contents with which the copy began."""
         now = self._tables.collections
         old = {cid: rows for cid, rows in self._touched.items() if cid in self._before}
         return Change(

@@ -99,7 +99,7 @@ class Fence(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What one read found, at one moment."""
+    """The result of one read, at one moment."""
 
     fence: Fence
     version: int
@@ -108,7 +108,7 @@ class Loaded:
 
 
 class Select(NamedTuple):
-    """What to read: collections by id or name (`None`: all), and which of their rows."""
+    """The selection of a read: collections by id or name (`None`: all), and which of their rows."""
 
     ids: tuple[int, ...] | None = None
     name: str | None = None

@@ -43,7 +43,7 @@ DEFAULT_NAME = "stash"
 
 
 class Mode(NamedTuple):
-    """What an opener may do."""
+    """The rights of an opener."""
 
     exclusive: bool = True
     readonly: bool = False

@@ -102,9 +102,9 @@ _TEXTS = {
     "enroll": _ENROLL,
     "forget": "DELETE FROM {openers} WHERE opener = $1",
     "token": "SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE",
-    # All the locks, the decision, and what follows from it, in one statement. A lock waits, and then sees the
-    # newest row. The snapshot of the statement may be older than that, but not older than the revisions that
-    # the change expects: they were committed before any session could read them.
+    # All the locks, the decision, and the changes that follow from it, in one statement. A lock waits, and
+    # then sees the newest row. The snapshot of the statement may be older than that, but not older than the
+    # revisions that the change expects: they were committed before any session could read them.
     "commit": """
         WITH guard AS (SELECT epoch, nonce FROM {fence} FOR SHARE),
         mine AS (SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE),
@@ -151,7 +151,8 @@ _TEXTS = {
             INSERT INTO {uppers} SELECT collection_id, $6, 0, $7, 0 FROM made
         )
         INSERT INTO {sinces} SELECT collection_id, $5 FROM made""",
-    # Runs after `lock`, so it sees what `lock` waited for. No row if version or number of collections differ.
+    # Runs after `lock`, so it sees the changes that `lock` waited for. No row if version or number of
+    # collections differ.
     "migrate": """
         UPDATE {fence} SET version = $2
         WHERE version = $1 AND (SELECT count(*) FROM {collections}) = $3 RETURNING version""",
@@ -197,7 +198,7 @@ _OF_KEY = """ AND "left"(key, {prefix}) = "left"(${position}::text, {prefix}) AN
 
 
 def load(schema: str, select: Select) -> tuple[str, list[Any]]:
-    """The statement that reads what is selected, and its arguments. It gives a row per collection; without
+    """The statement of a selection, and its arguments. It gives a row per collection; without
     any, one row with nulls."""
     arguments: list[Any] = []
     which = "true"

@@ -1,4 +1,4 @@
-"""What a stash does with its store: reads that know whether they were fenced, and the one loop that writes.
+"""The work of a stash on its store: reads that know whether they were fenced, and the one loop that writes.
 
 1. One change at a time. First settle an earlier change that is in doubt, or still under way (its caller
    was cancelled).
@@ -68,7 +68,8 @@ class StashSession:
     # --- reading ---------------------------------------------------------------------------------
 
     async def load(self, select: Select) -> Loaded:
-        """What is selected, at one moment; `Fenced` if another opener had taken over by then. One request."""
+        """The selected collections, at one moment; `Fenced` if another opener had taken over by then. One
+        request."""
         loaded = await self._retry.repeat("stash.load", lambda: self.store.load(select))
         if loaded is None:
             raise StashError("the stash is gone")

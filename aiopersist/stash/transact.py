@@ -141,7 +141,7 @@ async def _move(seen: _ReadTable) -> Move | None:
 
 
 def _changes(seen: _ReadTable, pairs: list[tuple[Any, Any]]) -> StoredRows:
-    """The updates from what is stored to these pairs; `StashError` if two of their keys are stored as one."""
+    """The updates from the stored pairs to these; `StashError` if two of their keys are stored as one."""
     c, there = seen.c, seen.there
     now = given(pairs, c.schema, c.name).items
     if len(now) < len(pairs):

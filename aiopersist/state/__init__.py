@@ -10,7 +10,7 @@ next version; nothing else writes versions. No I/O, no clock, no randomness.
 | `writing`, `reading`, `compaction`, `retention`, `lifecycle` | the commands                       |
 | `spine`                         | which neighbouring batches become one                           |
 | `diff`, `names`                 | diffs and rollups; the blobs that versions name                 |
-| `invariants`                    | what is true of every state, checked before each write          |
+| `invariants`                    | predicates true of every state, checked before each write       |
 | `streams`, `streams_invariants` | what an `Indexed` keeps in a shard's state                      |
 
 Imports `frontier` and `errors`.

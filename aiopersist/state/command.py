@@ -28,7 +28,7 @@ AHEAD_S = 1.0  # two processes' readings of the store's clock differ by less bet
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a command may know beside the state, sampled anew for each attempt."""
+    """The facts that a command may know beside the state, sampled anew for each attempt."""
 
     now: float
     """The consensus store's clock, Unix seconds."""

@@ -2,8 +2,8 @@
 
 A *spec* names neighbouring batches, with their metadata at the time of the plan. A *claim* keeps two
 processes from doing one spec twice; it is void once its writer is gone, not after a time. A result is applied
-(`Replace`) if its inputs are still exactly what was read. It may replace only some of the batches that the
-spec names, so a compaction that is bounded in memory, or in runs, helps as far as it got."""
+(`Replace`) if its inputs are still exactly as they were read. It may replace only some of the batches that
+the spec names, so a compaction that is bounded in memory, or in runs, helps as far as it got."""
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PASSED_MIN = 1024  # updates: fewer are not worth a compaction
 
 
 class Spec(NamedTuple):
-    """What should be compacted: neighbouring batches, by ordinal, as they were, and the since to advance
+    """Batches to compact: neighbours, by ordinal, as they were, and the since to advance
     to."""
 
     inputs: dict[int, HollowBatch]
@@ -80,7 +80,7 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
 def plan(
     state: State, inputs_min: int, now: float, suits: Callable[[Spec], bool] = lambda spec: True
 ) -> Spec | None:
-    """What to compact next, among the specs that `suits` accepts and no live writer claims: the spine batch
+    """The spec to compact next, among those that `suits` accepts and no live writer claims: the spine batch
     of the most batches or runs, if these are at least `inputs_min`; else `plan_passed`."""
     spec = max(filter(suits, _specs(state, now)), key=_inputs, default=None)
     if spec is not None and _inputs(spec) >= max(inputs_min, 2):
@@ -202,7 +202,7 @@ def _claim(state: State, context: Context, writer: str, first: int, last: int) -
 
 
 def _unchanged(inputs: dict[int, HollowBatch], state: State) -> bool:
-    """Whether these neighbours are still what was read."""
+    """Whether these neighbours are still as they were read."""
     first, last = next(iter(inputs)), next(reversed(inputs))
     there = {o: b for o, b in state.batches.items() if first <= o <= last}
     newest = there.get(last)

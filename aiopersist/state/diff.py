@@ -54,7 +54,8 @@ COMMIT_BYTES = 256  # the commit id of a version lies within the first bytes
 
 
 class Changes(Record):
-    """What a command sets (in maps: by key) and drops (keys by map). Unset fields stay as they are."""
+    """The values that a command sets (in maps: by key) and the keys that it drops (by map). Unset fields stay
+    as they are."""
 
     shard: str | None = None
     since: Antichain | None = None
@@ -181,7 +182,7 @@ def _first_state(diff: Diff) -> State:
 
 
 def _changed_ids(changes: Changes, state: State) -> dict[str, Any]:
-    """The changed maps of ids, which may hold a million: what stays is not copied."""
+    """The changed maps of ids, which may hold a million: ids that stay are not copied."""
     update: dict[str, Any] = {}
     if changes.transactions or "transactions" in changes.drop:
         gone = map(str, changes.drop.get("transactions", ()))
@@ -254,7 +255,7 @@ def encode_diff(diff: Diff) -> bytes:
 
 
 def decode_diff(data: bytes) -> Diff:
-    """`Corruption` for what is no diff, or of a format that this version does not understand."""
+    """`Corruption` for bytes that are no diff, or are of a format that this version does not understand."""
     try:
         diff: Diff = Diff.__pydantic_validator__.validate_json(data)  # skips a layer of Python
     except ValidationError as e:
@@ -276,8 +277,8 @@ def decode_commit(data: bytes) -> str:
 
 
 def reads_as(data: bytes, diff: Diff) -> None:
-    """`Corruption`, before it is written, unless `data` decodes to `diff`: what JSON cannot say (an infinity
-    is null in it) would be known in this process alone, and no other process could go on.
+    """`Corruption`, before it is written, unless `data` decodes to `diff`: a value that JSON cannot say (an
+    infinity is null in it) would be known in this process alone, and no other process could go on.
 
     If it does, `apply` makes the same state of both: it is a function of the state before, of the values of
     the diff, which are equal, and of which changes are set. JSON keeps the order of maps.

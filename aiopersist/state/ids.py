@@ -1,5 +1,5 @@
-"""Maps of so many ids that no commit may copy them: a changed map shares what did not change with the old
-one.
+"""Maps of so many ids that no commit may copy them: a changed map shares the unchanged ids with
+the old one.
 
 Ids lie in buckets by their hash: few ids in one bucket, many in `_WIDE`. A change copies the buckets that it
 touches, and the list of buckets. So the change of one id among a million costs as much as among a thousand.

@@ -1,4 +1,4 @@
-"""What is true of every state, as named predicates: checked before a version is written, and of every
+"""The invariants of every state, as named predicates: checked before a version is written, and of every
 full state that is read.
 
 A violation before the write is a bug of ours, and nothing is written; after the read it is
@@ -23,7 +23,7 @@ def frontiers_never_go_back(before: State, after: State) -> bool:
 
 
 def versions_are_contiguous(before: State, after: State) -> bool:
-    """One more exactly: a gap could hide a version that dropped what this one names."""
+    """One more exactly: a gap could hide a version that dropped a record that this one names."""
     return after.seqno == before.seqno + 1
 
 

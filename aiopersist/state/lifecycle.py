@@ -162,7 +162,7 @@ class ForgetTransactions:
 
 @dataclass(frozen=True, slots=True)
 class EndCollection:
-    """What was dropped up to version `upto`, which has a rollup, is deleted: forget the rollups before
+    """The blobs dropped up to version `upto`, which has a rollup, are deleted: forget the rollups before
     that version, and release the claim of the collection, if it is that of `writer`."""
 
     upto: int

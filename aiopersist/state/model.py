@@ -121,7 +121,7 @@ class Retention(Record):
     times: int | None = None
     seconds: float | None = None
     hold: Antichain
-    """What the policy keeps now: a hold like those of readers."""
+    """The frontier that the policy holds now, as readers do."""
     marks: tuple[Mark, ...] = ()
     """Earlier uppers and their moments, oldest first: as far back as `seconds` reach."""
 

@@ -68,7 +68,7 @@ class _ChangesNames(BaseModel):
 
 
 class Names(BaseModel):
-    """What a version says about blobs. The other fields of the diff are skipped."""
+    """The part of a version that is about blobs. The other fields of the diff are skipped."""
 
     format: int
     rollup: RollupName | None
@@ -76,7 +76,7 @@ class Names(BaseModel):
 
 
 def decode_names(data: bytes) -> Names:
-    """`Corruption` for what is no diff, or of a format that this version does not understand."""
+    """`Corruption` for bytes that are no diff, or are of a format that this version does not understand."""
     try:
         names = Names.model_validate_json(data)
     except ValidationError as error:

@@ -67,8 +67,8 @@ def named_reader(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RenewReader:
-    """Renew the lease. `downgrade`: move the hold forward, and so the shard's since. `hold`: what open
-    snapshots and listens need now (only for a shared reader)."""
+    """Renew the lease. `downgrade`: move the hold forward, and so the shard's since. `hold`: the
+    needs of open snapshots and listens (only for a shared reader)."""
 
     reader: str
     owner: str | None = None

@@ -117,7 +117,7 @@ class SetRetention:
 @dataclass(frozen=True, slots=True)
 class ApplyRetention:
     """Move the policy's hold to its target, and since as far as all holds allow. Not `exact`: only
-    where the policy keeps more than one and a half times what it must."""
+    where the policy keeps more than one and a half times the history that it must."""
 
     exact: bool
 

@@ -69,7 +69,8 @@ class Arrangement(Record):
 
 
 class Rearrangement(Record):
-    """The changes of an arrangement: what they set, and what they drop by key. Unset fields stay."""
+    """The changes of an arrangement: the values that they set, and the keys that they drop. Unset fields
+    stay."""
 
     seal: int | None = None
     since: int | None = None

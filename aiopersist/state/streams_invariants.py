@@ -1,4 +1,4 @@
-"""What is true of every arrangement, as named predicates: checked before a version is written, and of every
+"""The invariants of every arrangement, as named predicates: checked before a version is written, and of every
 full state that is read."""
 
 from itertools import pairwise

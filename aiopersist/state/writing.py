@@ -115,8 +115,8 @@ class Staged:
 class AppendHollow:
     """Append `batch` at its own bounds; without parts it only moves the upper.
 
-    `replica`: the same definite data may come from other writers, too. A truncation drops what the shard has
-    already: the batch enters with the shard's upper as its lower.
+    `replica`: the same definite data may come from other writers, too. A truncation drops the updates that
+    the shard has already: the batch enters with the shard's upper as its lower.
     """
 
     writer: str

@@ -2,7 +2,7 @@
 
 Metrics are below the retries, so they count requests. The cache is above them, so a hit costs no request.
 
-*Retries* repeat what is harmless to repeat: reads, blob writes and deletes, truncates, removals. A
+*Retries* repeat requests that are harmless to repeat: reads, blob writes and deletes, truncates, removals. A
 compare-and-set is repeated only if it surely did not happen. After `Indeterminate` a repetition would take
 its own success for a mismatch, so the error goes to the caller, which settles it. An exception that is not
 of this library comes from a store of the application, and counts as `Indeterminate`.
@@ -32,7 +32,7 @@ def wrap_stores(
     blob: Blob, consensus: Consensus, settings: Settings, runtime: Runtime
 ) -> tuple[CacheBlob, Consensus, "Metrics"]:
     """The two stores in their wrappers, and the counts of their requests. Closing a wrapper closes
-    what it wraps."""
+    the store in it."""
     metrics = Metrics()
     retry = Retry(settings.retry_timeout_s, runtime)
     wrapped_blob = RetryBlob(MetricsBlob(blob, metrics, runtime), retry)

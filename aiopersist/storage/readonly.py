@@ -1,4 +1,4 @@
-"""Stores that may only be read: a readonly client is given these, whatever its code asks for.
+"""Stores that may only be read: a readonly client gets these, whatever its code does.
 
 They stand directly before the stores, below retries and counts. Every write is `Unsupported`, which is
 determinate and is not retried: nothing was sent.

@@ -1,8 +1,8 @@
 """A watch: many keys that one task waits for.
 
 A *hint* says that a key may have moved. It may come early, and it may be lost: reading is the truth. A
-watch gives one hint for each `add`. So call `add` again, and then read the key: what moves it after `add`
-began is told by the next `moved`, and no version slips in between.
+watch gives one hint for each `add`. So call `add` again, and then read the key: the next `moved` tells of any
+move after `add` began, and no version slips in between.
 """
 
 import asyncio

@@ -192,7 +192,7 @@ def rebound(batch: Batch, lower: Antichain, upper: Antichain) -> None:
 
 async def discard_all(batches: Sequence[Batch]) -> None:
     """Delete those that are free: neither appended nor perhaps appended. One commit for all, if any was
-    handed over; what fails is left to the sweep. Goes on if the caller is cancelled."""
+    handed over; after a failure the sweep deletes them. Goes on if the caller is cancelled."""
     if free := claim_free([batch._staged for batch in batches]):
         await asyncio.wait([delete_all(free)])
 

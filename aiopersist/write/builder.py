@@ -15,7 +15,7 @@ from aiopersist.write.staged import StagedBatch, StagingContext
 
 
 class Added(StrEnum):
-    """What became of an update that was added."""
+    """The outcome of adding an update."""
 
     RECORD = "RECORD"
     """It is buffered."""
@@ -27,8 +27,8 @@ class BatchBuilder(Resource):
     """Takes updates, uploads parts in the background, and makes one `Batch` of them.
 
     Serves many tasks; their calls take turns. Memory does not grow with the batch: it is about
-    `settings.batch_builder_max_outstanding_parts` plus two, times `settings.blob_target_size`, and what
-    allocators keep. A builder that fails, or is closed without `finish`, deletes what it uploaded.
+    `settings.batch_builder_max_outstanding_parts` plus two, times `settings.blob_target_size`, and the
+    memory that allocators keep. A builder that fails, or is closed without `finish`, deletes its parts.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class BatchBuilder(Resource):
                 return batch
 
     async def aclose(self) -> None:
-        """Close the builder, and delete what it uploaded, unless it is finished; in the background, if the
+        """Close the builder, and delete its parts, unless it is finished; in the background, if the
         caller is cancelled or uploads in flight take long. Idempotent."""
         self._scope.close()
         deletion, task = self._deletion, asyncio.current_task()

@@ -4,7 +4,7 @@
 2. Settle an append of this handle whose outcome is not known yet.
 3. Return early from a repeat or a mismatch, by frontiers and transaction numbers, which never go back.
 4. Stage the rows (`parts/upload.py`): a small batch in the state, others as parts in the blob store.
-5. Commit one `AppendHollow`. If it is refused, delete what was staged: nothing references it.
+5. Commit one `AppendHollow`. If it is refused, delete the staged parts: nothing references them.
 
 `append.py` has the steps, `session.py` what they share; `builder.py` and `batch.py` stage apart from a
 commit.
@@ -241,5 +241,5 @@ class WriteHandle(Resource, Generic[K, V]):
 
 
 def session_of(handle: WriteHandle[Any, Any]) -> Session:
-    """What a handle shares with its appends, for appends of several handles."""
+    """The session that a handle shares with its appends, for appends of several handles."""
     return handle._session

@@ -26,7 +26,7 @@ class NotCommitted:
 
 @dataclass(slots=True, eq=False)
 class PendingAppend:
-    """One append until its outcome is told, and what was staged for it."""
+    """One append until its outcome is told, and the parts that were staged for it."""
 
     batches: Sequence[StagedBatch] = ()
     """Staged by the caller: consumed if the append happened, free again if it did not."""
@@ -45,12 +45,12 @@ class PendingAppend:
         await self.tidy()
 
     async def tidy(self) -> None:
-        """Release what was staged, before the caller is told. Idempotent."""
+        """Release the staged parts, before the caller is told. Idempotent."""
         await wait_briefly(self.release())
 
     def release(self) -> list[asyncio.Task[None]]:
-        """Free or consume the batches, and begin to delete what was staged for nothing; returns the tasks of
-        these deletions. There is no await, so nothing is left half done. Idempotent."""
+        """Free or consume the batches, and begin to delete parts that were staged in vain; returns the tasks
+        of these deletions. There is no await, so nothing is left half done. Idempotent."""
         if self.outcome is None:
             return []
         batches, self.batches = self.batches, ()

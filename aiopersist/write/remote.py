@@ -3,8 +3,8 @@ it.
 
 `w.to_transmittable()` names the writer; `client.builder_from_transmittable` gives a builder under it, in any
 process; its batch comes back as bytes (`Batch.to_transmittable`), to be appended by that writer or another.
-So a job of a thousand tasks is one registration, and as soon as that ends the sweep removes what its tasks
-left behind.
+So a job of a thousand tasks is one registration, and as soon as that ends the sweep removes the parts that
+its tasks left behind.
 """
 
 from typing import Any

@@ -54,8 +54,8 @@ class Session:
         return self._registration
 
     async def ensure_registered(self) -> Registration:
-        """The current registration, or a new one if its lease ran out or it is full. What was staged under
-        the old writer stays under it."""
+        """The current registration, or a new one if its lease ran out or it is full. Batches that were staged
+        under the old writer stay under it."""
         mine = self._registration
         if mine is None or not mine.alive or mine.built >= BATCHES_MAX or mine.is_full:
             async with self._registering:

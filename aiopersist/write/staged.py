@@ -6,9 +6,9 @@ over. So no batch is appended twice, and no blob is deleted that an append may h
 
 A batch that was handed over may exist in several processes, whose objects do not know of each other. Then the
 state decides: the record of the writer that built the batch keeps the ids that are *spent*. An append spends
-the id in its own commit; a deletion spends it first, and deletes only what it spent itself. Once the
-registration is gone the batch can no longer be appended. Whether it was appended before cannot be told here,
-so its blobs are left to the sweep, which can tell.
+the id in its own commit; a deletion spends the id first, and deletes a batch only if it spent its id itself.
+Once the registration is gone the batch can no longer be appended. Whether it was appended before cannot be
+told here, so its blobs are left to the sweep, which can tell.
 """
 
 import asyncio
@@ -179,7 +179,7 @@ class StagedBatch:
 
 def delete_all(batches: Sequence[StagedBatch]) -> asyncio.Task[None]:
     """Consume busy batches that are not needed any more, and delete their blobs, in the background. One
-    commit for all, if any was handed over; what fails is left to the sweep."""
+    commit for all, if any was handed over; after a failure the sweep deletes them."""
     for batch in batches:
         batch.consume()
     supervisor = batches[0].context.shard.stack.supervisor
@@ -209,7 +209,7 @@ async def _deletable(batches: Sequence[StagedBatch], *, strict: bool) -> list[St
     shard = batches[0].context.shard
     try:
         mine: frozenset[str] = await commit(shard.register, Spend(shared))
-    except ShardFinalized:  # the end of the shard deletes what it named
+    except ShardFinalized:  # the end of the shard deletes the blobs that it named
         return [batch for batch in batches if not batch.handed_over]
     for record in shared:
         if strict and record.id not in mine and is_spent(shard.state, record.writer, record.id):

@@ -31,7 +31,7 @@ class Schema(Generic[K, V, T]):
     `date`, `Decimal`, `UUID`, an `Enum`), lists and optionals of these, pydantic models, dataclasses,
     NamedTuples and TypedDicts (structs all of them; in a key they cannot be changed), Arrow
     types, fields or schemas, or an own `Codec`. An Arrow type is not null; a `pyarrow.field` says so.
-    `time=1` are int times, `time=n` product times of length n. `TypeError` for what cannot be stored.
+    `time=1` are int times, `time=n` product times of length n. `TypeError` for a type that cannot be stored.
     """
 
     key: Field

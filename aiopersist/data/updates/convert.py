@@ -7,7 +7,7 @@ types, nulls, times in range and of the right length, diffs within 64 bits. No l
 
 The table has memory of its own. Arrow data may be a view of memory that its owner fills again, as numpy
 arrays are; rows that wait in a buffer, or that are sorted, measured and encoded one step after the other,
-must stay what they were.
+must stay the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def to_table(
         raise InvalidUpdate(e.reason, row=e.row + row_base if e.row >= 0 else None) from e
     except pa.ArrowMemoryError:
         raise
-    except pa.ArrowException as e:  # what Arrow takes for valid, and cannot work on
+    except pa.ArrowException as e:  # Arrow takes the data for valid, and cannot work on it
         raise InvalidUpdate(f"Arrow cannot take this data apart: {e}") from e
 
 

@@ -56,7 +56,7 @@ from aiopersist.storage.watch import Watch
 # Two for groups of commits, six that may wait for locks or first versions, four for reads and hints.
 _POOL_SIZE = 12
 _SEQNO_MAX = 2**63 - 1
-_KEYS_AT_ONCE = 256  # heads of some KiB each: bounds what one answer holds
+_KEYS_AT_ONCE = 256  # heads of some KiB each: bounds the size of an answer
 DEFAULT_SCHEMA = "aiopersist"
 
 

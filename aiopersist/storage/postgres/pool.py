@@ -1,4 +1,4 @@
-"""Connections to Postgres, and what its errors mean.
+"""Connections to Postgres, and the meaning of its errors.
 
 Every use of a connection runs in a task of the pool. So a caller that is cancelled stops waiting, while its
 statement goes on, and its connection is used again only after the answer. A connection whose answer did not

@@ -268,7 +268,7 @@ class S3Blob(Blob):
 
 
 class _Damaged(Exception):
-    """The body is not what its headers announced."""
+    """The body differs from its headers."""
 
 
 async def _body(s3: Any, request: dict[str, Any], wanted: tuple[int, int] | None) -> bytes:

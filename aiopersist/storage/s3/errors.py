@@ -1,4 +1,4 @@
-"""What the errors of S3 and its driver mean.
+"""The meaning of the errors of S3 and its driver.
 
 A request that surely was not carried out, or that only read, is `StorageUnavailable`; a write whose answer is
 lost is `Indeterminate`. A text holds the operation and the server's code, never its message.
@@ -47,7 +47,7 @@ def is_beyond_the_end(error: BaseException) -> bool:
 
 
 def is_damaged(error: BaseException) -> bool:
-    """Whether the checksum or the length of a body is not what the server announced."""
+    """Whether the checksum or the length of a body differs from the one that the server announced."""
     if isinstance(error, driver.FlexibleChecksumError | driver.ChecksumError | driver.IncompleteReadError):
         return True
     return any(isinstance(e, aiohttp.ClientPayloadError) for e in _causes(error))

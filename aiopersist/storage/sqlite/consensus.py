@@ -104,7 +104,8 @@ class SqliteConsensus(SqliteReads):
             self._hints.sender.close()
 
     async def _announce(self) -> bool:
-        """Announce the listener, once. True if this call did it: what moved before came without a hint."""
+        """Announce the listener, once. True if this call did it: keys that moved before came without a
+        hint."""
         if self._announced:
             return False
         row = (self._hints.id, self._hints.listener.listen())

@@ -45,7 +45,7 @@ BUSY_DELAY_MAX_S = 0.01
 
 
 class SqliteTransaction:
-    """One group of jobs that write. A subclass may gather what they did. A job must not catch an error of
+    """One group of jobs that write. A subclass may gather their effects. A job must not catch an error of
     SQLite: its next statements would run outside of the transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -56,7 +56,7 @@ class SqliteTransaction:
         return 0
 
     def undo(self, mark: int) -> None:
-        """Forget what was gathered since `mark`: it did not happen."""
+        """Forget the effects gathered since `mark`: they did not happen."""
 
     def before_commit(self) -> None:
         """Called after all jobs have run, within the transaction."""

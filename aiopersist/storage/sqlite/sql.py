@@ -94,7 +94,7 @@ def scan(connection: sqlite3.Connection, key: str, from_seqno: int, limit: int) 
 
 
 class Truncation(NamedTuple):
-    """What one slice did: how many versions it dropped, and whether rows are still to be deleted."""
+    """The result of one slice: how many versions it dropped, and whether rows are still to be deleted."""
 
     dropped: int
     unfinished: bool

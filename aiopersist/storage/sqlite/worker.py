@@ -37,7 +37,7 @@ class ThreadJob(Generic[T]):
         self.error: BaseException | None = None
 
     def succeed(self, result: T) -> None:
-        """Settle the job for good: what `work` did can no longer be taken back."""
+        """Settle the job for good: the effects of `work` can no longer be taken back."""
         self.settled, self.result, self.error = True, result, None
 
     def fail(self, error: BaseException) -> None:
