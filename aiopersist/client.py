@@ -11,15 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from aiopersist.compact.shared_compaction import Goal, SharedCompaction, compact_piece, shared_compaction
-from aiopersist.data.lazy import is_warm, warm_up
+from aiopersist.data.lazy import is_warm, pa, warm_up
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.updates import Updates
 from aiopersist.frontier import Antichain, Time
 from aiopersist.gc.collect import Collected
 from aiopersist.gc.drop import drop, finalize
 from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
-from aiopersist.indexed.indexed import Indexed
-from aiopersist.indexed.open import open_indexed
 from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.fsck import FsckReport, fsck
 from aiopersist.maintenance.inspect import ShardView, inspect
@@ -51,7 +49,7 @@ from aiopersist.write.open import open_writer
 from aiopersist.write.remote import open_builder, register_writer, release_writer
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+    from aiopersist.indexed.indexed import Indexed
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -144,11 +142,13 @@ class Client(Root):
         `UnknownShard` if the shard does not exist. One commit for a new hold."""
         return open_since(self._shards, shard, critical_reader_id, opaque)
 
-    def indexed(self, name: str, *, readonly: bool = False, background: bool = True) -> Opening[Indexed]:
+    def indexed(self, name: str, *, readonly: bool = False, background: bool = True) -> "Opening[Indexed]":
         """The `Indexed` of that name, created on first use; it takes over from the instance before it.
         `readonly=True`: it follows along, as any number of instances may; `UnknownStream` if it does not
         exist. `background=False`: its maintenance is done by hand (`step`). Two commits (one with
         `readonly`), and a request for its name."""
+        from aiopersist.indexed.open import open_indexed  # a client of shards never needs it
+
         return open_indexed(self._shards, name, readonly=readonly, background=background)
 
     def stash(

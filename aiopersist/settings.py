@@ -5,13 +5,11 @@ wins over the environment. An unknown name is refused in both, so that a typo is
 """
 
 import os
-from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     NonNegativeInt,
@@ -34,11 +32,9 @@ SECONDS_MAX = 100 * 365.25 * 24 * 3600  # a century: longer means for ever, whic
 Seconds = Annotated[float, Field(gt=0, le=SECONDS_MAX, allow_inf_nan=False)]
 
 
-class UntrimmableColumns(BaseModel):
+class UntrimmableColumns(BaseModel, frozen=True, extra="forbid"):
     """Columns whose statistics stay, even beyond the budget: patterns in lower case, compared with
     the last component of a column's dotted name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     equals: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
@@ -54,11 +50,9 @@ def _untrimmable(value: Any) -> Any:
     return UntrimmableColumns.model_validate_json(value) if isinstance(value, str) else value
 
 
-class Settings(BaseModel):
+class Settings(BaseModel, frozen=True, extra="forbid"):
     """The limits of a client. Names in `_s` are seconds, a century at most; names in `_bytes` are bytes. Zero
     means none or never."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # Stores
     open_timeout_s: Seconds = 30.0
@@ -170,6 +164,8 @@ def _naming(detail: Any, given: dict[str, Any]) -> InitErrorDetails:
     prefix, spelled = ("", str) if name in given else (PREFIX, str.upper)
     text, value = detail["msg"], detail["input"]
     if detail["type"] == "extra_forbidden":
+        from difflib import get_close_matches
+
         close = [prefix + spelled(found) for found in get_close_matches(name, Settings.model_fields, 1)]
         text = f"there is no such setting{f': is it {close[0]}?' if close else ''}"
         value = value if name in given else "..."

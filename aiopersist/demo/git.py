@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 SUBMODULE = 0o160000
 READ_BYTES = 64 * 1024
@@ -29,10 +29,8 @@ class GitError(Exception):
     """git is not there, or refused; the message is one line."""
 
 
-class FileVersion(BaseModel):
+class FileVersion(BaseModel, frozen=True):
     """The facts that git keeps of one path at one commit."""
-
-    model_config = ConfigDict(frozen=True)
 
     mode: int
     blob: bytes

@@ -1,14 +1,12 @@
 """The batches and frontiers of a stream, as a view for people, dashboards and tests."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from aiopersist.state.streams import Arrangement
 
 
-class StreamView(BaseModel):
+class StreamView(BaseModel, frozen=True):
     """The durable state of one stream. Times are ints."""
-
-    model_config = ConfigDict(frozen=True)
 
     seal: int
     since: int

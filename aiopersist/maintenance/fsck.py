@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.updates.order import flat, row_key
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 
-class FsckReport(BaseModel):
+class FsckReport(BaseModel, frozen=True):
     """The findings of `fsck`."""
-
-    model_config = ConfigDict(frozen=True)
 
     shard_id: str
     problems: list[str]

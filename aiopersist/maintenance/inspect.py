@@ -3,7 +3,7 @@
 from math import inf
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from aiopersist.errors import UnknownShard
 from aiopersist.frontier import Antichain
@@ -24,10 +24,8 @@ from aiopersist.state.model import (
 )
 
 
-class BatchView(BaseModel):
+class BatchView(BaseModel, frozen=True):
     """One batch of the trace."""
-
-    model_config = ConfigDict(frozen=True)
 
     ordinal: int
     lower: Antichain
@@ -55,10 +53,8 @@ class BatchView(BaseModel):
         )
 
 
-class HoldView(BaseModel):
+class HoldView(BaseModel, frozen=True):
     """A hold: its owner, and the times from which on it keeps history."""
-
-    model_config = ConfigDict(frozen=True)
 
     kind: Literal["reader", "named", "critical", "retention"]
     """A leased reader, a named hold, a critical since, or the policy of `retain`."""
@@ -83,10 +79,8 @@ class HoldView(BaseModel):
         )
 
 
-class ShardView(BaseModel):
+class ShardView(BaseModel, frozen=True):
     """One shard at its newest version."""
-
-    model_config = ConfigDict(frozen=True)
 
     shard_id: str
     since: Antichain

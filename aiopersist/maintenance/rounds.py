@@ -10,7 +10,7 @@ from functools import partial, reduce
 from math import inf
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from aiopersist.errors import ShardFinalized, Unsupported
 from aiopersist.gc.collect import can_collect, delete_data
@@ -26,10 +26,8 @@ from aiopersist.state.lifecycle import first_expiry
 from aiopersist.storage.consensus import Versioned
 
 
-class MaintenanceRound(BaseModel):
+class MaintenanceRound(BaseModel, frozen=True):
     """The work of one round."""
-
-    model_config = ConfigDict(frozen=True)
 
     shards: int = 0
     """Shards of the location, without finalized ones."""
