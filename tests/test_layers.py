@@ -6,6 +6,7 @@ lazy ones in functions, those for type checkers, and modules that are named in a
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -132,6 +133,22 @@ def _wrong(edge: Import) -> str | None:
     return "sideways" if LAYERS[imported] == LAYERS[importer] else None
 
 
+def wrong_headers(sources: Mapping[str, str]) -> list[str]:
+    """All packages below the client whose headers do not name the packages that they import."""
+    packages = {top(name) for name in sources if name.count(".") > 1}
+    imported: defaultdict[str, set[str]] = defaultdict(set)
+    for edge in edges(sources):
+        imported[top(edge.importer)].add(top(edge.imported))
+    problems = []
+    for package in sorted(name for name in packages & LAYERS.keys() if LAYERS[name] < LAYERS["client"]):
+        header = ast.get_docstring(ast.parse(sources[f"{PACKAGE}.{package}"])) or ""
+        _, _, line = header.partition("\nImports ")
+        said = set(re.findall(r"\w+", line.partition(".")[0])) & packages
+        if said != (found := imported[package] & packages - {package}):
+            problems.append(f"{package} imports {sorted(found)}; its header says {sorted(said)}")
+    return problems
+
+
 def too_long(sources: Mapping[str, str]) -> list[str]:
     """All files and functions over the limits."""
     problems = []
@@ -153,6 +170,10 @@ def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_imports_go_one_way() -> None:
     assert wrong_imports(modules(ROOT)) == []
+
+
+def test_headers_name_what_a_package_imports() -> None:
+    assert wrong_headers(modules(ROOT)) == []
 
 
 def test_there_is_no_cycle() -> None:

@@ -11,6 +11,4 @@ On the way in `updates/convert.py` takes updates, `updates/consolidate.py` sorts
 | `valid`, `floats`, `refusal` | whether a value can be stored, and how it is refused                   |
 | `jsonable`, `int64`      | single values as JSON; integers without pandas                          |
 | `lazy`                   | pyarrow and polars, imported when first used                            |
-
-Imports `errors`, `frontier`, `settings`.
 """

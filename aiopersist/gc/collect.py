@@ -47,8 +47,8 @@ def horizon(state: State) -> int | None:
 
 
 def can_collect(state: State) -> bool:
-    """Whether a collection would delete anything, perhaps after a new rollup. It would not where a rollup was
-    written since the last drop and a reader still holds a version before that rollup."""
+    """Whether a collection would delete anything, perhaps after a new rollup. It would not while a reader
+    holds a version before the rollup that was written since the last drop."""
     oldest, has_garbage = oldest_held(state), state.collected < state.dropped_at
     if any(seqno <= oldest and seqno != min(state.rollups) for seqno in state.rollups):
         return True  # the first rollup is not needed

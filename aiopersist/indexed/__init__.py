@@ -17,7 +17,7 @@
 | `core`        | what all of these share                                                 |
 | `indexed`, `open` | the public calls, and the opening                                   |
 
-Imports `maintenance`, `read`, `parts`, `shard`, `data`.
+Imports `maintenance`, `read`, `parts`, `shard`, `state`, `data`.
 """
 
 from aiopersist.indexed.core import Stream

@@ -1,8 +1,9 @@
 """The updates of many parts as one sorted stream, in bounded memory.
 
 Every run of parts is sorted, so runs are merged slab by slab (`data/updates/merge.py`), whatever their sizes.
-In memory are one fetched range of row groups of each run, encoded, and some slabs of it; the more runs, the
-smaller the slabs. All inline parts together are one run, since the state bounds them.
+A *slab* is a table of a run's next rows, decoded. Memory has one fetched range of row groups of each run,
+encoded, and some slabs of it; the more runs, the smaller the slabs. All inline parts together are one run,
+since the state bounds them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from aiopersist.resource import run_bounded
 
 SLABS_PER_RUN = 5  # in memory: one and a half that wait, and the copies that a step makes to sort them
 SLAB_MIN_BYTES = 64 * 1024  # smaller slabs cost more in calls than they save in memory
-READ_SHARE = 2  # one in so many bytes of a read's memory is for slabs; allocators keep as much
+READ_SHARE = 2  # a read's memory divided by this is for slabs; allocators keep as much again
 
 
 def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:

@@ -8,5 +8,5 @@
 | `since`                       | a hold that never expires                                       |
 | `leased`, `shared_read`, `range` | reads that several processes share                           |
 
-Imports `parts`, `shard`, `data`.
+Imports `parts`, `shard`, `state`, `data`.
 """

@@ -56,7 +56,8 @@ class ReadSession(Generic[K, V]):
             await self.own.confirm()
 
     async def need(self, hold: Antichain, as_of: Time | None) -> Need:
-        """Have the process's reader hold history at `hold`. `SinceViolation`, which names `as_of`."""
+        """Have the process's reader hold history at `hold`; `SinceViolation`, which names `as_of`, if that is
+        gone."""
         try:
             return await self.hold.need(hold)
         except SinceViolation as error:
@@ -140,7 +141,7 @@ class ReadSession(Generic[K, V]):
             raise SinceViolation(as_of, state.since, shard_id=self.shard.id)
 
     def time(self, time: object) -> Time:
-        """`time`, if it is a time of the schema; `INVALID_TIME`."""
+        """`time`, if it is a time of the schema; else `INVALID_TIME`."""
         if isinstance(time, Antichain):
             raise InvalidUsage(
                 UsageKind.INVALID_TIME, f"as_of is one time, not the frontier {time}", time=time
@@ -150,7 +151,7 @@ class ReadSession(Generic[K, V]):
         return found.elements[0]
 
     def frontier(self, value: Antichain | Time) -> Antichain:
-        """`value` as a frontier of the schema's times; `INVALID_TIME`."""
+        """`value` as a frontier of the schema's times; `INVALID_TIME` for another frontier."""
         return shaped(value, self.schema.time_length)
 
 

@@ -17,6 +17,8 @@
 | `stash`      | the calls                                                                  |
 | `typed`, `table`, `transact`, `migrate` | on top of the calls                             |
 | `open`       | URLs and modes                                                             |
+
+Imports `storage`, `data`.
 """
 
 from aiopersist.stash.collection import AppendBatch, StashCollection

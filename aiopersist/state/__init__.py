@@ -12,6 +12,4 @@ next version; nothing else writes versions. No I/O, no clock, no randomness.
 | `diff`, `names`                 | diffs and rollups; the blobs that versions name                 |
 | `invariants`                    | predicates true of every state, checked before each write       |
 | `streams`, `streams_invariants` | what an `Indexed` keeps in a shard's state                      |
-
-Imports `frontier` and `errors`.
 """

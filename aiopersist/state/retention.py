@@ -116,8 +116,8 @@ class SetRetention:
 
 @dataclass(frozen=True, slots=True)
 class ApplyRetention:
-    """Move the policy's hold to its target, and since as far as all holds allow. Not `exact`: only
-    where the policy keeps more than one and a half times the history that it must."""
+    """Move the policy's hold to its target, and since as far as all holds allow. Unless
+    `exact`, a policy of `times` waits until it keeps more than one and a half times as many as it must."""
 
     exact: bool
 

@@ -14,5 +14,5 @@
 | `folders`, `stall`                | folders that survive a power failure; a log line for a long wait     |
 
 A *hint* says that a key may have moved; reading is the truth. Each store maps the errors of its driver to
-those of the library, in its own folder. Imports `errors`, `settings`, `runtime`, `resource`.
+those of the library, in its own folder.
 """

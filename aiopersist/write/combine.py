@@ -204,13 +204,11 @@ class Combiner:
                 raise UpperMismatch(Antichain(0), current, shard_id=self._shard.id)  # any int was expected
             try:
                 done = await self._append(group, upper)
-            except (
-                PartsExpired
-            ):  # and the parts were swept before they could be copied: upload the rows again
+            except PartsExpired:  # and the parts were swept before they could be copied
                 lost += 1
                 if lost == LOST_MAX:
                     raise
-                continue
+                continue  # uploads the rows again
             except InvalidUsage as error:
                 if error.kind is not UsageKind.INVALID_TXN:
                     raise

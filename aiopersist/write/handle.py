@@ -6,6 +6,8 @@
 4. Stage the rows (`parts/upload.py`): a small batch in the state, others as parts in the blob store.
 5. Commit one `AppendHollow`. If it is refused, delete the staged parts: nothing references them.
 
+`write` takes these steps once for all calls that wait, with a `Write` (`combine.py`).
+
 `append.py` has the steps, `session.py` what they share; `builder.py` and `batch.py` stage apart from a
 commit.
 """

@@ -1,4 +1,4 @@
-"""The outcome of an append whose caller was not told."""
+"""The outcome of an append whose caller was not told. `session.py` finds it out."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class PendingAppend:
     batches: Sequence[StagedBatch] = ()
     """Staged by the caller: consumed if the append happened, free again if it did not."""
     freed: Sequence[StagedBatch] = ()
-    """Those of `batches` that are free again."""
+    """The `batches` that are free again, since the append did not happen."""
     uploads: list[Uploaded] = field(default_factory=list)
     """Staged by the append itself: deleted if it did not happen."""
     needless: bool = False

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from aiopersist.frontier import Antichain
+from aiopersist.state import compaction, lifecycle, reading, retention, writing
 from aiopersist.state import diff as diffs
 from aiopersist.state.command import Command, Commit
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Replace, TakeClaim, Total
@@ -20,6 +21,7 @@ from aiopersist.state.lifecycle import (
     EvolveSchema,
     ExpireOverdue,
     Finalize,
+    FinalizeUnused,
     ForgetTransactions,
     MarkDeleted,
 )
@@ -217,6 +219,7 @@ MAINTENANCE: list[Draw] = [
     lambda g: ReleaseClaim(g.writer, g.rng.choice([-1, *g.history.live.batches])),
     lambda g: ForgetTransactions(["a", "b"], g.history.now - g.rng.randrange(9)),
     lambda g: Spend(g.staged),
+    lambda g: FinalizeUnused(SHARD),
 ]
 OVER: list[Draw] = [lambda g: ExpireOverdue(), lambda g: Occupy(g.writer), lambda g: MarkDeleted()]
 RARELY: Draw = lambda g: Finalize(SHARD) if g.rng.random() < 0.1 else EvolveSchema(0, {"key": "str2"})  # noqa: E731
@@ -232,6 +235,18 @@ def _play(seeds: range) -> Counter[str]:
             error.add_note(f"seed {seed}")
             raise
     return counts
+
+
+def test_no_command_is_forgotten() -> None:
+    """Goal: the game has every command, also the next new one."""
+    modules = (writing, reading, compaction, retention, lifecycle)
+    commands = {
+        name
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__ and "__call__" in vars(value)
+    }
+    assert commands - globals().keys() == {"Create"}  # the first version, before the game begins
 
 
 def test_lives_of_shards() -> None:
