@@ -1,4 +1,4 @@
-"""The same work by hand: straight programs with the libraries that we use, and no guarantees.
+"""The same work by hand: plain programs with the libraries that we use, and no guarantees.
 
 They are the limit that a library can hope for."""
 

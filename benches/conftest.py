@@ -1,4 +1,4 @@
-"""What every bench needs: an event loop, empty places, and rounds in which contenders take turns.
+"""The fixtures of every bench: an event loop, empty locations, and rounds in which contenders take turns.
 
 Shared machines drift, so a figure is only compared with figures of the same run: each round runs
 every contender once, and the medians over all rounds are held beside each other as ratios.

@@ -1,4 +1,4 @@
-"""What a fresh process needs: run as `python -m benches.maintenance_child`, prints one line of JSON."""
+"""The costs of a fresh process: run as `python -m benches.maintenance_child`, it prints one line of JSON."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Many streams in one `Indexed`: group commit beside one command at a time, many streams at the pace of the
-clock, small commits in a large state, and how fast what was sealed is drained and compacted."""
+"""Many streams in one `Indexed`: group commit beside one command at a time, many streams at the pace of
+the clock, small commits in a large state, and the speed of draining and compaction."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""From an append's answer to a listener's hands, and what 10,000 appends in a row cost."""
+"""The time from an append's answer to a listener, and the cost of 10,000 appends in a row."""
 
 import asyncio
 import statistics

@@ -1,5 +1,6 @@
-"""A shard that takes many small commits: what each costs as they become many, what is written again, what
-is left; how fast, and in how much memory, much is compacted; how fast a new process reads it."""
+"""A shard that takes many small commits: the cost of each as they become many, the bytes written again,
+the bytes left; the speed and memory of a large compaction; the time in which a new process reads the
+shard."""
 
 import asyncio
 import json

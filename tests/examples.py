@@ -1,4 +1,5 @@
-"""The examples of the README and the docs: one program per page, run by a test, checked by `tox -e types`."""
+"""The examples of the README and the docs: one program per page, which a test runs and `tox -e types`
+checks."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Goal: what one compaction reads fits in its memory, and what was merged is not merged again soon."""
+"""Goal: the input of one compaction fits in its memory, and merged batches are not merged again soon."""
 
 import pytest
 from hypothesis import given

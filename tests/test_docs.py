@@ -1,4 +1,4 @@
-"""What the pages show works."""
+"""The examples of the pages work."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What docstrings, comments and pages mention exists, and no class name stands for two things.
+"""Names in docstrings, comments and pages exist, and no class name stands for two things.
 
 A mention is text in backticks. A path must be a file; an identifier must be one of the library's, of its
 docs' examples, or of Python and the packages it uses.

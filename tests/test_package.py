@@ -1,4 +1,4 @@
-"""What a program gets by `import aiopersist`: quickly, typed, and nothing that it did not ask for."""
+"""The effects of `import aiopersist`: it is quick and typed, and imports nothing that is not needed."""
 
 import asyncio
 import json

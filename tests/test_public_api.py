@@ -1,4 +1,4 @@
-"""The public names and signatures are those of `public_api.txt`: whoever changes the interface sees it.
+"""The public names and signatures are those of `public_api.txt`, so that a change of the interface is seen.
 
 `python -m tests.test_public_api` writes the file anew.
 """

@@ -1,4 +1,5 @@
-"""What a type checker knows of reads and writes; `tox -e types` has mypy check it. Nothing of it runs."""
+"""The knowledge of a type checker about reads and writes; `tox -e types` has mypy check it. Nothing of it
+runs."""
 
 from typing import Any, assert_type
 

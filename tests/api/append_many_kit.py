@@ -1,4 +1,4 @@
-"""What the tests of append many share."""
+"""Helpers that the tests of appends to several shards share."""
 
 import uuid
 from collections.abc import AsyncIterator, Sequence

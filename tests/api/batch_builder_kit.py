@@ -1,4 +1,4 @@
-"""What the tests of batch builder share."""
+"""Helpers that the tests of the batch builder share."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""What the tests of batch cancelled share."""
+"""Helpers that the tests of cancelled appends of batches share."""
 
 import aiopersist as ap
 

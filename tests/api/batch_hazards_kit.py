@@ -1,4 +1,4 @@
-"""What the tests of batch hazards share."""
+"""Helpers that the tests of hazards of batches share."""
 
 import asyncio
 import uuid

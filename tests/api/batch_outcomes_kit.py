@@ -1,4 +1,4 @@
-"""What the tests of batch outcomes share."""
+"""Helpers that the tests of outcomes of batches share."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""What the tests of batches share."""
+"""Helpers that the tests of staged batches share."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence

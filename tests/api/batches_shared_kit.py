@@ -1,4 +1,4 @@
-"""What the tests of batches shared share."""
+"""Helpers that the tests of batches that are handed over share."""
 
 import uuid
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What the tests of client share."""
+"""Helpers that the tests of the client share."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""What the tests of leases share."""
+"""Helpers that the tests of leases share."""
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What the tests of listen share."""
+"""Helpers that the tests of listens share."""
 
 import asyncio
 from typing import Any

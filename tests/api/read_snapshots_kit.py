@@ -1,4 +1,4 @@
-"""What the tests of read snapshots share."""
+"""Helpers that the tests of snapshots share."""
 
 import random
 

@@ -1,5 +1,5 @@
-"""A process that may not write the location it reads: prints what it sees, as JSON, then waits for a line and
-does so again. `python readonly_process.py DIRECTORY`."""
+"""A process that may not write the location that it reads: it prints the contents as JSON, then waits for
+a line and prints them again. `python readonly_process.py DIRECTORY`."""
 
 import asyncio
 import json

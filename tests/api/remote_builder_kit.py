@@ -1,4 +1,4 @@
-"""What the tests of remote builder share."""
+"""Helpers that the tests of builders in other processes share."""
 
 import random
 from collections.abc import AsyncIterator

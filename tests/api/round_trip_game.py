@@ -1,5 +1,6 @@
-"""A game of random schemas and rows, which go in by every way there is, under random limits, and are read in
-every way, between compactions, against a list of updates in plain Python. All of it comes from a seed."""
+"""A game of random schemas and rows, which are written by every call, under random limits, and read by
+every call, between compactions, and compared with a list of updates in plain Python. All of it comes from
+a seed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Every way to read a shard of a game, held against the rows that it should hold."""
+"""Every way to read a shard of a game, compared with the rows that it should hold."""
 
 from collections import Counter
 from collections.abc import Callable

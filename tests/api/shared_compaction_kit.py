@@ -1,4 +1,4 @@
-"""What the tests of shared compaction share."""
+"""Helpers that the tests of shared compactions share."""
 
 import asyncio
 import itertools

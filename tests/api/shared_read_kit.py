@@ -1,4 +1,4 @@
-"""What the tests of shared read share."""
+"""Helpers that the tests of shared reads share."""
 
 import random
 from collections.abc import Callable

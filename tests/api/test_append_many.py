@@ -1,5 +1,5 @@
-"""Goal: an append to several shards is in all of them or in none, whatever becomes of its statement or of
-its caller, and every writer that took part says so for its own shard."""
+"""Goal: an append to several shards is in all of them or in none, also if its statement is lost or its
+caller is cancelled, and every writer that took part says so for its own shard."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Many at once; see `test_append_many.py`."""
+"""Many appends at once; see `test_append_many.py`."""
 
 import asyncio
 import itertools

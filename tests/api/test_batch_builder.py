@@ -1,5 +1,5 @@
-"""Goal: every sentence about the batch builder: what becomes a part and when, how many are in flight, what
-is refused and when, and that a builder which does not finish leaves no blob behind."""
+"""Goal: every sentence about the batch builder: which updates become a part and when, how many parts are
+in flight, which input is refused and when, and that a builder which does not finish leaves no blob."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Goal: an append of batches that is cancelled at any step is in, or not, and its batches know it."""
+"""Goal: an append of batches that is cancelled at any step has happened, or not, and its batches know it."""
 
 import asyncio
 import uuid

@@ -1,6 +1,6 @@
-"""Goal: hazards of staged batches that a review found, each made to happen by hand: a deletion that ends
-half-way, inline parts that are gathered, callers who leave while others tidy up, registrations that are
-rotated under what is being built, and what would grow without bounds."""
+"""Goal: the known hazards of staged batches, each made to happen by hand: a deletion that ends half-way,
+inline parts that are gathered, callers that are cancelled while others tidy up, registrations that are
+rotated under a builder, and data that would grow without bounds."""
 
 import asyncio
 import gc

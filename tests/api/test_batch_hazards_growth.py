@@ -1,4 +1,4 @@
-"""What would wait, or grow; see `test_batch_hazards.py`."""
+"""Waits and growth; see `test_batch_hazards.py`."""
 
 import asyncio
 import random

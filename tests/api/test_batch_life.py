@@ -1,4 +1,5 @@
-"""Goal: batches in any order, with any fault, at any moment: what was acknowledged is there once."""
+"""Goal: batches in any order, with any fault, at any moment: each acknowledged append is in the shard
+once."""
 
 import asyncio
 import random

@@ -1,5 +1,5 @@
-"""Goal: a staged batch is appended once, or is still the caller's, whatever becomes of the statement that
-appends it or of the caller; no blob is deleted that a state may name."""
+"""Goal: a staged batch is appended once, or is still the caller's, also if the statement that appends it
+is lost or the caller is cancelled; no blob is deleted that a state may name."""
 
 import asyncio
 from collections.abc import AsyncIterator

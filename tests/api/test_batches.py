@@ -1,5 +1,5 @@
-"""Goal: every sentence about staged batches: what they say of themselves, how they are appended, truncated,
-moved in time, deleted and flushed, what is refused, and which statistics their parts carry."""
+"""Goal: every sentence about staged batches: their description, how they are appended, truncated, moved in
+time, deleted and flushed, which calls are refused, and which statistics their parts carry."""
 
 import uuid
 from collections.abc import AsyncIterator, Callable

@@ -1,5 +1,6 @@
 """Goal: a staged batch that is handed over, as bytes, to another handle, client or process is appended
-there once, or deleted once, whoever else has the same bytes; and no deletion takes a blob that is named."""
+there once, or deleted once, even if several processes have the same bytes; and no deletion takes a blob
+that a state names."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""What is refused; see `test_batches_shared.py`."""
+"""Refusals; see `test_batches_shared.py`."""
 
 import json
 from typing import Any

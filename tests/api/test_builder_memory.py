@@ -1,4 +1,4 @@
-"""Goal: what a builder holds depends on its settings, and not on how much goes through it."""
+"""Goal: the memory of a builder depends on its settings, and not on the amount of its input."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
-"""Goal: many rows become Python values, and back, without the event loop standing still: in slices, on worker
-threads, with no task for each row; and nothing of what callers were promised changes with their number."""
+"""Goal: many rows become Python values, and back, without blocking the event loop: in slices, on worker
+threads, with no task for each row; and every promise to callers holds for any number of rows."""
 
 import asyncio
 import gc

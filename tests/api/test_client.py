@@ -1,4 +1,5 @@
-"""Goal: a location opens as it is named, a client owns all it opened, names agree, nothing is left open."""
+"""Goal: a location opens as it is named, a client owns all handles that it opened, names agree, and no
+resource stays open."""
 
 import asyncio
 import logging

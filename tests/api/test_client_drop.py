@@ -1,4 +1,4 @@
-"""Drop, one shape of every resource, nothing is left open; see `test_client.py`."""
+"""Drop, the common shape of every resource, no resource stays open; see `test_client.py`."""
 
 import asyncio
 import multiprocessing

@@ -1,5 +1,6 @@
-"""Goal: compaction, garbage collection, the sweep and the end of a shard lose nothing and leave nothing:
-whoever crashes or is cut off at whatever moment, whoever else reads, writes, compacts or collects."""
+"""Goal: compaction, garbage collection, the sweep and the end of a shard lose no data and leave no
+garbage: also when a process crashes or is cut off at any moment, beside any readers, writers, compactions
+and collections."""
 
 import asyncio
 import random

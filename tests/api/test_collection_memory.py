@@ -1,4 +1,4 @@
-"""More runs than the memory allows, a life; see `test_collection.py`."""
+"""More runs than the memory allows, the whole life of a shard; see `test_collection.py`."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The sweep beside work that is not done, fsck; see `test_collection.py`."""
+"""The sweep beside unfinished work, fsck; see `test_collection.py`."""
 
 import asyncio
 import random

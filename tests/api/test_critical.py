@@ -1,4 +1,4 @@
-"""Goal: a critical since whose consumer is gone can be found, and ended; its id is free again."""
+"""Goal: a critical since whose consumer is gone can be found and ended; then its id is free again."""
 
 from collections.abc import AsyncIterator
 

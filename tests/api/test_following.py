@@ -1,5 +1,5 @@
-"""Goal: what a client asks of the stores at rest does not grow with its shards, nothing that a store's
-hints do makes it spin, and a hint still wakes the very shard at once."""
+"""Goal: the requests of an idle client do not grow with its shards, no behaviour of a store's hints makes
+it spin, and a hint still wakes the very shard at once."""
 
 import asyncio
 import uuid

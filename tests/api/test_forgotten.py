@@ -1,4 +1,4 @@
-"""Goal: whoever forgets an `await`, an `async with` or to close is told so, and what to write instead."""
+"""Goal: a user who forgets an `await`, an `async with` or a close is told so, and what to write instead."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Goal: what a call is given is taken: what its owner does with it afterwards changes nothing."""
+"""Goal: a call takes its updates as they are: later changes by their owner have no effect."""
 
 import asyncio
 from collections import deque

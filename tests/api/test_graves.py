@@ -1,5 +1,5 @@
-"""Goal: what is left of dropped shards costs those who look at all shards nothing, goes some day, and fences
-for as long as anybody could still know the shard."""
+"""Goal: the tombstones of dropped shards cost a look at all shards no request, are removed after a while,
+and fence for as long as a process could still know the shard."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Goal: whoever removes what a dropped shard left takes nothing of one that was made anew under its id,
-however late his requests come."""
+"""Goal: the removal of a tombstone takes nothing of a shard that was made anew under its id, however late
+the requests of the removal come."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

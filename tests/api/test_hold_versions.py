@@ -1,5 +1,5 @@
-"""Goal: a hold keeps the history that it names, and no version and no replaced blob: what is open keeps
-those, for as long as it is."""
+"""Goal: a hold keeps the history that it names, and no version and no replaced blob: open snapshots and
+listens keep those, for as long as they are open."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

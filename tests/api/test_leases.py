@@ -1,5 +1,5 @@
-"""Goal: holds keep history exactly as long as somebody wants it. Since moves only where somebody moves
-it; a lease that ran out is told, never answered with wrong data; a crash loses nothing."""
+"""Goal: holds keep history exactly as long as a reader needs it. Since moves only by a call or a policy; a
+lease that ran out is an error, never wrong data; a crash loses nothing."""
 
 import asyncio
 from typing import Any

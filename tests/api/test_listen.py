@@ -1,5 +1,5 @@
-"""Goal: listens and subscriptions tell every update once, in closed intervals, whatever waits are given
-up; they begin, end and wake as api.md says."""
+"""Goal: listens and subscriptions give every update once, in closed intervals, also after cancelled waits;
+they begin, end and wake as documented."""
 
 import asyncio
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Goal: a listen reads what may hold updates of its interval, and nothing else; no update is left out."""
+"""Goal: a listen reads only the batches that may hold updates of its interval, and leaves out no update."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Goal: a shard stays small by itself, no reader is harmed, and since moves only where somebody moves it."""
+"""Goal: a shard stays small by itself, no reader is harmed, and since moves only by a call or a policy."""
 
 import asyncio
 import gc

@@ -1,5 +1,5 @@
 """Goal: a process that is killed at any moment of a compaction, a collection, a finalize or a round of
-maintenance leaves a shard that is sound; a later run finishes its work, and after a sweep nothing is left.
+maintenance leaves a sound shard; a later run finishes its work, and after a sweep no garbage is left.
 
 The process is real, and so are the stores; it kills itself at the n-th call to one of them, before it, after
 it or somewhere in it, so that an fsync, a rename or a transaction may be cut off, too.

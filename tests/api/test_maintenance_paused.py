@@ -1,4 +1,5 @@
-"""Goal: maintenance survives a pause longer than its lease, and idle shards are not left to the dead."""
+"""Goal: maintenance survives a pause longer than its lease, and idle shards do not stay claimed by dead
+processes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Goal: several processes that maintain one location share its work and do none of it twice.
+"""Goal: several processes that maintain one location share its work and do no piece of it twice.
 
 They are real processes on real stores. Each tells at the end what it has uploaded, deleted, named and
 claimed; what is counted is compared with what is there.

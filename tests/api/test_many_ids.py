@@ -1,5 +1,6 @@
-"""Goal: what a shard remembers of ids, of lent writers' batches and of transactions, costs other commits
-nothing, and is bounded: by a refusal, before anything is forgotten that makes an append once."""
+"""Goal: the ids that a shard remembers, of batches built in other processes and of transactions, cost
+other commits nothing, and are bounded: by a refusal, before any id is forgotten that makes an append
+happen once."""
 
 import asyncio
 from typing import Any

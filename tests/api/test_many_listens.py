@@ -1,5 +1,5 @@
-"""Goal: thousands who wait for one shard are served in turns, which keep nobody else waiting, and what they
-take is decoded once."""
+"""Goal: thousands of waits for one shard are served in turns, which let other tasks run, and the updates
+that they take are decoded once."""
 
 import asyncio
 from typing import Any

@@ -1,5 +1,5 @@
-"""Goal: whoever reads an error knows which shard it is about, by the name that they gave it, what is wrong,
-and what to do."""
+"""Goal: an error tells its reader which shard it is about, by the name that the caller gave, what is
+wrong, and what to do."""
 
 import asyncio
 import pickle

@@ -1,4 +1,5 @@
-"""Goal: what waits for a store that fails says so in the log, once, and names the shard as it was opened."""
+"""Goal: a call that waits for a failing store says so in the log, once, and names the shard as it was
+opened."""
 
 import asyncio
 import logging

@@ -1,5 +1,5 @@
-"""Goal: what reading takes is given back, however it ends: dropped without a close, cancelled halfway, or
-closed while the store fails."""
+"""Goal: a read gives back all its resources, however it ends: dropped without a close, cancelled halfway,
+or closed while the store fails."""
 
 import asyncio
 import gc

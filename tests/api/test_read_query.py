@@ -1,5 +1,5 @@
-"""Goal: a condition gives exactly the rows that match, a choice of columns their sums; both prune what is
-fetched, and neither ever changes what is true."""
+"""Goal: a condition gives exactly the rows that match, a choice of columns their sums; both reduce the
+fetched bytes, and neither changes the result."""
 
 import datetime
 import random

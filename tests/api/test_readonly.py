@@ -1,4 +1,5 @@
-"""Goal: a readonly client reads what is there, writes nothing at all, and takes no harm from those who do."""
+"""Goal: a readonly client reads the contents, writes nothing at all, and takes no harm from clients that
+write."""
 
 import asyncio
 import itertools

@@ -1,5 +1,6 @@
-"""Goal: what other processes stage under one writer is appended once and whole; what they leave behind is the
-sweep's as soon as that writer is gone, and never before; no blob of a committed batch is ever swept."""
+"""Goal: batches that other processes stage under one writer are appended once and whole; the sweep deletes
+the blobs that they leave as soon as that writer is gone, and never before; it never deletes a blob of a
+committed batch."""
 
 import asyncio
 from contextlib import AsyncExitStack

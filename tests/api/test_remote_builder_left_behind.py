@@ -1,4 +1,4 @@
-"""What is left behind, what names no writer, other processes; see `test_remote_builder.py`."""
+"""Leftovers, bytes that name no writer, other processes; see `test_remote_builder.py`."""
 
 import asyncio
 import random

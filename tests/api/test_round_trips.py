@@ -1,5 +1,5 @@
-"""Goal: whatever a schema takes, by whichever way in, under whatever limits, is read again as it was given:
-before and after compactions, in every way to read it, by readers of every version of the schema."""
+"""Goal: every value that a schema takes, by every call and under any limits, is read again as it was
+given: before and after compactions, by every call that reads, by readers of every version of the schema."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Goal: what a shard is stored as is told, kept and evolved; old and new go on together."""
+"""Goal: a shard's stored schema is shown, kept and evolved; old and new programs go on together."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -1,4 +1,5 @@
-"""Goal: closing what several processes share gives back its lease or claim, also when it is cut off."""
+"""Goal: closing a shared read or compaction gives back its lease or claim, also when the closing is cut
+off."""
 
 import asyncio
 from typing import Any

@@ -1,5 +1,5 @@
-"""Goal: a compaction that several processes share changes nothing that can be read at any time, whatever they
-do wrong or however they end; what is not applied is the sweep's."""
+"""Goal: a compaction that several processes share changes nothing that can be read at any time, even if
+they misbehave or die; the sweep deletes the parts that are not applied."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Beside others, results that are not those of the pieces; see `test_shared_compaction.py`."""
+"""Beside other work, results that do not fit the pieces; see `test_shared_compaction.py`."""
 
 import asyncio
 import random

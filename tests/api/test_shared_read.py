@@ -1,6 +1,5 @@
-"""Goal: the pieces of a shared read are, one after the other, what a plain list of updates says, whoever
-reads them, whatever happens meanwhile; and a read that was given up is told, never answered with wrong
-data."""
+"""Goal: the pieces of a shared read, one after the other, equal a plain list of updates, in any process
+and beside any other work; a read that was given up is an error, never wrong data."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Leases, what is no piece, other processes; see `test_shared_read.py`."""
+"""Leases, bytes that are no piece, other processes; see `test_shared_read.py`."""
 
 import asyncio
 import random

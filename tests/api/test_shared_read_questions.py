@@ -1,4 +1,4 @@
-"""What may be asked for; see `test_shared_read.py`."""
+"""Arguments; see `test_shared_read.py`."""
 
 import asyncio
 from typing import Any

@@ -1,5 +1,5 @@
-"""Goal: times and frontiers are the partial order of api.md, each operation held against its definition
-over a whole grid of times, with product times and frontiers of several elements."""
+"""Goal: times and frontiers are the documented partial order: each operation is compared with its
+definition over a whole grid of times, with product times and frontiers of several elements."""
 
 import copy
 import itertools

@@ -1,5 +1,5 @@
-"""Goal: background work that meets an exception nobody foresaw waits, longer each time; it writes nothing
-meanwhile, it is counted, and the log shows once where it was.
+"""Goal: background work that meets an unforeseen exception waits, longer each time; it writes nothing
+meanwhile, the failure is counted, and the log shows once where it was.
 
 What is unforeseen is put in place of a function of the library: no input is known that raises there.
 """

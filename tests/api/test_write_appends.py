@@ -1,5 +1,5 @@
-"""Goal: every sentence about appending, on every kind of location: what lands, what is refused, in which
-order it is checked, and that a refusal leaves nothing behind."""
+"""Goal: every sentence about appending, on every kind of location: which updates land, which calls are
+refused, the order of the checks, and that a refusal leaves nothing behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,5 +1,5 @@
-"""Goal: what a writer says of the shard is so at the look that it names: a refusal tells the upper that
-refused it, and nothing is told before an append of the handle is settled."""
+"""Goal: a writer tells the truth about the shard as of the look that it names: a refusal tells the upper
+that refused it, and no answer comes before an append of the handle is settled."""
 
 import asyncio
 import uuid

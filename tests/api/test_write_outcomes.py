@@ -1,5 +1,5 @@
-"""Goal: whatever becomes of a statement or of its caller, an append is in the shard once or not at all,
-and `settle` says which."""
+"""Goal: an append is in the shard once or not at all, also if its statement is lost or its caller is
+cancelled, and `settle` says which."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""Goal: what comes of an append whose version was truncated, or that others stand behind."""
+"""Goal: the outcome of an append is known also if its version was truncated, or other versions follow it."""
 
 import asyncio
 

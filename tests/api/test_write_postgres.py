@@ -1,5 +1,5 @@
-"""Goal: on the real Postgres, an append whose connection dies at the worst moment is there once or not at
-all, and `settle` says which."""
+"""Goal: on a real Postgres, an append whose connection dies at the worst moment is in the shard once or
+not at all, and `settle` says which."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,5 @@
 """Goal: writers in many processes on one shard lose nothing; a process that is killed at any moment leaves
-a shard that reads correctly: each acknowledged append is there, once."""
+a shard that reads correctly: it has each acknowledged append, once."""
 
 import asyncio
 import random

@@ -1,5 +1,5 @@
-"""Goal: a clock that was wrong once does no lasting harm: leases end and history is forgotten as they would,
-counted from the moment at which it is right again."""
+"""Goal: a clock that was wrong once does no lasting harm: leases end and history is forgotten as usual,
+counted from the moment at which the clock is right again."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What the tests of write appends share."""
+"""Helpers that the tests of appends share."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the tests of write outcomes share."""
+"""Helpers that the tests of outcomes of appends share."""
 
 import uuid
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What came of a command."""
+"""The result of a command."""
 
 from typing import NamedTuple
 

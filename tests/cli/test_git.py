@@ -1,4 +1,4 @@
-"""The stream of changes is what git itself says of each tree: odd paths, merges, modes, submodules."""
+"""The stream of changes agrees with git about each tree: odd paths, merges, modes, submodules."""
 
 import asyncio
 import os

@@ -1,5 +1,5 @@
-"""Goal: `aiopersist maintain` maintains a whole location, says what it did and what it could not do, and ends
-when it is told to, with nothing of it left behind: it runs as a command, on real stores."""
+"""Goal: `aiopersist maintain` maintains a whole location, reports its work and its failures, and ends when
+it is told to, without leaving claims: it runs as a command, on real stores."""
 
 import asyncio
 import os

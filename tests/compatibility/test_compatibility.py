@@ -1,4 +1,4 @@
-"""Goal: what any earlier release wrote is read for ever, and goes on to be written, compacted and collected.
+"""Goal: the data of every earlier release is read for ever, and can be written, compacted and collected.
 
 Each folder beside this file is a location that `write.py` wrote with the release of that number. A folder is
 never written again. `0.1.0-format-1` is from before the first release: all its versions have format 1.

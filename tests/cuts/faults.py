@@ -1,4 +1,4 @@
-"""One thing that goes wrong in a call of the library: at its n-th call to a store, or at its n-th wait.
+"""One fault in a call of the library: at its n-th call to a store, or at its n-th wait.
 
 *At a store call.* It is refused, it is lost before or after it happened, or happens once nobody waits for it;
 it is lost while others go on and collect what tells of it; it raises what nobody foresaw; the store is gone

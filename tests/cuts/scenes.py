@@ -1,4 +1,4 @@
-"""Appends and reads while something goes wrong. A scene prepares itself on a stage, and gives the call."""
+"""Appends and reads with one fault. A scene prepares itself on a stage, and gives the call."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

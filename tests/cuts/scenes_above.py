@@ -1,4 +1,4 @@
-"""What is done to stashes and `Indexed`s while something goes wrong."""
+"""Calls of stashes and of an `Indexed` with one fault."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable

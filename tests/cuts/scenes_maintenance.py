@@ -1,4 +1,4 @@
-"""The life cycle of shards, and their maintenance, while something goes wrong."""
+"""The life cycle of shards, and their maintenance, with one fault."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""A location of which one client meets trouble, what was told of it, and whether that is so at the end.
+"""A location where one client meets a fault, the answers that callers got, and whether these are true at the
+end.
 
 1. A scene prepares itself, and gives the call that meets trouble.
 2. Whatever that raised is among the errors that a call may raise then; the outcome of an append is settled.

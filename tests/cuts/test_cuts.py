@@ -1,5 +1,5 @@
-"""Goal: whatever goes wrong at whichever store call or wait of any call, nothing acknowledged is lost, what
-was refused is not there, nobody hangs, and everything goes on.
+"""Goal: after any fault at any store call or wait of any call, no acknowledged data is lost, no refused data
+is there, no call hangs, and everything goes on.
 
 By default one trouble of some scenes, drawn from a seed; all of all in the long run."""
 

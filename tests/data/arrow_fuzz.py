@@ -1,5 +1,5 @@
-"""Arrow arrays of every type that can be stored, and of every type that is cast to one, made of random
-buffers: some are sound, some are not, as Arrow itself does not ask."""
+"""Arrow arrays of every type that can be stored, and of every type that is cast to such a type, made of
+random buffers: some are sound, some are not, since Arrow itself does not check."""
 
 import struct
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What the data layer should do, on plain rows: dicts, `sorted`, nothing of the package.
+"""An oracle for the data layer, on plain rows: dicts, `sorted`, nothing of the package.
 
 Also the schemas and rows that the tests are run with: the least and the greatest of everything.
 """

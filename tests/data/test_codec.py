@@ -1,4 +1,4 @@
-"""Schemas: what they take, what they refuse, and what they are when read again."""
+"""Schemas: the types that they take and refuse, and their identity when read again."""
 
 import datetime as dt
 import enum

@@ -1,4 +1,4 @@
-"""Sorting, summing, times and merges: the columns say what the naive rows say."""
+"""Sorting, summing, times and merges: the columns agree with naive rows."""
 
 from itertools import pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""Updates in every form they may be given, and what is wrong with those that are refused."""
+"""Updates in every form in which they may be given, and the errors of refused ones."""
 
 import datetime as dt
 from enum import Enum

@@ -1,4 +1,4 @@
-"""What is taken is read again as it was given, or it is refused: nothing is cut, rounded away or left out."""
+"""A value is read again as it was given, or it is refused: no value is cut, rounded or left out."""
 
 import datetime as dt
 from dataclasses import InitVar, dataclass

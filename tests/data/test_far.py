@@ -1,6 +1,6 @@
-"""Goal: points in time that Arrow has and Python has not are stored, compacted, pruned by and read as Arrow
-data like any other; only what reads them as Python values is told so. And fields with dots in their names
-are told apart, or not pruned by."""
+"""Goal: points in time that Arrow has and Python has not are stored, compacted, pruned by and read as
+Arrow data like any other; only a read as Python values is refused. And fields with dots in their names are
+told apart, or not pruned by."""
 
 import datetime as dt
 from typing import Any

@@ -1,5 +1,5 @@
-"""Goal: the ranges of a read are disjoint, cover every row, and hold about as many updates each; a hot key
-does not make one task do all; and conditions and bounds agree, for every type, null and NaN."""
+"""Goal: the ranges of a read are disjoint, cover every row, and hold about as many updates each; one task
+does not get all rows of a hot key; conditions and bounds agree, for every type, null and NaN."""
 
 from datetime import UTC, date, datetime
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Parts: what was written is read, anything else is `Corruption`, and bounds bound."""
+"""Parts: the written bytes are read, other bytes are `Corruption`, and bounds hold."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
-"""Goal: dataclasses, named tuples and typed dicts are structs, as models are; and what cannot be stored is
-told together with what can."""
+"""Goal: dataclasses, named tuples and typed dicts are structs, as models are; the error for another type
+names the types that can be stored."""
 
 from collections import namedtuple
 from dataclasses import dataclass, field

@@ -1,5 +1,5 @@
-"""Goal: what Arrow carries along unseen is refused where it comes in, with its row; and what is taken can
-be stored in each form, compacted and read again, whatever its values."""
+"""Goal: unsound Arrow data, which Arrow itself does not notice, is refused where it comes in, with its
+row; data that is taken can be stored in each form, compacted and read again, whatever its values."""
 
 import asyncio
 import struct

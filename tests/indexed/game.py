@@ -1,4 +1,4 @@
-"""Random commands against an `Indexed`, held against a plain list of updates: `play(seed)` is one game.
+"""Random commands to an `Indexed`, compared with a plain list of updates: `play(seed)` is one game.
 
 An owner writes, seals and lets go of history, one command at a time and several at once; readers look on;
 steps and compactions are done by hand, at odd moments and wrongly; owners are killed, stopped, cut off in

@@ -1,4 +1,4 @@
-"""What the tests of indexed calls share."""
+"""Helpers that the tests of the calls of an `Indexed` share."""
 
 import asyncio
 import uuid

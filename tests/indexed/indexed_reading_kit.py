@@ -1,4 +1,4 @@
-"""What the tests of indexed reading share."""
+"""Helpers that the tests of reading an `Indexed` share."""
 
 import asyncio
 import uuid

@@ -1,5 +1,5 @@
-"""What an `Indexed` must say: plain lists of updates. Where the answer to a command was lost several *worlds*
-are possible, until something that is read decides."""
+"""An oracle for an `Indexed`: plain lists of updates. Where the answer to a command was lost several
+*worlds* are possible, until a read decides."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""A place where no time passes and no thread runs: clock, ids, delays and the order of tasks come
+"""An event loop in which no time passes and no thread runs: clock, ids, delays and the order of tasks come
 from a seed."""
 
 import asyncio

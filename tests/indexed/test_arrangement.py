@@ -1,5 +1,5 @@
-"""Goal: however updates come, are sealed, drained, trimmed and merged, in any order of steps, what is read is
-what a plain list of updates says; and what the rules promise of batches holds at every moment."""
+"""Goal: after updates, seals, drains, trims and merges in any order, reads agree with a plain list of
+updates; and the promises about batches hold at every moment."""
 
 import random
 from collections import Counter

@@ -1,5 +1,5 @@
-"""Goal: whichever single call to a store fails, in whichever way, callers are told what is so, what is in
-memory is what is durable, and everything goes on."""
+"""Goal: after any fault of any single call to a store, callers get the true outcome, the state in memory
+is the durable one, and everything goes on."""
 
 import asyncio
 from collections import Counter

@@ -1,5 +1,5 @@
-"""Goal: every call that changes an `Indexed` does all of what it says or nothing, takes its seqno in its
-turn, shares commits with those that arrive beside it, and refuses what it must, by name and frontier."""
+"""Goal: every call that changes an `Indexed` happens as a whole or not at all, takes its seqno in its
+turn, shares commits with calls that arrive beside it, and names stream and frontier in a refusal."""
 
 import asyncio
 import uuid

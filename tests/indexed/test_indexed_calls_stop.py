@@ -1,4 +1,4 @@
-"""Stop, what a commit costs, and counters; see `test_indexed_calls.py`."""
+"""Stop, the cost of a commit, and counters; see `test_indexed_calls.py`."""
 
 import asyncio
 import math

@@ -1,4 +1,5 @@
-"""Goal: what is easily forgotten: calls that are seldom made, the end of what was begun, what is not done."""
+"""Goal: cases that are easily forgotten: rare calls, the end of work that has begun, work that is not
+done."""
 
 import asyncio
 from collections.abc import AsyncIterator

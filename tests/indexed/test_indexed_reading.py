@@ -1,6 +1,5 @@
-"""Goal: what is read of an `Indexed` is what a plain list of updates says, whatever was drained,
-trimmed and merged meanwhile; a snapshot and the events after it are exactly all there is; maintenance does
-what it says."""
+"""Goal: reads of an `Indexed` agree with a plain list of updates, also after drains, trims and merges; a
+snapshot and the events after it give every update once; maintenance does as documented."""
 
 import random
 import uuid

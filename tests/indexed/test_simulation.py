@@ -1,6 +1,6 @@
-"""Goal: whatever is called, in what order, by whom, and whatever fails in the stores, an `Indexed` says what
-a plain list of updates says, to every reader and to every listener; the one that was taken over from changes
-nothing; and nothing lies in the blob store that nobody names (`game.py`).
+"""Goal: after any calls, in any order, by any instance, and any faults of the stores, an `Indexed` agrees
+with a plain list of updates, for every reader and every listener; an instance that was taken over from
+changes nothing; and the blob store has no blob without a name (`game.py`).
 
 A failure names its seed and what was done last; the same seed plays the same game again."""
 

@@ -1,4 +1,4 @@
-"""What the tests of register share."""
+"""Helpers that the tests of the register share."""
 
 import uuid
 from typing import Any, NamedTuple

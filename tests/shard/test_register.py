@@ -1,5 +1,5 @@
-"""Goal: the one state of a shard follows the store and nothing else: through rollups, lost answers, versions
-that come between two looks, and a store that was restored under it."""
+"""Goal: the one state of a shard follows the store and nothing else: through rollups, lost answers,
+versions that come between two looks, and a store that is restored under it."""
 
 import asyncio
 import copy

@@ -1,5 +1,5 @@
-"""Goal: a version that nobody could read, or that breaks an invariant, is never written, under `python -O`
-too; and once a version is won nothing tells its caller that it failed."""
+"""Goal: a version that no process could read, or that breaks an invariant, is never written, under `python
+-O` too; and once a version is won its caller never hears that it failed."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Random actors on one shard, and what they saw, held against the list of all updates.
+"""Random actors on one shard, and their observations, compared with the list of all updates.
 
 Every actor is a task in a process of its own, or in one that it shares: a process is a client, with
 settings that are tiny more often than not. Writers append by every way there is, and may be cut off in

@@ -1,6 +1,6 @@
-"""Goal: whatever happens at once, every snapshot and every listener sees exactly what the list of all
-updates says (`adversary.py`), also under maintenance in the background of every client, crashes, and leases
-that run out; at the end the shard is sound, and nothing lies in the blob store that nobody names.
+"""Goal: with everything happening at once, every snapshot and every listener agrees exactly with the list of
+all updates (`adversary.py`), also under maintenance in the background of every client, crashes, and leases
+that run out; at the end the shard is sound, and the blob store has no blob without a name.
 
 A failure names its seed; tasks and threads make of it a likely, not a certain repetition, so play it a
 few times."""

@@ -1,5 +1,5 @@
-"""Goal: a sweep, at whatever moment, never deletes what is or may become referenced: beside writers, batches
-that are staged, handed over or rewritten, compactions, rollups and collections.
+"""Goal: a sweep, at any moment, never deletes a blob that is or may become referenced: beside writers,
+batches that are staged, handed over or rewritten, compactions, rollups and collections.
 
 All clients share a *conductor*: each request to a store waits until a seeded choice lets it go, one at a
 time. So every seed is another interleaving of the same steps, at the grain of requests."""

@@ -1,4 +1,4 @@
-"""What was seen, and whether one list of updates explains all of it.
+"""The observations of a game, and whether one list of updates explains all of them.
 
 The outcome of an append is not known where its process was killed, or its lease ran out before anyone
 could tell. So there may be more than one list; one of them must explain every snapshot, every listener,

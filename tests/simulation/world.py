@@ -1,4 +1,4 @@
-"""The world that a game is played in: stores that fail, a clock that jumps, and lines that are cut.
+"""The world of a game: stores that fail, a clock that jumps, and lines that are cut.
 
 All clients share the two stores, with their faults, and the store's clock. Each process has a `Line` of
 its own to them: once it is cut, nothing arrives any more of what the process still does. That is how a

@@ -1,4 +1,4 @@
-"""A standalone cluster on loopback, for what `local[2]` has not: executors that can be lost, and
+"""A standalone cluster on loopback, for faults that `local[2]` cannot have: lost executors, and
 speculation. Its two workers have addresses of their own, since Spark puts no second attempt on the host of
 the first. Drivers are processes of their own: `python -m tests.spark.cluster '{"job": ...}'`."""
 

@@ -1,4 +1,4 @@
-"""A driver of its own, to be killed: `python -m tests.spark.driver '{"job": ...}'`, in the project's folder.
+"""A driver process that tests kill: `python -m tests.spark.driver '{"job": ...}'`, in the project's folder.
 
 `kill` names a moment, and `at` how often it passes before the whole driver is gone at once: its JVM, its
 Python process, and the worker or hook that has reached the moment."""

@@ -1,4 +1,4 @@
-"""What the tests of engine share."""
+"""Helpers that the tests of the Spark engine share."""
 
 from typing import Any
 

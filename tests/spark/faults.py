@@ -1,5 +1,5 @@
-"""What the fault tests share: things that go wrong once, in whatever process they are reached, and the check
-of what is left behind."""
+"""Helpers that the fault tests share: faults that happen once, in any process, and the check for
+leftovers."""
 
 import asyncio
 import ctypes

@@ -1,4 +1,4 @@
-"""What the tests of format share."""
+"""Helpers that the tests of `format("aiopersist")` share."""
 
 from collections import Counter
 from typing import Any

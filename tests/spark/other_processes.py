@@ -1,6 +1,5 @@
 """Processes that use a shard at the same time: `python -m tests.spark.other_processes append|tend ...`.
-They go on until there is a file `stop` in the folder, and say in a file of their own how often they came
-round."""
+They go on until the folder has a file `stop`, and write the number of their rounds to a file of their own."""
 
 import asyncio
 import os

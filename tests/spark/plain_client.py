@@ -1,4 +1,4 @@
-"""What a plain asyncio client does with the shards beside Spark, for tests that are not asyncio."""
+"""Calls of a plain asyncio client on the shards beside Spark, for tests that are not asyncio."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What several Spark tests write."""
+"""Schemas and rows that several Spark tests write."""
 
 import aiopersist as ap
 from tests.spark.plain_client import at

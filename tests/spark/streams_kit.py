@@ -1,4 +1,4 @@
-"""What the tests of streams share."""
+"""Helpers that the tests of Spark streams share."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Goal: the bridge opens a client once, closes it when its last user says so, and never under others."""
+"""Goal: the bridge opens a client once, closes it when its last user is done, and never while others use
+it."""
 
 from collections.abc import Iterator
 from typing import Any

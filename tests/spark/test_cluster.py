@@ -1,5 +1,5 @@
-"""Goal: on a real cluster, attempts that lose a race of speculation, and executors that are lost, cost
-nothing: no update is lost or doubled, and what they left is reclaimed."""
+"""Goal: on a real cluster, attempts that lose a race of speculation, and lost executors, do no harm: no
+update is lost or doubled, and their leftovers are reclaimed."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""Goal: what Spark sees of a schema has one fixed form that it takes; values arrive as they are, rows as
-often as they are there; and what cannot be told to Spark is refused before anything runs."""
+"""Goal: every schema has one fixed form that Spark takes; values arrive unchanged, rows as often as the
+shard has them; a type without a counterpart in Spark is refused before anything runs."""
 
 import datetime as dt
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What the page about Spark shows works."""
+"""The examples of the page about Spark work."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
-"""Goal: from the driver, DataFrames of a shard are what a plain list of updates says, at every time, whatever
-was written how; each write is one commit or none; errors are the library's own; and a driver that is asyncio
-itself is never blocked."""
+"""Goal: from the driver, DataFrames of a shard agree with a plain list of updates, at every time, after
+writes of every kind; each write is one commit or none; errors are the library's own; and a driver that is
+asyncio itself is never blocked."""
 
 import random
 from collections import Counter

@@ -1,5 +1,5 @@
-"""Goal: when a shard's schema gets a field, what was planned before keeps its columns, what is planned after
-has the new one, null in older rows, and in those that are written without it."""
+"""Goal: when a shard's schema gets a field, reads that were planned before keep their columns; later plans
+have the new column, null in older rows, and in rows that are written without it."""
 
 from collections.abc import Callable
 from pathlib import Path

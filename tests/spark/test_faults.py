@@ -1,5 +1,5 @@
-"""Goal: whatever becomes of single tasks and hooks, no update is lost or doubled, and what failed attempts
-left is reclaimed. Workers are real, and die for real."""
+"""Goal: after faults of single tasks and hooks, no update is lost or doubled, and the leftovers of failed
+attempts are reclaimed. Workers are real, and die for real."""
 
 import random
 from collections.abc import Iterator

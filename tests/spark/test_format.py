@@ -1,5 +1,5 @@
-"""Goal: `format("aiopersist")` and SQL read and write what the engine does, exactly what options say; what
-an option cannot mean is refused, in words; and no secret is ever seen."""
+"""Goal: `format("aiopersist")` and SQL read and write as the engine does, exactly as the options say; an
+option without a meaning is refused, in words; and no secret is ever seen."""
 
 from collections import Counter
 from typing import Any

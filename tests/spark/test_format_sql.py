@@ -1,4 +1,4 @@
-"""Sql; see `test_format.py`."""
+"""SQL; see `test_format.py`."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Goal: hooks of streams and of batch writes, called as Spark calls them, in one process: what they do beside
-others, and what they leave."""
+"""Goal: hooks of streams and of batch writes, called as Spark calls them, in one process: their work
+beside others, and their leftovers."""
 
 import pickle
 from collections import Counter

@@ -1,6 +1,5 @@
 """Goal: a driver that is killed at any moment, with its JVM, leaves a shard in which no update is lost or
-doubled once the same work was done again; and what it had uploaded is reclaimed when its writers' leases ran
-out."""
+doubled once the same work was repeated; its uploads are reclaimed when its writers' leases have run out."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Goal: a commit that happened and whose answer was lost on the network is neither lost nor repeated, and who
-asked for it gets the right answer. A real Postgres behind a proxy that drops that very answer."""
+"""Goal: a commit that happened and whose answer was lost on the network is neither lost nor repeated, and
+its caller gets the right answer. A proxy in front of a real Postgres drops that very answer."""
 
 import asyncio
 import socket

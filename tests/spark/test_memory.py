@@ -1,4 +1,4 @@
-"""Goal: what a task holds depends on the settings, and not on how much it reads or writes."""
+"""Goal: the memory of a task depends on the settings, and not on the amount that it reads or writes."""
 
 import json
 import os

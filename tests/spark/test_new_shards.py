@@ -1,5 +1,5 @@
-"""Goal: a new shard has the columns that it is asked to have; a job that failed leaves none behind; and what
-a column cannot hold is told with what to do about it."""
+"""Goal: a new shard has the columns that the job asks for; a job that failed leaves no shard; and the
+error for a value that a column cannot hold says what to do."""
 
 import asyncio
 import uuid

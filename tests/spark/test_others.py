@@ -1,6 +1,6 @@
-"""Goal: DataFrames are what the model says at their time, however often and late they are evaluated, while
-other processes append, forget history, compact and collect garbage; and a read whose lease ran out fails and
-says so."""
+"""Goal: DataFrames agree with the model at their time, however often and late they are evaluated, while
+other processes append, forget history, compact and collect garbage; and a read whose lease ran out fails
+and says so."""
 
 import time
 from pathlib import Path

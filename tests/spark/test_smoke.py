@@ -1,4 +1,4 @@
-"""Goal: what is written is read back, by the engine and by `format("aiopersist")`."""
+"""Goal: written rows are read back, by the engine and by `format("aiopersist")`."""
 
 from typing import Any
 

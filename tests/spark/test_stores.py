@@ -1,4 +1,4 @@
-"""Goal: on S3 and Postgres, which the workers reach by URLs without secrets, everything is as on files."""
+"""Goal: on S3 and Postgres, which the workers reach by URLs without secrets, everything works as on files."""
 
 import os
 import subprocess

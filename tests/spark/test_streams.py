@@ -1,5 +1,5 @@
-"""Goal: a streaming query reads every change once, in batches that end between times, and writes each of its
-batches once, across restarts; what cannot be resumed says so, and skips nothing."""
+"""Goal: a streaming query reads every change once, in batches that end between times, and writes each of
+its batches once, across restarts; a query that cannot be resumed says so, and skips nothing."""
 
 from collections import Counter
 from pathlib import Path

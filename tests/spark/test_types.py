@@ -1,5 +1,5 @@
-"""Goal: every codec goes to Spark and back as the same value, whatever the session's time zone; every type of
-Spark comes back as it went; and what has no counterpart is refused before anything runs."""
+"""Goal: every codec goes to Spark and back as the same value, in any time zone of the session; every type
+of Spark comes back unchanged; and a type without a counterpart is refused before anything runs."""
 
 import asyncio
 import datetime as dt

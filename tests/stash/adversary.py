@@ -1,4 +1,4 @@
-"""An adversary for stashes: `play(seed)` is one game of several openers on one place.
+"""An adversary for stashes: `play(seed)` is one game of several openers on one stash.
 
 Their tasks append, upsert, transfer, migrate and consolidate, all at once. Each call of a store may be
 refused, lose its answer, never arrive, or arrive long after its caller was told that it was lost; it takes

@@ -1,4 +1,4 @@
-"""What attacks on a stash share: a proxy that lets what it holds arrive late, and a look behind the library's
+"""Helpers of attacks on a stash: a proxy that delivers held bytes late, and a look behind the library's
 back."""
 
 import asyncio

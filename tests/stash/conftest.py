@@ -1,4 +1,4 @@
-"""Where a stash may lie."""
+"""The locations of a stash."""
 
 import uuid
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the tests of faults share."""
+"""Helpers that the tests of faults of a stash share."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What a stash should do, on dicts and a plain list of updates; it knows nothing of the package.
+"""A model of a stash, on dicts and a plain list of updates; it knows nothing of the package.
 
 A frontier is an int, `EMPTY` above all of them, or `NO_TIME` for what is none. A handle is anything with
 `name`, `types` and `id`; ids are the caller's to give. What is refused is `Refused` and changes nothing, but

@@ -1,6 +1,6 @@
-"""Goal: whatever fails between openers and their store, whoever takes over, is forgotten, closed or cancelled
-at any await: what was acknowledged is there once, what was refused is not, and the rest once or not at all
-(`adversary.py`). A failure names its seed, which plays the same game again."""
+"""Goal: after any failures between openers and their store, take-overs, and openers that are forgotten,
+closed or cancelled at any await: each acknowledged change is there once, no refused change is, and the
+rest once or not at all (`adversary.py`). A failure names its seed, which plays the same game again."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every backend passes the suite that is shipped; a location has such stashes, too; bad URLs are told."""
+"""Every backend passes the suite that is shipped; so do stashes in a location; bad URLs are refused."""
 
 import sqlite3
 import uuid

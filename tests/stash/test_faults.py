@@ -1,5 +1,5 @@
-"""Goal: whatever is lost between a stash and Postgres, a change happens once or is reported, and never twice;
-afterwards the stash goes on working."""
+"""Goal: if requests or answers between a stash and Postgres are lost, a change happens once or is
+reported, and never twice; afterwards the stash goes on working."""
 
 import asyncio
 import random

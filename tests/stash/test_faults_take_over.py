@@ -1,4 +1,4 @@
-"""The take-over and what is on its way, the row of the opener, the server; see `test_faults.py`."""
+"""The take-over and changes under way, the row of the opener, the server; see `test_faults.py`."""
 
 import asyncio
 import subprocess

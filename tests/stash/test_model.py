@@ -1,7 +1,7 @@
-"""Goal: whatever is called, by whom and in whatever order, a stash does what a list of updates says
-(`stash_model.py`), on every backend: what is returned, how it is refused, and that what was refused has
-changed nothing. Openers come and go, take over, share, read or try; collections are consolidated at any
-moment, migrations fail or succeed.
+"""Goal: after any calls, by any opener and in any order, a stash agrees with a list of updates
+(`stash_model.py`), on every backend: its results, its refusals, and that a refused call has changed nothing.
+Openers come and go, take over, share, read or try; collections are consolidated at any moment, migrations
+fail or succeed.
 
 A failure names its game: the seed and the calls up to it."""
 

@@ -1,4 +1,4 @@
-"""What only a real Postgres does: conflicts, deadlocks, other defaults, tables that somebody else wrote."""
+"""Behaviour of a real Postgres alone: conflicts, deadlocks, other defaults, tables of another program."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,5 @@
-"""Goal: openers in one process and in several, fenced, sharing, killed, cancelled and closed at any moment:
-what was acknowledged is there once, nothing is there by half, and nothing hangs."""
+"""Goal: openers in one process and in several, fenced, sharing, killed, cancelled and closed at any
+moment: each acknowledged change is there once, no change is there by half, and no call hangs."""
 
 import asyncio
 import signal

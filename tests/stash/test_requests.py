@@ -1,4 +1,4 @@
-"""What calls cost: transactions of a store, and statements of a database."""
+"""The costs of calls: transactions of a store, and statements of a database."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,5 @@
-"""Goal: whatever a disk refuses at whichever step of a change, a stash in SQLite has all of what it
-acknowledged and nothing of what it refused, after a crash too, and goes on."""
+"""Goal: when a disk fails at any step of a change, a stash in SQLite has all acknowledged changes and no
+refused one, after a crash too, and goes on."""
 
 import shutil
 import sqlite3

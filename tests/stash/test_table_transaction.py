@@ -1,5 +1,6 @@
-"""Goal: a transaction on a table does what one on a dict would, for keys of any type; what it refuses changes
-nothing; and what is pending is no more than the difference, in the order of a collection."""
+"""Goal: a transaction on a table does what a transaction on a dict would, for keys of any type; a refused
+call changes nothing; and the pending changes are no more than the difference, in the order of a
+collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goal: a change that follows from what was read in tables is made of what is there when it is written,
+"""Goal: a change that follows from a read of tables is made from their contents at the time of the write,
 however many tasks and processes change them at once; a late batch cannot make a table unreadable."""
 
 import asyncio

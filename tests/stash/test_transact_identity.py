@@ -1,5 +1,5 @@
-"""Goal: a table stays one that can be read and written, whatever the classes of its keys and vals take for
-equal, however their codecs write them, and whatever a transaction does to the vals that it was given."""
+"""Goal: a table stays readable and writable, for all classes of keys and vals with their own equality, all
+codecs, and transactions that change vals in place."""
 
 import datetime as dt
 import math

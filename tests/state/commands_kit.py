@@ -1,4 +1,4 @@
-"""What the tests of commands share."""
+"""Helpers that the tests of commands share."""
 
 import json
 from dataclasses import dataclass, field

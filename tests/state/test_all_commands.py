@@ -1,6 +1,6 @@
-"""Goal: whatever commands are run, in whatever order, with whatever clock: none fails otherwise than by a
-refusal, what was refused changes nothing, and each version reads back as the state that its writer has: by
-its bytes, and by a rollup of it. Commands are drawn by a seed; a failure names it."""
+"""Goal: any commands, in any order, with any clock: none fails otherwise than by a refusal, a refused
+command changes nothing, and each version reads back as the state that its writer has: by its bytes, and by
+a rollup of it. Commands are drawn by a seed; a failure names it."""
 
 import os
 import random

@@ -1,5 +1,5 @@
-"""Goal: whatever sequence of commands is applied, the state that a reader makes of the bytes is the one that
-the writer has; invariants hold; since moves by its rule alone; an expiry only removes a record."""
+"""Goal: after any sequence of commands, the state that a reader makes of the bytes is the state that the
+writer has; invariants hold; since moves by its rule alone; an expiry only removes a record."""
 
 from typing import Any
 

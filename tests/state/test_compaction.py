@@ -1,5 +1,5 @@
-"""Goal: what is compacted next is decided from the state alone: what the spine asks for, what since has
-passed, and never what somebody has claimed."""
+"""Goal: the next compaction follows from the state alone: from the requests of the spine and from since,
+and never includes a claimed batch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Goal: plans that are made on the loop take work in proportion to what they look at, not to its square."""
+"""Goal: plans that are made on the loop take work in proportion to their input, not to its square."""
 
 from collections.abc import Callable
 

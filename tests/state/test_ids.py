@@ -1,5 +1,5 @@
-"""Goal: maps of many ids: what a commit writes and copies does not grow with them; bytes that earlier
-versions of the library wrote mean what they meant."""
+"""Goal: maps of many ids: the bytes that a commit writes and copies do not grow with them; bytes that
+earlier versions of the library wrote keep their meaning."""
 
 import gzip
 import json

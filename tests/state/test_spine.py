@@ -1,5 +1,5 @@
-"""Goal: however batches come and shrink, the spine covers each of them once, in order, with few of them and
-little work."""
+"""Goal: after any insertions and compactions, the spine covers each batch once, in order, with few batches
+and little work."""
 
 import math
 

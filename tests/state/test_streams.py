@@ -1,5 +1,5 @@
-"""Goal: streams in a state become others by the same changes for who commits and who reads; the sums that the
-state keeps are sums; and what no live batch names any more is known as dropped."""
+"""Goal: the same changes lead to the same streams for writers and readers; the sums that the state keeps
+are sums; and parts that no live batch names any more are known as dropped."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the tests of postgres share."""
+"""Helpers that the tests of the store in Postgres share."""
 
 import asyncio
 from collections.abc import AsyncIterator

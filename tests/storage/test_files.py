@@ -1,4 +1,4 @@
-"""Files: what a crash, a full disk or a failed fsync leaves behind."""
+"""Files: the state after a crash, a full disk or a failed fsync."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Goal: the wrappers repeat what may be repeated and nothing else, count requests, and keep blobs."""
+"""Goal: the wrappers repeat only requests that may be repeated, count requests, and keep blobs."""
 
 import asyncio
 import logging

@@ -1,5 +1,5 @@
-"""Goal: whatever a disk refuses at whichever step of a commit, acknowledged writes are there after a crash,
-writes that failed determinately are not, and the store goes on."""
+"""Goal: when a disk fails at any step of a commit, acknowledged writes are there after a crash, writes
+that failed determinately are not, and the store goes on."""
 
 import asyncio
 import os

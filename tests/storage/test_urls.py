@@ -1,4 +1,4 @@
-"""Goal: each URL and set of arguments opens the right store; an error names the part that is at fault."""
+"""Goal: each URL and set of arguments opens the right store; an error names the part at fault."""
 
 import os
 import re

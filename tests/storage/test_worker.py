@@ -1,5 +1,5 @@
-"""Goal: whatever happens to a group of jobs, each caller gets its outcome, and never a success that was
-none."""
+"""Goal: after any failure in a group of jobs, each caller gets the outcome of its job, and never a false
+success."""
 
 import logging
 from typing import Any

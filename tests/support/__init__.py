@@ -1,1 +1,1 @@
-"""What tests of several folders share: locations, clocks, schemas, faults. Nothing here is a test."""
+"""Helpers that tests of several folders share: locations, clocks, schemas, faults. Nothing here is a test."""

@@ -1,4 +1,4 @@
-"""Counts what callbacks of the loop do, on whatever machine: calls of functions, not time."""
+"""Counts the work of callbacks of the loop, alike on every machine: calls of functions, not time."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Cutting calls off."""
+"""Cancels calls at chosen moments."""
 
 import asyncio
 from collections.abc import Awaitable

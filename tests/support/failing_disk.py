@@ -1,5 +1,5 @@
-"""A disk that fails when it is told to: a VFS of SQLite that hands everything on to the system's, but for the
-step that is to fail.
+"""A disk that fails when it is told to: a VFS of SQLite that passes everything on to the system's, except for
+the step that is to fail.
 
 It needs SQLite as a shared library, as most Pythons have it; where it is not, `FailingDisk.get()` skips.
 """

@@ -1,4 +1,5 @@
-"""A location in memory whose requests can be held, crashed and counted, and what should be in its shard."""
+"""A location in memory whose requests can be held, crashed and counted, and the contents that its shard
+should have."""
 
 import asyncio
 import copy

@@ -1,5 +1,5 @@
-"""Goal: the suites for stores run as their docstrings show them, in a project without our configuration: with
-pytest-asyncio in strict and in auto mode, and for stores that never let another task run."""
+"""Goal: the suites for stores run as their docstrings show them, in a project without our configuration:
+with pytest-asyncio in strict and in auto mode, and for stores that never let another task run."""
 
 import asyncio
 import re

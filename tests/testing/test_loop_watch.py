@@ -1,4 +1,4 @@
-"""A test that blocks the event loop fails; one that waits, or works on a thread, does not."""
+"""A test that blocks the event loop fails; a test that waits, or works on a thread, does not."""
 
 import subprocess
 import sys
