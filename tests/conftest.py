@@ -77,7 +77,7 @@ def postgres_server() -> Iterator[servers.PostgresServer]:
 
 @pytest.fixture
 def postgres_schema() -> str:
-    """The name of a schema that nobody else uses; the library makes it."""
+    """The name of a schema of this test alone; the library makes it."""
     return f"t_{uuid.uuid4().hex[:16]}"
 
 
@@ -273,7 +273,7 @@ class LoopWatch:
                 self.blocked_at = "".join(traceback.format_stack(frame)[-8:]) if frame else "?"
 
     def _queued_s(self) -> float:
-        """How long the loop's thread has waited for a core so far; 0 where nobody tells."""
+        """How long the loop's thread has waited for a core so far; 0 where the system does not tell."""
         try:
             return int(self._schedstat.read_text().split()[1]) / 1e9
         except OSError:

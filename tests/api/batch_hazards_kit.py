@@ -15,7 +15,7 @@ from tests.support.schemas import SCHEMA, Writer
 
 
 class Gate:
-    """Open; shut, whoever comes waits, and `reached` tells that somebody did."""
+    """A gate. While it is shut, callers wait, and `reached` tells that one came."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()

@@ -90,7 +90,7 @@ async def history(client: ap.Client) -> list[tuple[str, int, int, int]]:
     raise AssertionError("the subscription ended")
 
 
-SPENT = "spent"  # the answer of whoever comes second
+SPENT = "spent"  # the outcome of the second call
 
 
 async def used(use: Any, w: Writer, batch: ap.Batch) -> str:

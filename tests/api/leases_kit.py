@@ -54,7 +54,7 @@ async def since_of(client: ap.Client) -> ap.Antichain:
 
 
 async def commit(writer: ap.WriteHandle[str, int]) -> None:
-    """Any commit of anybody: it expires what is overdue."""
+    """Any commit of any client: it expires overdue registrations."""
     upper = await writer.fetch_recent_upper()
     await writer.compare_and_append([], upper, upper)
 

@@ -31,7 +31,7 @@ from aiopersist.testing.faults import FaultyBlob, FaultyConsensus, Outcome
 
 Act = Callable[[], Awaitable[Any]]
 
-BUSY, ENDED = "busy", "ended"  # shards: one that owes work, and one that nobody can read or write
+BUSY, ENDED = "busy", "ended"  # shards: one that owes work, and one that no client can read or write
 BEFORE, DURING, AFTER = "before", "during", "after"
 FREE = ("watch", "now")  # calls that change nothing and may be any number
 RUN_S = 20  # a run that hangs is ended, and is no run that was killed as it should be

@@ -102,7 +102,7 @@ async def test_with_single_appends_of_the_same_writers() -> None:
 
 
 async def test_several_clients_on_every_store(location: Any) -> None:
-    """Goal: appends of several clients to the same shards: each is in all or in none, whoever wins."""
+    """Goal: appends of several clients to the same shards: each is in all or in none, whichever wins."""
     blob, consensus = location
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(ap.open(blob=blob, consensus=consensus)) for _ in range(3)]

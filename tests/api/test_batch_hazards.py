@@ -37,7 +37,7 @@ async def eventually(r: Rig, parts: set[str]) -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "handed_over"])
 async def test_a_half_deleted_batch_can_only_be_deleted(shared: bool) -> None:
-    """Goal: some of its blobs are gone, so nobody appends it, flushes it or hands it over; the deletion is
+    """Goal: some of its blobs are gone, so it cannot be appended, flushed or handed over; the deletion is
     repeated, and consumes."""
     async with rig(blob_target_size=1, inline_writes_single_max_bytes=0, retry_timeout_s=0.0) as r:
         w, other = await r.writer(), await r.writer()
@@ -244,7 +244,7 @@ async def test_a_group_whose_caller_leaves_while_it_tidies_up_frees_its_batches(
 async def test_a_covered_append_that_is_cancelled_is_committed_iff_it_consumed(
     single: int, shared: bool
 ) -> None:
-    """Goal: at whatever step, also while the blobs that nobody needs are deleted."""
+    """Goal: at any step, also while unused blobs are deleted."""
     async with rig(inline_writes_single_max_bytes=single) as r:
         w = await r.writer()
         r.blob.deletion_turns = 5

@@ -34,7 +34,7 @@ class Clock(Runtime):
             await asyncio.sleep(0.001)
 
     async def passes(self, seconds: float) -> None:
-        """In steps of a twentieth, so that everybody who sleeps meanwhile does what is due."""
+        """In steps of a twentieth, so that every sleeping task does its due work."""
         for _ in range(20):
             self.now += seconds / 20
             await asyncio.sleep(0.005)
@@ -138,7 +138,7 @@ async def test_batches_that_are_built_at_once_rotate_too(how: str, monkeypatch: 
 
 
 async def test_a_restored_batch_without_parts_that_is_dropped_releases_its_registration() -> None:
-    """Goal: nobody is warned of it, and nobody sends heartbeats for it."""
+    """Goal: no warning is about it, and no task sends heartbeats for it."""
     async with rig() as r:
         w = await r.writer()
         async with (await r.another()).writer("t", SCHEMA) as there:

@@ -55,7 +55,7 @@ class Stress:
         else:
             rows = self.rows(upper)
             batch = await self.built(w, rows, upper)
-            batch._staged.spent_elsewhere()  # it may end in the hands of nobody
+            batch._staged.spent_elsewhere()  # it may be dropped without an owner
             if kind == "post":
                 data = batch.to_transmittable()
                 self.posted += [(data, rows)] * self.chance.choice([1, 2, 3])
@@ -148,7 +148,7 @@ class Stress:
 async def test_a_random_life(seed: int) -> None:
     """Goal: some hundred operations of several clients under faults and cancellations: the shard holds
     what was acknowledged or settled as committed, each once; every blob that is named is there, and no
-    other but those of batches that nobody took in."""
+    other but those of batches that were handed over and never restored."""
     single = random.Random(seed).choice([0, 200])
     async with rig(inline_writes_single_max_bytes=single, blob_target_size=60) as r:
         stress = Stress(seed, r)

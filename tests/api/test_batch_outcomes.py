@@ -221,7 +221,7 @@ async def test_after_a_mismatch_the_caller_keeps_it(append: Any) -> None:
 
 @pytest.mark.parametrize("append", [by_replica, by_txn], ids=["covered", "txn"])
 async def test_a_success_that_writes_nothing_consumes_it(append: Any) -> None:
-    """Goal: blobs that nobody needs are deleted; those of the first append stay."""
+    """Goal: unused blobs are deleted; those of the first append stay."""
     async with rig(inline_writes_single_max_bytes=0) as r:
         w, first = await staged(r)
         second = await w.batch(ROWS, 0, 1)
@@ -233,14 +233,14 @@ async def test_a_success_that_writes_nothing_consumes_it(append: Any) -> None:
 
 
 async def test_a_cancelled_repeat_is_committed() -> None:
-    """Goal: at whatever step; also while the blobs that nobody needs are deleted."""
+    """Goal: at any step; also while unused blobs are deleted."""
     async with rig(inline_writes_single_max_bytes=0) as r:
         answers = [answer async for answer, _ in cancelled_repeats(r)]
         assert set(answers) == {ap.Committed(ap.Antichain(1))}
 
 
 async def test_a_cancelled_repeat_that_is_committed_has_consumed_its_batch() -> None:
-    """Goal: `Committed` means success, and a success consumes: nobody is left to delete the blobs."""
+    """Goal: `Committed` means success, and a success consumes: no caller is left to delete the blobs."""
     async with rig(inline_writes_single_max_bytes=0) as r:
         batches = [b async for answer, b in cancelled_repeats(r) if isinstance(answer, ap.Committed)]
         assert {batch._staged.use.value for batch in batches} == {"consumed"}

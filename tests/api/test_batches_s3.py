@@ -39,7 +39,7 @@ async def proxied(url: str) -> AsyncIterator[tuple[TcpProxy, str]]:
 
 
 async def losing(proxy: TcpProxy) -> None:
-    """Lose one answer after the other: the server has done what was asked, and nobody is told."""
+    """Lose one answer after the other: the server has done the work, and no client is told."""
     while True:
         await proxy.swallow_answers_then_cut(lambda answer: b"HTTP/1.1 200" in answer)
         await asyncio.sleep(0.02)

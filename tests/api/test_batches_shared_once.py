@@ -243,7 +243,7 @@ async def test_appended_in_one_append_with_others(place: World) -> None:
 )
 @pytest.mark.parametrize("first", [by_append, by_delete])
 async def test_a_spent_copy_is_dropped_without_a_warning(first: Any, second: Any) -> None:
-    """Goal: `ResourceWarning` is about batches that nobody appended or deleted."""
+    """Goal: `ResourceWarning` is about batches that were neither appended nor deleted."""
     async with world(inline_writes_single_max_bytes=0) as place:
         w = await place.writer()
         data = (await w.batch(ROWS, 0, 2)).to_transmittable()

@@ -68,7 +68,7 @@ async def test_a_registration_that_ends_later_is_told_at_the_append(place: World
         with pytest.raises(ap.BatchExpired):
             await append
     for copy in copies:
-        await copy.delete()  # nobody can tell whether it was appended: consumed, its blobs left to the sweep
+        await copy.delete()  # it is unknown whether it was appended: consumed, its blobs left to the sweep
     assert await place.history() == []
     await there.compare_and_append(ROWS, 0, 2)
     assert await place.history() == ROWS

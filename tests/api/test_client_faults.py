@@ -58,7 +58,8 @@ async def test_a_shard_that_is_dropped_before_it_is_made_is_never_made() -> None
 
 
 async def test_a_shard_whose_drop_broke_off_is_refused() -> None:
-    """Goal: after a crash before the name was freed: finalized for everybody, and dropped again."""
+    """Goal: after a crash before the name was freed the shard is finalized for every client, and can be
+    dropped again."""
     from aiopersist.shard.attempt import Slot
     from aiopersist.shard.commit import commit
     from aiopersist.state.lifecycle import Finalize

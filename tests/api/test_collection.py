@@ -107,7 +107,7 @@ async def test_cancelled_at_every_step() -> None:
 
 
 async def test_a_compaction_cancelled_as_it_claims_can_be_called_again() -> None:
-    """Goal: nobody waits for its claim; not for ever, and not for a lease that the wait itself renews."""
+    """Goal: no process waits for its claim; not for ever, and not for a lease that the wait itself renews."""
     place, _ = await prepared()
     way = Way()
     async with place.open(way, writer_lease_s=0.4) as client:

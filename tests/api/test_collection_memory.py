@@ -182,7 +182,7 @@ async def test_compaction_of_some_runs_of_a_writer_that_is_gone() -> None:
 
 
 async def test_closing_gives_back_claims() -> None:
-    """Goal: a client that is closed in the middle of a compaction blocks nobody for a lease."""
+    """Goal: a client that is closed in the middle of a compaction blocks no other process for a lease."""
     place, _ = await prepared()
     way = Way()
     async with place.open() as other:

@@ -59,7 +59,7 @@ async def test_many_shards_at_rest_in_postgres(postgres_url: str) -> None:
 
 @pytest.mark.parametrize("moving", [1, 40])
 async def test_a_hint_wakes_the_shard_at_once(moving: int) -> None:
-    """Long before anybody would look by himself; several that move at one moment, too."""
+    """Long before a look without hints; several shards that move at one moment, too."""
     names = [f"s{i}" for i in range(50)]
     name, settings = f"mem://{uuid.uuid4()}", ap.Settings(watch_timeout_s=60)
     async with (

@@ -112,8 +112,8 @@ async def test_a_task_can_be_made_of_an_opening(world: World, opener: Callable[[
 
 
 async def test_a_client_that_is_dropped(tmp_path: Path) -> None:
-    """Goal: told once nobody has it any more, be handles of it open or not; not of one that failed to
-    open."""
+    """Goal: a warning once the last reference is gone, with or without open handles; none for one that failed
+    to open."""
     client = await ap.open("mem://")
     writer = await client.writer("a", SCHEMA)
     await writer.write([("k", 1)])

@@ -121,7 +121,7 @@ async def test_a_drop_that_crashed_is_finished_first(place: Place) -> None:
 
 
 async def test_a_finalized_shard_that_has_a_name_stays(place: Place) -> None:
-    """Goal: under its name nobody makes a shard of the same id; once the name is dropped, both go."""
+    """Goal: under its name no process makes a shard of the same id; once the name is dropped, both go."""
     client = await place.client()
     async with client.writer("tmp", SCHEMA) as w, client.critical_since("tmp", "me") as since:
         shard = w.shard_id

@@ -19,7 +19,7 @@ from tests.api.leases_kit import (
 from tests.support.schemas import SCHEMA
 from tests.support.shards import rows_until
 
-# --- since moves only where somebody moves it ---------------------------------------------------------
+# --- since moves only by a call or a policy -----------------------------------------------------------
 
 
 async def test_opening_and_reading_never_move_since(world: World) -> None:

@@ -88,7 +88,7 @@ async def test_a_listen_opened_after_an_expiry_elsewhere_goes_on(world: World) -
 
 
 async def test_an_expired_listen_never_skips_history(world: World) -> None:
-    """Since passed it while nobody held it back: an error, whatever it asks for."""
+    """Since passed it while no hold kept it back: every call is an error."""
     writer = await world.writer()
     client, other = await world.client(), await world.client()
     reader = await client.reader("s", SCHEMA)

@@ -122,7 +122,7 @@ async def test_history_given_up_is_told_at_once(mem: ap.Client, what: str) -> No
 
 
 async def test_the_minimum_is_readable_from_the_minimum(mem: ap.Client) -> None:
-    """Reading changes from {0} needs since {0}; once it moved nobody can."""
+    """Reading changes from {0} needs since {0}; once since has moved they cannot be read."""
     writer = await filled(mem, 0)
     reader = await mem.reader("s", SCHEMA, hold=0)
     await reader.downgrade_since(1)

@@ -163,7 +163,7 @@ async def test_a_step_that_was_given_up_loses_nothing_to_other_iterations() -> N
 
 
 async def test_the_default_begins_though_both_frontiers_move(mem: ap.Client) -> None:
-    """Between the look at the upper and the hold somebody appends and gives up what was before."""
+    """Between the look at the upper and the hold another client appends and gives up earlier history."""
     url, faults = f"mem://{uuid.uuid4().hex}", Faults()
 
     class Racing(FaultyConsensus):

@@ -46,7 +46,7 @@ async def until(holds: Any, deadline_s: float = 10.0) -> Any:
 
 @pytest.mark.parametrize("inline", [0, 16384])
 async def test_an_idle_shard_converges(location: Any, inline: int) -> None:
-    """Goal: without anybody asking: few batches, few versions, no blob that nobody needs."""
+    """Goal: without any call: few batches, few versions, no unused blob."""
     async with opened(location, inline_writes_single_max_bytes=inline, blob_target_size=4000) as client:
         async with client.writer("t", SCHEMA) as w:
             expected = await grown(w, 60)
@@ -154,7 +154,7 @@ async def test_rollups_go_on_beside_an_open_reader(location: Any) -> None:
 
 
 async def test_a_round_beside_a_compaction_does_not_end_it(location: Any) -> None:
-    """Goal: whoever lets go of the registration ends it only when the last one has."""
+    """Goal: the registration ends only when its last user has released it."""
     async with opened(location, inline_writes_single_max_bytes=0, compaction_idle_s=1000.0) as client:
         async with client.writer("t", SCHEMA) as w:
             expected = await grown(w, 20)

@@ -122,7 +122,7 @@ async def busy(client: Any, name: str) -> None:
 
 
 async def ended(client: Any, name: str) -> None:
-    """One that nobody can read or write any more."""
+    """A shard that no client can read or write any more."""
     await busy(client, name)
     async with client.writer(name, SCHEMA) as w:
         await w.compare_and_append([], w.upper, ap.Antichain())
@@ -130,7 +130,7 @@ async def ended(client: Any, name: str) -> None:
 
 
 async def half_buried(client: Any, name: str) -> None:
-    """One that was finalized, by somebody who died before the data was deleted."""
+    """A shard that was finalized by a process that died before the data was deleted."""
     await ended(client, name)
     shard = client._shards.at(await client.shard_id(name))
     await shard.register.refresh()

@@ -135,7 +135,7 @@ async def test_the_background_collects_after_a_pause(caplog: Any, tmp_path: Any)
 
 
 async def leaking(place: Any, clock: Clock) -> None:
-    """A process that is killed with a staged batch and a hold, in a shard that nobody appends to any more."""
+    """A process that is killed with a staged batch and a hold, in a shard without further appends."""
     client = await ap.open(place, settings=BLOBS, runtime=clock, maintenance=False)
     w = await client.writer("t", SCHEMA)
     await w.compare_and_append([("a", 1, 0, 1)], 0, 1)

@@ -48,7 +48,7 @@ async def test_an_append_writes_as_much_after_many_batches_of_a_lent_writer_as_a
 
 async def test_a_lent_writer_that_is_full_is_lent_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: who builds is refused before anything is built; what was built before is appended; the handle has
-    a new writer by then; and once nobody needs it, the full one goes with its ids."""
+    a new writer by then; and once it is unused, the full one goes with its ids."""
     monkeypatch.setattr("aiopersist.shard.registration.LENT_BATCHES_MAX", 3)
     clock = Clock(MemoryConsensus(), Faults())
     async with (
@@ -110,7 +110,7 @@ async def test_writes_that_share_a_commit_fail_alone_where_there_is_no_room_for_
 
 
 async def test_ids_are_forgotten_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: with the rollup, those that nobody has used for so long; no version drops more than a slice."""
+    """Goal: with the rollup, the ids that were unused for so long; no version drops more than a slice."""
     monkeypatch.setattr("aiopersist.gc.rollup.FORGOTTEN_AT_ONCE", 50)
     settings = ap.Settings(txn_retention_s=1000.0)
     async with (

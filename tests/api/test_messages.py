@@ -225,7 +225,7 @@ async def test_a_value_that_is_cut_has_its_last_quote(mem: ap.Client) -> None:
 
 
 async def test_a_part_that_is_gone(mem: ap.Client) -> None:
-    """Goal: the error's type can be named by whoever catches it."""
+    """Goal: a caller can name the error's type in order to catch it."""
     assert issubclass(ap.MissingPart, ap.Corruption)
     writer, reader = await mem.writer("orders", SCHEMA), await mem.reader("orders", SCHEMA)
     batch = await writer.batch([("a", 1, 0, 1)], 0, 1)

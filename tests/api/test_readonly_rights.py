@@ -93,7 +93,7 @@ def files(folder: Path) -> list[str]:
 
 
 async def test_a_directory_at_rest(tmp_path: Path) -> None:
-    """Goal: nobody has it open: it is read, and no file is made beside the database."""
+    """Goal: a file that no process has open is read, and no file is made beside the database."""
     async with ap.open(tmp_path / "l") as client, client.writer("t", SCHEMA) as w:
         await w.write([("a", 1)])
     before = files(tmp_path / "l")

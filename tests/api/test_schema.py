@@ -168,7 +168,7 @@ async def test_no_nan_is_lost_in_the_state() -> None:
 @pytest.mark.parametrize("inline", [0, 16384], ids=["blob", "inline"])
 async def test_old_and_new_go_on_together(location: StoreUrls, inline: int) -> None:
     """Goal: a deployment rolls: old parts read with nulls, old readers leave new fields out, old writers'
-    rows read with nulls; whoever opened before the change, and whoever opens after it."""
+    rows read with nulls; handles that were opened before the change, and handles that are opened after it."""
     limits = ap.Settings(inline_writes_single_max_bytes=inline)
     async with (
         ap.open(blob=location.blob, consensus=location.consensus, settings=limits) as client,

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("started_postgres")
 
 
 async def churn(client: ap.Client, since: int) -> None:
-    """Replace all that is there, twice, and collect what nobody needs."""
+    """Replace all contents, twice, and collect the garbage."""
     async with client.writer("t", SCHEMA) as w:
         for _ in range(2):
             t: Any = (await w.fetch_recent_upper()).time
@@ -138,7 +138,8 @@ async def test_a_piece_that_is_being_read_when_the_read_is_closed(place: Place) 
 
 
 async def test_an_expired_lease(place: Place) -> None:
-    """Goal: time passes, nobody renews, anybody commits: the blobs go, and that is told."""
+    """Goal: time passes without a heartbeat, another client commits: the blobs go, and the read is
+    refused."""
     client, other = await place.client(**LAYOUTS["blobs"]), await place.client(**LAYOUTS["blobs"])
     model = await ten_times(client)
     shared = await client.shared_read("t", keep=True, lease_s=60)
@@ -188,7 +189,7 @@ async def test_renewals_let_go_of_nothing(place: Place) -> None:
 
 
 async def test_who_reads_renews(place: Place) -> None:
-    """Goal: what is kept lives as long as somebody reads it; a commit at most once a quarter of the lease."""
+    """Goal: a kept read lives as long as a process reads it; a commit at most once a quarter of the lease."""
     client, other = await place.client(), await place.client()
     await ten_times(client)
     kept = await client.shared_read("t", lease_s=40, keep=True)

@@ -233,7 +233,7 @@ async def test_a_write_of_nothing_commits_nothing(client: ap.Client) -> None:
 
 @pytest.mark.parametrize("end", ["finished", "dropped"])
 async def test_a_write_that_cannot_begin_is_told(mem: ap.Client, end: str) -> None:
-    """Goal: not even the turn comes: everybody who waits for it learns why, and nobody spins."""
+    """Goal: if the turn itself fails, every waiting call gets the error, and no task spins."""
     async with mem.writer("t", SCHEMA) as w:
         if end == "finished":
             await w.compare_and_append([], 0, f())

@@ -187,7 +187,8 @@ async def test_a_caller_that_did_not_wait_for_the_cancellation() -> None:
 
 
 async def test_an_append_under_way_holds_up_no_reader_of_the_upper() -> None:
-    """Goal: nothing is in doubt while somebody waits for the answer, so `fetch_recent_upper` does not."""
+    """Goal: no append is in doubt while its caller waits for the answer, so `fetch_recent_upper` does not
+    wait."""
     async with rig() as r:
         r.consensus.gate.clear()
         append = asyncio.ensure_future(r.mine.compare_and_append([("a", 1, 0, 1)], 0, 1))

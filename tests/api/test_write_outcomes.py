@@ -282,7 +282,7 @@ async def test_a_cancelled_write_shares_the_fate_of_its_group() -> None:
 
 
 async def test_a_repeat_that_was_cancelled_is_committed() -> None:
-    """Goal: a transaction number that is recorded is one that happened, whoever asks."""
+    """Goal: a recorded transaction number is one whose append happened, for every caller."""
     async with rig() as r, r.client.writer("t", SCHEMA) as w:
         async with r.honest.writer("t", SCHEMA) as other:  # `w` has not heard of it yet
             await other.compare_and_append([("a", 1, 0, 1)], 0, 1, txn=("app", 7))

@@ -274,7 +274,7 @@ async def test_the_loop_goes_on_beside_a_shard_that_is_damaged(tmp_path: Path) -
 
 
 async def is_at_work(client: Any, names: list[str]) -> bool:
-    """Whether somebody has claimed something."""
+    """Whether any work is claimed."""
     return any([(await state_of(client, name)).claims for name in names])
 
 

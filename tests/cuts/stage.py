@@ -79,7 +79,7 @@ class Stage:
     gone: set[str] = field(default_factory=set)
     """Shards that may have been dropped."""
     claim_s: float = 61.0
-    """After which work is claimed anew that nobody could give back."""
+    """After it work is claimed anew that no process could give back."""
     marks: int = 0
 
     def open(self, trouble: Trouble | None = None, **limits: Any) -> Any:
@@ -139,7 +139,7 @@ class Stage:
         return result
 
     async def settle(self) -> None:
-        """The outcome of the last append of each writer, if nobody was told."""
+        """The outcome of the last append of each writer, if its caller was not told."""
         for w, (told,) in self.writers:
             if told.happened is not None:
                 continue
@@ -189,7 +189,7 @@ class Stage:
             self.check_rows(name, followed)
 
     def check_rows(self, name: str, rows: list[Any]) -> None:
-        """They are what was told; what nobody knew is known from now on."""
+        """The contents agree with the answers; unknown outcomes are known from now on."""
         there = {(key, val): diff for key, val, diff in rows}
         assert len(there) == len(rows)
         for told in self.told:
@@ -199,7 +199,7 @@ class Stage:
             if told.happened is None and diffs in ({0}, {1}):
                 told.happened = diffs == {1}
             assert diffs == {int(bool(told.happened))}, (told, diffs)
-        assert not there, f"nobody appended {there}"
+        assert not there, f"these were never appended: {there}"
 
     async def verify(self) -> None:
         """See the header, 2 to 4."""

@@ -303,7 +303,7 @@ def test_pieces_of_an_iterator_are_bounded_in_bytes_too() -> None:
 
 
 def test_an_empty_list_whose_child_lies_beyond_its_buffers() -> None:
-    """Goal: Arrow takes it for valid, and writes a message of it that nobody can read."""
+    """Goal: Arrow takes it for valid, and writes a message of it that no reader can decode."""
     child = pa.Array.from_buffers(pa.int32(), 0, [None, pa.py_buffer(b"")], 0, 9)
     element = pa.field("element", pa.int32(), nullable=False)
     offsets = pa.py_buffer(bytes(8))

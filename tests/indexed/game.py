@@ -1103,7 +1103,7 @@ class Game:
         raise AssertionError("a step with nothing to do asks the stores")
 
     async def check_blobs(self) -> None:
-        """Nothing is there that nobody names, and everything is that somebody names."""
+        """Every blob has a name in a state, and every named blob exists."""
         client = await self.maintainer()
         while (await client.maintain()).did_something:
             pass

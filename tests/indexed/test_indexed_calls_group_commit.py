@@ -105,7 +105,7 @@ async def test_a_slow_write_keeps_its_place(ix: Indexed) -> None:
 
 
 async def test_a_refused_call_returns_only_after_the_commit_of_its_group() -> None:
-    """Goal: whoever is told its seqno finds it durable: the answer waits for the store."""
+    """Goal: a caller that gets a seqno finds its write durable: the answer waits for the store."""
     url, faults = f"mem://{uuid.uuid4().hex}", Faults()
     consensus = FaultyConsensus(ap.open_consensus(url), faults)
     async with ap.open(blob=ap.open_blob(url), consensus=consensus) as client, ap.open(url) as other:

@@ -188,7 +188,7 @@ async def test_the_same_contents_while_the_background_is_at_work(seed: int) -> N
 
 
 async def test_batches_keep_their_order_through_rollups() -> None:
-    """Goal: seqnos and times of several digits are numbers, not text, for whoever opens next."""
+    """Goal: seqnos and times of several digits are numbers, not text, for the next instance."""
     options = ap.Settings(**TINY, rollup_every=2)
     url = f"mem://{uuid.uuid4().hex}"
     async with ap.open(url, settings=options) as client, client.indexed("ix", background=False) as ix:

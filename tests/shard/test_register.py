@@ -149,7 +149,7 @@ async def test_a_rollup_that_is_not_there_is_corruption(place: Place) -> None:
 
 
 async def test_a_gap_below_the_head_is_corruption(place: Place) -> None:
-    """Goal: versions that nobody may have dropped are missing: told, not waited for."""
+    """Goal: missing versions that no collection can have dropped are an error, not a wait."""
     async with place.open(maintenance=False) as client:
         shard = await appended(client, 3)
         await place.consensus.truncate(consensus_key(shard), 2)

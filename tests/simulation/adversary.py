@@ -69,7 +69,7 @@ class Game:
     # --- what the writers write ----------------------------------------------------------------------
 
     def rows(self, rng: random.Random, times: list[Any]) -> list[Any]:
-        """Updates at some of `times`; of a game of replicas the same for everybody."""
+        """Updates at some of `times`; in a game of replicas the same for all writers."""
         if self.definite:
             return [row for time in times for row in self.definite_rows(time)]
         many = rng.choice([0, 1, 2, 5, 40])
@@ -197,7 +197,7 @@ class Game:
         self, rng: random.Random, handle: ap.WriteHandle[str, int], call: Awaitable[Any], piece: Piece
     ) -> None:
         """Note what became of the call, perhaps by `settle` after it was cut off. If this process is killed
-        meanwhile, nobody knows."""
+        meanwhile, the outcome is unknown."""
         self.seen.pieces.append(piece)
         try:
             if rng.random() < 0.6:
@@ -256,8 +256,8 @@ class Game:
     async def open_reader(
         self, rng: random.Random, client: ap.Client
     ) -> tuple[ap.ReadHandle[str, int], bool]:
-        """A reader, and whether it has a hold, which never expires: not where it may be killed, since nobody
-        would ever let go of it."""
+        """A reader, and whether it has a hold, which never expires: not where it may be killed, since the
+        hold would stay for ever."""
         handle: ap.ReadHandle[str, int] = await client.reader(self.name, self.schema, create=True)
         if self.deadly or rng.random() < 0.4:
             return handle, False
@@ -637,8 +637,8 @@ class Game:
             await self.faults.land()
 
     async def verify(self, shard_id: str) -> None:
-        """After a quiet moment: everything seen is explained, the shard is sound, and once nobody is
-        registered any more nothing is left that nobody names."""
+        """After a quiet moment: all observations are explained, the shard is sound, and once no registration
+        is left no blob is without a name."""
         line, settings = self.world.line(), self.settings(random.Random(0))
         async with self.world.open(line, settings, maintenance=False) as client:
             upper = await self.look_at_the_end(client)

@@ -30,7 +30,7 @@ from tests.support.shards import noted
 
 SEEDS = int(os.environ.get("AIOPERSIST_TEST_INTERLEAVINGS", "2000"))
 GONE = (ap.BatchExpired, ap.LeaseExpired)
-SETTLE_TURNS = 12  # of the loop, in which whoever was let go asks for the next thing
+SETTLE_TURNS = 12  # of the loop, in which a released task makes its next request
 
 
 class Conductor(Way):

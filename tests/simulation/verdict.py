@@ -25,7 +25,7 @@ class Piece:
     lower: ap.Antichain | None = None
     upper: ap.Antichain | None = None
     happened: bool | None = None
-    """`None`: nobody was told."""
+    """`None`: no caller was told."""
 
     def at(self, time: int) -> None:
         """It happened, at this time."""

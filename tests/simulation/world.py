@@ -21,8 +21,8 @@ HONEST = (ap.LeaseExpired, ap.BatchExpired, ap.Indeterminate, ap.OpaqueMismatch,
 
 
 class Clock:
-    """How far the store's clock is ahead of the real one. A jump lets leases of everybody run out who is
-    not heard of."""
+    """How far the store's clock is ahead of the real one. A jump ends the leases of all handles without a
+    recent heartbeat."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0

@@ -41,7 +41,7 @@ def with_its_parent() -> None:
 
 
 def first_time(marker: str) -> bool:
-    """Whether nobody was here before, in any process."""
+    """Whether this is the first arrival, in any process."""
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

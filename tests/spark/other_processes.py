@@ -82,7 +82,7 @@ async def append(client: ap.Client, shard: str) -> None:
 
 
 async def tend(client: ap.Client, shard: str) -> None:
-    """Forget history, compact, and collect what nobody needs."""
+    """Forget history, compact, and collect the garbage."""
     upper = (await client.upper(shard)).time
     async with client.critical_since(shard, "others") as since:
         await since.compare_and_downgrade_since(0, 0, max(upper - BEHIND, since.since.time))

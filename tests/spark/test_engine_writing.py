@@ -216,7 +216,7 @@ def test_writers_beside_an_upsert(spark: Any, sc: Any, place: str, name: str) ->
         spark.createDataFrame(new, "key string, val long").repartition(2), name, mode="upsert"
     )
     other.join()
-    assert wrote > 1, "nobody came between"
+    assert wrote > 1, "no other writer came between"
     before, after = (counted(sc.snapshot_df(name, t)) for t in (wrote - 1, wrote))
     keys = {row[0] for row in new}
     assert after == Counter({row: n for row, n in before.items() if row[0] not in keys}) + Counter(new)
@@ -256,7 +256,7 @@ def test_nothing_is_something_that_can_be_written_and_read(
     assert sc.write_df(nothing, name, time=9) == 2  # no row, no time
     appended(place, "empty", PLAIN)
     with pytest.raises(ap.NotReadable):
-        sc.snapshot_df("empty")  # at once: nobody may ever write it
+        sc.snapshot_df("empty")  # at once: it may never be written
     assert sc.changes_df("empty", 0).count() == 0
     assert sc.compact("empty") is False
     appended(place, "unit", ap.Schema(None, None), ([(None, None, 0, 3)], 0, 1))

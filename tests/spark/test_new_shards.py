@@ -55,7 +55,8 @@ async def test_a_job_that_fails_leaves_no_shard() -> None:
 
 
 async def test_a_shard_that_others_use_stays() -> None:
-    """Goal: whoever has opened it, or has appended to it, keeps it; the job that made it is the first."""
+    """Goal: a client that has opened it, or has appended to it, keeps it; the job that made it is the
+    first."""
     columns = frame(key="string", val="long")
     async with ap.open(anywhere(), maintenance=False) as client:
         plan = await plan_write(client, columns, SPEC)

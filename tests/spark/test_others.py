@@ -85,7 +85,7 @@ async def readers(client: Any, name: str) -> set[str]:
 @pytest.mark.usefixtures("started")
 @pytest.mark.long
 def test_a_lease_without_its_planner(spark: Any, place: str, name: str) -> None:
-    """Goal: whoever planned is gone, and its short lease is renewed by tasks alone: reads go on well beyond
+    """Goal: the process that planned is gone, and tasks alone renew its short lease: reads go on well beyond
     it."""
     lease_s = 15.0
     options = {"location": place, "lease_s": lease_s, "parallelism": 2}
@@ -108,7 +108,7 @@ def test_a_lease_without_its_planner(spark: Any, place: str, name: str) -> None:
 @pytest.mark.usefixtures("started")
 @pytest.mark.long
 def test_a_lease_that_ran_out(spark: Any, place: str, name: str) -> None:
-    """Goal: nobody has read for as long as the lease lasts, and what was planned is gone: the read fails, and
+    """Goal: no task has read for the length of the lease, and the planned parts are gone: the read fails, and
     says why."""
     before = at(place, readers, name, **TINY)
     df = spark.read.format(FORMAT).options(location=place, lease_s=2.0, parallelism=1).load(name)

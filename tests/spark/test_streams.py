@@ -158,7 +158,7 @@ def test_a_restart_with_a_named_hold(spark: Any, place: str, name: str, tmp_path
 
 @pytest.mark.long
 def test_a_hold_that_expires(spark: Any, place: str, name: str, tmp_path: Path) -> None:
-    """Goal: the same when nobody ends the hold, and the query was away for longer than its lease."""
+    """Goal: the same when no run ends the hold, and the query was away for longer than its lease."""
     append(place, name, history(3), 0)
     move_since(place, name, 0)
     df = stream(spark, place, name, startingTime=0, hold_name="nightly", lease_s=3)

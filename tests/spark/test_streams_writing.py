@@ -112,7 +112,7 @@ def test_output_modes(spark: Any, sc: Any, place: str, name: str, tmp_path: Path
 def test_a_query_without_a_named_hold_moves_nothing(
     spark: Any, place: str, name: str, tmp_path: Path
 ) -> None:
-    """Goal: reading is no reason for history to go: since moves only where somebody moves it."""
+    """Goal: reads forget no history: since moves only by a call or a policy."""
     append(place, name, history(4), 0)
     df = stream(spark, place, name, startingTime=0, maxRowsPerTrigger=3)
     drained(df, tmp_path / "c")

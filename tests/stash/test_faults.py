@@ -26,8 +26,8 @@ from tests.stash.faults_kit import (
 
 
 async def self_paced(stash: Stash, c: StashCollection[str, int], key: str) -> None:
-    """Append, though somebody's change, or one's own in doubt, may come in between, and though reads find
-    dead connections; once each."""
+    """Append, though a change of another opener, or an own change in doubt, may come in between, and though
+    reads find dead connections; once each."""
     while True:
         try:
             await put(stash, c, [key])
@@ -203,8 +203,8 @@ async def test_a_late_commit_of_several_statements(way: Way) -> None:
 
 
 async def test_a_late_opening_disturbs_nobody(way: Way) -> None:
-    """Goal: the first sending of any step of a take-over, repeated since and then late, fences neither who
-    sent it nor whoever took over after it."""
+    """Goal: the first sending of any step of a take-over, repeated since and then late, fences neither the
+    opener that sent it nor the one that took over after it."""
     async with ap.stash.open(way.direct) as earlier:
         await earlier.collection("c", str, int)
     for step in range(2, 40):

@@ -149,7 +149,7 @@ async def test_a_dead_owner_in_a_transaction_is_bounded(way: Way, last: bytes) -
 
 
 async def test_sharers_do_not_starve_a_take_over(way: Way) -> None:
-    """Goal: though somebody holds the fence at any moment, the one who takes over gets it soon."""
+    """Goal: though other openers hold the fence at any moment, a take-over gets it soon."""
     count = 6
     async with ap.stash.open(way.direct, exclusive=False) as first:
         for n in range(count):
@@ -176,7 +176,7 @@ async def test_sharers_do_not_starve_a_take_over(way: Way) -> None:
 
 
 async def test_a_row_that_is_gone_without_a_doubt(way: Way) -> None:
-    """Goal: the opener enrolls again and nobody notices, for all kinds of changes."""
+    """Goal: the opener enrolls again and no caller notices, for all kinds of changes."""
     async with ap.stash.open(way.url, NEVER) as stash:
         c = await stash.collection("c", str, int)
         for kind in KINDS:

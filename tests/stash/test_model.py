@@ -360,7 +360,7 @@ class Game:
         return model.Batch(h.id, lower, upper, compact, entries)
 
     def typed(self, opener: Opener, h: Handle) -> Act:
-        """Of the collection as it is there, so that nobody makes it."""
+        """A typed call on a collection that exists, so that the call does not create it."""
         kind = KINDS[h.types]
         if kind.nullable or not self.fits(h, opener):
             return self.read(h, "peek_one")

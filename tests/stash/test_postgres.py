@@ -118,7 +118,7 @@ async def test_a_database_that_was_restored(stash: Stash, admin: Admin) -> None:
 
 
 async def test_tables_of_a_later_version(postgres_url: str, stash: Stash, admin: Admin) -> None:
-    """Goal: nobody who does not understand them reads them, or takes them over."""
+    """Goal: a program that does not understand the tables neither reads them nor takes them over."""
     await admin.execute("UPDATE fence SET format = format + 1")
     before = await admin.fetchrow("SELECT * FROM fence")
     for mode in ({}, {"exclusive": False}, {"readonly": True}, {"savepoint": True}):

@@ -334,7 +334,7 @@ async def test_a_busy_owner_does_not_keep_others_from_opening(tmp_path: Path) ->
 
 
 async def test_another_connection_that_holds_the_lock_is_waited_for(tmp_path: Path) -> None:
-    """Goal: BUSY is no error; a change waits for whoever holds the file."""
+    """Goal: BUSY is no error; a change waits for the process that holds the file."""
     async with ap.stash.open(f"sqlite://{tmp_path}/st.db") as stash:
         c = await stash.collection("c", str, int)
         holder = sqlite3.connect(tmp_path / "st.db", isolation_level=None)

@@ -129,7 +129,7 @@ def test_pieces(rows: int, size: int, pieces: int) -> None:
 async def test_consolidation_has_a_connection_of_its_own(
     stash: Stash, monkeypatch: pytest.MonkeyPatch, postgres_url: str
 ) -> None:
-    """Goal: the background sums what is appended again and again, and nobody else's connection is used."""
+    """Goal: the background sums repeated appends, on a connection of its own."""
     monkeypatch.setattr(sessions, "CONSOLIDATE_ROWS_MIN", 8)
     c = await USERS.get(stash)
     store: Any = stash._session.store

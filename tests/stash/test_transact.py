@@ -163,8 +163,8 @@ async def test_a_batch_of_a_table_that_would_break_it_is_refused(url: str) -> No
 
 
 async def test_a_batch_made_after_somebody_elses_append(url: str) -> None:
-    """Goal: read, somebody else appends, `make_batch`, `append`: refused, not unreadable from then on; at the
-    upper that was read it is `StaleLower`, which can be tried again."""
+    """Goal: read, then another opener appends, then `make_batch`, `append`: refused, and the table stays
+    readable; at the upper that was read it is `StaleLower`, which can be tried again."""
     async with ap.stash.open(url) as stash, ap.stash.open(url, exclusive=False) as other:
         await prepared(stash)
         c = await ACCOUNTS.get(stash)

@@ -264,7 +264,7 @@ def test_many_lives_of_shards() -> None:
 
 @pytest.mark.parametrize("times", [0, 3])
 def test_a_policy_of_a_shard_whose_since_is_empty(times: int) -> None:
-    """Goal: it moves nothing, and is in nobody's way."""
+    """Goal: it moves nothing, and hinders no other command."""
     history = created()
     history.run(RegisterReader("r1", ZERO, LEASE_S))
     history.run(RenewReader("r1", downgrade=Antichain()))

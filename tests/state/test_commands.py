@@ -129,7 +129,7 @@ def check_since(before: State, after: State, command: Command) -> None:
 
 
 def check_expiry(before: State, after: State, command: Command, now: float) -> None:
-    """What vanished was overdue, or was asked to go; nobody else's record changed."""
+    """A record that vanished was overdue, or was asked to go; no other record changed."""
     for name in ("readers", "writers"):
         was, now_is = getattr(before, name), getattr(after, name)
         asked = getattr(command, name[:-1], None)
@@ -245,7 +245,7 @@ def test_a_blob_of_a_writer_that_is_gone_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["append", "write", "rollup", "flush", "heartbeat"])
 def test_a_commit_renews_its_own_handle_before_it_expires_others(kind: str) -> None:
-    """Goal: an overdue writer that nobody has expired yet goes on, and expires the other overdue one."""
+    """Goal: an overdue writer that no commit has expired yet goes on, and expires the other overdue one."""
     history = created()
     for writer in ("w1", "w2"):
         history.run(RegisterWriter(writer, LEASE_S))

@@ -82,7 +82,7 @@ def test_any_neighbours_may_become_one(steps: list[tuple[int, int, float, float]
 
 
 def test_what_is_finished_is_compacted_to_one_and_the_rest_stays_small() -> None:
-    """Goal: with somebody who compacts what is finished, the hollow batches are as few as the spine's."""
+    """Goal: if every finished merge is compacted, the hollow batches are as few as the spine's."""
     game = Game()
     for n in range(3000):
         game.insert(10)

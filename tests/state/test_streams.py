@@ -130,7 +130,7 @@ def test_a_reader_of_the_log_sees_the_same_as_who_wrote_it() -> None:
         pytest.param({"trace": {0: trace(0, 9)}}, id="a trace beyond the seal"),
         pytest.param(
             {"seqno": 2, "unsealed": {0: unsealed(0, 2, blob("1").replace(key="i/w-other/1.parquet"))}},
-            id="a blob of nobody who is registered",
+            id="a blob of an unregistered writer",
         ),
     ],
 )
