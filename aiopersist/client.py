@@ -4,7 +4,6 @@ A client belongs to the process and the event loop that opened it. Closing it cl
 requests under way a moment to end, and closes the stores that it opened itself.
 """
 
-import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-_closing: set[asyncio.Task[None]] = set()  # a close goes on if its caller is cancelled
-
 
 class Client(Root):
     """A client of one location: opens writers and readers of its shards. Serves many tasks at once."""
@@ -73,7 +70,6 @@ class Client(Root):
         self._rounds = Rounds(
             self._stack, lambda shard: self._maintenance.of(self._shards.at(catalog.id_of(shard)))
         )
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def metrics(self) -> Metrics:
@@ -378,12 +374,7 @@ class Client(Root):
         if the caller is cancelled."""
         if self._closing is None or not self._closing.done():
             self._shards.calls.check_place()
-        if self._closing is None:
-            self._tasks = None
-            task = self._closing = asyncio.create_task(self._close(), name="close a client")
-            _closing.add(task)
-            task.add_done_callback(_closing.discard)
-        await asyncio.shield(self._closing)
+        await self._close_once(self._close)
 
     async def _close(self) -> None:
         await self._shards.release()

@@ -50,11 +50,24 @@ class Resource(ABC):
         await self.aclose()
 
 
+_closings: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
+
+
 class Root(Resource):
     """A resource that no other resource closes. It warns when it is dropped without `aclose`."""
 
     _tasks: "Supervisor | None" = None
     """Its tasks, once it is open: when they have ended there is nothing left to close."""
+    _closing: asyncio.Task[None] | None = None
+
+    async def _close_once(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `close`, the first time, and wait for its end. It goes on if the caller is cancelled."""
+        if self._closing is None:
+            self._tasks = None
+            self._closing = asyncio.create_task(close(), name=f"close a {type(self).__name__}")
+            _closings.add(self._closing)
+            self._closing.add_done_callback(_closings.discard)
+        await asyncio.shield(self._closing)
 
     def __del__(self) -> None:
         if self._tasks is not None and not self._tasks.closed:

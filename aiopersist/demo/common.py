@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -94,15 +94,6 @@ def _quiet() -> Iterator[None]:
 
 def _first_error(error: BaseException) -> BaseException:
     return _first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
-
-
-@asynccontextmanager
-async def closing(stream: Any) -> AsyncIterator[Any]:
-    """`stream`, closed at the end."""
-    try:
-        yield stream
-    finally:
-        await stream.aclose()
 
 
 # --- the comparison ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ since git knows no other.
 import asyncio
 import os
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +88,7 @@ class Repository:
         lines = iter(out.decode().splitlines())
         return {line.removeprefix("commit "): max(int(next(lines) or 0), 0) for line in lines}
 
-    async def changes(self, commits: Sequence[str], start: int = 0) -> AsyncIterator[GitCommit]:
+    async def changes(self, commits: Sequence[str], start: int = 0) -> AsyncGenerator[GitCommit, None]:
         """The changes of each of `commits[start:]` against the commit before it. Close it if you stop early:
         it owns processes."""
         options = ["--stdin", "--root", "-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--no-relative"]

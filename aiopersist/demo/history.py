@@ -11,6 +11,7 @@ import asyncio
 import statistics
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +23,6 @@ from aiopersist.demo.common import (
     DemoOptions,
     Row,
     add_row,
-    closing,
     compare,
     directory_of,
     opened,
@@ -118,7 +118,7 @@ class HistoryDemo:
             )  # an earlier run may have written some
         written = self.bars.add_task("written", total=len(self.commits), completed=start)
         followed = self.bars.add_task("followed", total=len(self.commits))
-        async with closing(self.repository.changes(self.commits, start)) as stream:
+        async with aclosing(self.repository.changes(self.commits, start)) as stream:
             window = Window(stream, start)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow(followed))

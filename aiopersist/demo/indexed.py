@@ -16,6 +16,7 @@ import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -27,7 +28,6 @@ from aiopersist.demo.common import (
     DemoOptions,
     Row,
     add_row,
-    closing,
     compare,
     directory_of,
     opened,
@@ -110,7 +110,7 @@ class IndexedDemo:
         followed = self.bars.add_task("followed", total=len(self.walk.commits))
         async with (
             asyncio.TaskGroup() as tasks,
-            closing(self.repository.changes(self.walk.commits)) as stream,
+            aclosing(self.repository.changes(self.walk.commits)) as stream,
         ):
             async for some in _chunks(stream, AT_ONCE):
                 for folder in {_folder(change.path) for commit in some for change in commit.changes}:

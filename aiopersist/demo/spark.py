@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ from aiopersist.demo.common import (
     DemoOptions,
     Row,
     add_row,
-    closing,
     compare,
     directory_of,
     opened,
@@ -88,7 +87,7 @@ class SparkDemo:
         """Files of the history from commit `start` on, each with the number after its last commit."""
         size = max(-(-(len(self.commits) - start) // FILES), 1)
         rows: list[tuple[Any, ...]] = []
-        async with closing(self.repository.changes(self.commits, start)) as stream:
+        async with aclosing(self.repository.changes(self.commits, start)) as stream:
             async for commit in stream:
                 rows += _rows(commit)
                 end = commit.number + 1

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.part.part import EncodedPart, encode_part
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
@@ -12,9 +13,6 @@ from aiopersist.frontier import Antichain, Description
 from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
 from aiopersist.state.record import HollowPart
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 DESCRIPTION = Description(0, Antichain(), 0)
 

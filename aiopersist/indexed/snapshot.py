@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.data.updates.updates import Update, Updates
@@ -23,9 +24,6 @@ from aiopersist.read.snapshot import Items
 from aiopersist.resource import Resource, Scope, run_bounded
 from aiopersist.shard.hold import SharedHold
 from aiopersist.state.streams import Arrangement
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 K = TypeVar("K")
 V = TypeVar("V")

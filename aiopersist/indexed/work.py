@@ -7,8 +7,9 @@ fails deletes what it has written.
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.buffer import Buffer
 from aiopersist.data.updates.sizes import goodbytes
@@ -24,9 +25,6 @@ from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import TraceBatch, UnsealedBatch
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 SORT_SHARE = 8  # the part of the memory whose goodbytes are sorted at once; sorting takes the rest
 

@@ -14,10 +14,11 @@ An unavailable store says nothing about the shard: then there is no report, but 
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.updates.order import flat, row_key
 from aiopersist.data.updates.times import advance, filter_times
@@ -29,9 +30,6 @@ from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 
 class FsckReport(BaseModel, frozen=True):

@@ -2,16 +2,14 @@
 loop keeps running."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.slices import leaf_count, row_slices
 from aiopersist.errors import InvalidUpdate
 from aiopersist.shard.stack import Stack
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 
 async def columns_of(

@@ -10,8 +10,9 @@ part, at most `FOOTERS_MAX`.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.part.key_range import (
     Block,
     Bound,
@@ -37,9 +38,6 @@ from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart, Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 FOOTERS_MAX = 1024  # of the largest parts; for other parts the statistics in the state are fine enough
 BLOCKS_PER_TASK = 16  # finer blocks would not make the pieces more equal

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import decode_inline
 from aiopersist.data.part.part import (
     PartIndex,
@@ -45,9 +46,6 @@ from aiopersist.state.model import HollowBatch
 from aiopersist.state.names import live_parts
 from aiopersist.state.record import HollowPart
 from aiopersist.storage.blob import Blob
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 T = TypeVar("T")
 

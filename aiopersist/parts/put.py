@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import checksum, encode_inline
 from aiopersist.data.part.part import EncodedPart, StatsSpec
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
@@ -13,9 +14,6 @@ from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart
 from aiopersist.storage.blob import Blob
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 log = logging.getLogger("aiopersist")
 

@@ -9,8 +9,9 @@ Memory: `settings.compaction_memory_bytes`, whatever the size of the input.
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import diff_sum
@@ -24,9 +25,6 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total, goodbytes_at_most
 from aiopersist.state.record import HollowPart
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 RANGE_BYTES = 2 * MIB  # fetched at once of a run: so large that the time of a request does not matter
 PAGES_BYTES = 2 * MIB  # decoded besides a slab: a page of each column

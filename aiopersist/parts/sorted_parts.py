@@ -2,8 +2,9 @@
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.part.part import EncodedPart, PartWriter, encode_part
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.buffer import Buffer
@@ -18,9 +19,6 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
 from aiopersist.state.record import HollowPart
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 
 class SortedParts:

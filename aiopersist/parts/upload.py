@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio.to_thread
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.part.part import EncodedPart, encode_part
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.buffer import Buffer, Row
@@ -39,9 +40,6 @@ from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 ON_THE_LOOP_ROWS = 256  # converting and sorting fewer rows is faster than reaching a thread
 ON_THE_LOOP_BYTES = 64 * 1024

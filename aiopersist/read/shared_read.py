@@ -14,8 +14,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import DiffOverflow, Error, LeaseExpired, MissingPart
 from aiopersist.frontier import Antichain, Time
@@ -44,9 +45,6 @@ from aiopersist.shard.shards import Shards
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 log = logging.getLogger("aiopersist")
 

@@ -14,11 +14,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
+from aiopersist.data.lazy import pa, pl
 from aiopersist.data.part.stats import ColumnStats
 from aiopersist.data.updates.assemble import at_time, concat
 from aiopersist.data.updates.slices import grow_old, slices
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import DiffOverflow, LeaseExpired, SinceViolation, Unsupported
+from aiopersist.errors import LeaseExpired, SinceViolation, Unsupported
 from aiopersist.frontier import Time
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import plan_runs
@@ -33,8 +34,6 @@ from aiopersist.state.model import State
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
-    import polars as pl
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -104,11 +103,8 @@ class Snapshot(Resource, Generic[K, V]):
 
     async def to_polars(self, where: Any = None, columns: Columns | None = None) -> "pl.DataFrame":
         """As `to_arrow`, as a polars frame."""
-        table = await self.to_arrow(where, columns)
-        import polars
-
-        frame = polars.from_arrow(table)
-        assert isinstance(frame, polars.DataFrame)
+        frame = pl.from_arrow(await self.to_arrow(where, columns))
+        assert isinstance(frame, pl.DataFrame)
         return frame
 
     async def to_pandas(self, where: Any = None, columns: Columns | None = None) -> "pd.DataFrame":
@@ -213,11 +209,7 @@ class Snapshot(Resource, Generic[K, V]):
         return await self._fetch.stack.compute(self._summed, tables, query)
 
     def _summed(self, tables: "list[pa.Table]", query: Query) -> "pa.Table":
-        try:
-            return query.summed([query.projected(concat(tables, self._fetch.schema))])
-        except DiffOverflow as error:
-            error.shard_id = self._fetch.shard.id
-            raise
+        return query.summed([query.projected(concat(tables, self._fetch.schema))])
 
     async def _rows_of(self, table: Any, query: Query) -> list[tuple[Any, ...]]:
         if table.num_rows < ROWS_ON_THE_LOOP:
@@ -254,12 +246,8 @@ class Snapshot(Resource, Generic[K, V]):
         else:
             merged = projected_in_batches(*given, query)
         async with aclosing(merged) as batches:
-            try:
-                async for batch in batches:
-                    yield batch
-            except DiffOverflow as error:
-                error.shard_id = self._fetch.shard.id
-                raise
+            async for batch in batches:
+                yield batch
 
     async def _row_slices(self) -> AsyncGenerator[list[Any], None]:
         query = self._query()

@@ -2,14 +2,11 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
+from aiopersist.data.lazy import pa
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import merged
 from aiopersist.read.query import Query
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 Runs = list[list[Named]]
 BATCH_ROWS = 65_536  # at most, of a batch that is handed out

@@ -68,11 +68,6 @@ class Layout:
             if found is not None:
                 _check_type(name, frame.field(found).type, source)
 
-    @property
-    def has_time(self) -> bool:
-        """Whether a column has the times."""
-        return self._time is not None
-
     def updates(self, batch: pa.RecordBatch) -> pa.Table:
         """The updates of a batch. `InvalidUpdate`, which names row and column, for a value that cannot be
         stored."""

@@ -23,6 +23,7 @@ from aiopersist.stash.model import (
     holds,
     judge,
 )
+from aiopersist.stash.rules import int_time
 from aiopersist.stash.store import Store
 
 
@@ -187,10 +188,9 @@ class DraftStore(MemoryStore):
 
 def consolidated(rows: StoredRows, frontiers: Frontiers) -> StoredRows:
     """At most one row per (key, val, time), unless the sum needs more; times forwarded to since."""
-    since = frontiers.since.time
+    since = int_time(frontiers.since)
     if since is None:
         return StoredRows()
-    assert isinstance(since, int)  # times of a stash are ints
     groups: dict[tuple[str, str, int], list[int]] = {}
     for key, val, time, diff in rows:
         groups.setdefault((key, val, max(time, since)), []).append(diff)

@@ -14,28 +14,21 @@ from aiopersist.stash.model import Frontiers
 def sealed(name: str, now: Frontiers, upper: Antichain) -> Frontiers:
     """Upper may stay; it may not go back."""
     if not now.upper <= upper:
-        raise StashError(
-            f"collection {name!r}: cannot seal at {upper}: since is {now.since}, upper is {now.upper}"
-        )
+        raise _refusal(name, now, f"cannot seal at {upper}")
     return Frontiers(now.since, upper)
 
 
 def compacted(name: str, now: Frontiers, since: Antichain) -> Frontiers:
     """Since may stay; it may not go back, or beyond upper."""
     if not now.since <= since <= now.upper:
-        raise StashError(
-            f"collection {name!r}: cannot compact to {since}: since is {now.since}, upper is {now.upper}"
-        )
+        raise _refusal(name, now, f"cannot compact to {since}")
     return Frontiers(since, now.upper)
 
 
 def updated(name: str, now: Frontiers, times: Sequence[int]) -> Frontiers:
     """Every time must be at or beyond upper: sealed contents do not change."""
     if times and not now.upper.less_equal(least := min(times)):
-        raise StashError(
-            f"collection {name!r}: time {least} is not at or beyond upper: "
-            f"since is {now.since}, upper is {now.upper}"
-        )
+        raise _refusal(name, now, f"time {least} is not at or beyond upper")
     return now
 
 
@@ -52,28 +45,32 @@ def last_sealed(name: str, now: Frontiers) -> int:
     """The greatest time that is complete."""
     if now.upper <= now.since:
         raise NothingSealed(name, now.since, now.upper)
-    upper = now.upper.time
-    assert upper is None or isinstance(upper, int)  # times of a stash are ints
+    upper = int_time(now.upper)
     return TIME_MAX if upper is None else upper - 1
 
 
 def readable_since(name: str, now: Frontiers) -> int:
     """The time to which earlier times are forwarded; refused once since is empty."""
-    since = now.since.time
+    since = int_time(now.since)
     if since is None:
-        raise StashError(
-            f"collection {name!r}: its contents are gone: since is {now.since}, upper is {now.upper}"
-        )
-    assert isinstance(since, int)  # times of a stash are ints
+        raise _refusal(name, now, "its contents are gone")
     return since
 
 
 def next_time(name: str, now: Frontiers) -> int:
     """The time of a batch at the current upper."""
-    upper = now.upper.time
+    upper = int_time(now.upper)
     if upper is None or upper == TIME_MAX:
-        raise StashError(
-            f"collection {name!r}: no time is left for a batch: since is {now.since}, upper is {now.upper}"
-        )
-    assert isinstance(upper, int)  # times of a stash are ints
+        raise _refusal(name, now, "no time is left for a batch")
     return upper
+
+
+def int_time(frontier: Antichain) -> int | None:
+    """The time of a frontier of a stash, whose times are ints; `None` for the empty one."""
+    time = frontier.time
+    assert time is None or isinstance(time, int)
+    return time
+
+
+def _refusal(name: str, now: Frontiers, reason: str) -> StashError:
+    return StashError(f"collection {name!r}: {reason}: since is {now.since}, upper is {now.upper}")

@@ -50,8 +50,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-_closing: set[asyncio.Task[None]] = set()  # a close goes on when its caller is cancelled
-
 
 class Stash(Root):
     """Named collections, read whole and written in transactions. Serves many tasks at once; their changes
@@ -68,7 +66,6 @@ class Stash(Root):
         self._session = session
         self._scope = scope
         self._release = release
-        self._closing: asyncio.Task[None] | None = None
         self._collections: dict[int, StashCollection[Any, Any]] = {}
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Locks, by the ids of collections, for tasks that read a collection in order to append to it:
@@ -77,13 +74,8 @@ class Stash(Root):
     async def aclose(self) -> None:
         """Close it; idempotent. A change under way finishes first, also if the caller is cancelled. Calls
         that wait end with `CLOSED`, also the call that made that change."""
-        if self._closing is None:
-            self._scope.close()
-            self._tasks = None
-            self._closing = asyncio.create_task(self._released(), name="close a stash")
-            _closing.add(self._closing)
-            self._closing.add_done_callback(_closing.discard)
-        await asyncio.shield(self._closing)
+        self._scope.close()
+        await self._close_once(self._released)
 
     async def confirm_leadership(self) -> None:
         """Raise an unrecoverable `StashError` if another opener has taken over. Does nothing for an opener

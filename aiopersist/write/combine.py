@@ -15,8 +15,9 @@ from contextlib import aclosing
 from copy import copy
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import at_time, concat, joined
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.given import taken
@@ -31,10 +32,6 @@ from aiopersist.state.writing import Appended, PartsExpired, Write, new_apps, re
 from aiopersist.write.append import StagedAppend, commit_staged
 from aiopersist.write.outcome import PendingAppend, UnsettledCall
 from aiopersist.write.session import Session
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
-
 
 CALLS_AT_ONCE = 256  # in one turn of the loop: under a millisecond
 NUMBERS_MAX = 512  # transactions in a commit: each is a record of its version, which one turn makes
