@@ -114,7 +114,8 @@ async def compact_all(shard: Shard, registration: Registration, last: int, since
     stall = StallLog(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
     while (spec := plan_all(shard.state, last, since)) is not None:
         if not registration.alive:
-            raise BatchExpired(f"writer {registration.writer} is no longer registered", shard_id=shard.id)
+            text = f"writer {registration.writer} of this compaction is no longer registered: begin it again"
+            raise BatchExpired(text, shard_id=shard.id)
         if not await compact(shard, spec, registration):
             stall.note("another process compacts it")
             await shard.stack.runtime.sleep(next(delays))

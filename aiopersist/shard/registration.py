@@ -86,7 +86,7 @@ class Registration:
             if record is None or now - record.heartbeat > self._lease_s / HEARTBEATS_PER_LEASE:
                 await self._heartbeat()
         except LeaseExpired as error:
-            text = f"writer {self.writer}, which built the batch, is no longer registered"
+            text = f"writer {self.writer}, which built the batch, is no longer registered: build it again"
             raise BatchExpired(text, shard_id=self._shard.id) from error
 
     @property

@@ -240,7 +240,8 @@ def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchEx
             return AlreadyAppended(f"batch {batch.id} was appended, or deleted, before")
     for batch in staged:
         if batch.writer not in state.writers:
-            return BatchExpired(f"writer {batch.writer} of batch {batch.id} is no longer registered")
+            text = f"writer {batch.writer} of batch {batch.id} is no longer registered: build it again"
+            return BatchExpired(text)
     return None
 
 
