@@ -67,6 +67,10 @@ class Hidden(BaseModel):
     _seen: int = 7
 
 
+class Numbers(list[int]):
+    pass
+
+
 Kind = NewType("Kind", str)
 
 
@@ -98,6 +102,7 @@ TAKEN: list[tuple[Any, list[Any]]] = [
     (PositiveInt, [3]),
     (AwareDatetime, [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]),
     (list[list[int]], [[[1], []], []]),
+    (list[int], [Numbers([1, 2]), Numbers()]),
     (pa.int8(), [127, -128]),
     (pa.field("x", pa.string()), ["a", None]),
     (pa.schema([pa.field("a", pa.int64(), False), ("b", pa.string())]), [{"a": 1, "b": None}]),
@@ -193,6 +198,8 @@ REFUSED_VALUES: list[tuple[Any, Any, Any]] = [
     (UUID, UUID(int=1), UUID(int=1).bytes),
     (oracle.Color, oracle.Color.RED, "RED"),
     (Flags, Flags.A, Flags.A | Flags.B),
+    (Flags, Flags.A, Flags(0)),  # it has no name, which would be stored as null
+    (list[Flags | None], [None], [None, Flags(0)]),
     (list[int], [1], [1, None]),
     (list[int], (1, 2), [1, "a"]),
     (list[int], [], "ab"),
@@ -200,6 +207,7 @@ REFUSED_VALUES: list[tuple[Any, Any, Any]] = [
     (list[str], [], 3),
     (Loose, Loose(x=1), {"x": 1}),
     (Loose, Loose(x=1), Loose.model_construct(x="a")),
+    (Loose, Loose(x=1), Loose.model_construct()),
     (Loose, Loose(x=1), None),
     (pa.struct([("a", pa.int8())]), {"a": 1}, {"b": 1}),
     (pa.struct([("a", pa.int8())]), {}, {"a": 128}),

@@ -52,10 +52,7 @@ def _cast(array: Array, wanted: pa.DataType) -> Array:
     is_ = pa.types
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    if is_.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    elif is_.is_run_end_encoded(array.type):
-        array = pc.run_end_decode(array)
+    array = _decoded(array)
     if array.type.equals(wanted, check_metadata=True) if _has_fields(wanted) else array.type == wanted:
         return array
     if is_.is_null(array.type):
@@ -71,11 +68,35 @@ def _cast(array: Array, wanted: pa.DataType) -> Array:
     return _cast_leaf(array, wanted)
 
 
+def _decoded(array: Array) -> Array:
+    """The values of a dictionary, of runs, or of views, each by itself. A few bytes may stand for gigabytes
+    of text, and Arrow does not see that 32-bit offsets wrap: text of the result has 64-bit offsets."""
+    is_, t = pa.types, array.type
+    if is_.is_dictionary(t):
+        entries = _wide(array.dictionary)
+        return pa.DictionaryArray.from_arrays(array.indices, entries, safe=False).dictionary_decode()
+    if is_.is_run_end_encoded(t):
+        runs = [array.run_ends, _wide(array.values)]
+        kind = pa.run_end_encoded(*(run.type for run in runs))
+        return pc.run_end_decode(pa.Array.from_buffers(kind, len(array), [None], 0, array.offset, runs))
+    return _wide(array) if is_.is_string_view(t) or is_.is_binary_view(t) else array
+
+
+def _wide(array: Array) -> Array:
+    """Text and bytes with 64-bit offsets; all else as it is."""
+    is_, t = pa.types, array.type
+    if is_.is_string(t) or is_.is_string_view(t):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()) if is_.is_binary(t) or is_.is_binary_view(t) else array
+
+
 def _cast_leaf(array: Array, wanted: pa.DataType) -> Array:
     try:
         return _cast_safely(array, wanted)
     except pa.ArrowException as e:
         row = _first_lossy(array, wanted)
+        if row < 0:
+            raise Refusal(row, f"{len(array)} values in one chunk: {e}: give smaller chunks") from e
         raise Refusal(row, f"{_text(array[row])} is no {wanted}: {e}") from e
 
 
@@ -87,21 +108,32 @@ def _text(value: pa.Scalar) -> str:
 
 
 def _cast_safely(array: Array, wanted: pa.DataType) -> Array:
-    if pa.types.is_fixed_size_binary(wanted):  # Arrow has no other cast to it
+    is_ = pa.types
+    if array.offset and (is_.is_large_string(array.type) or is_.is_large_binary(array.type)):
+        array = pa.concat_arrays([array])  # Arrow refuses a short slice, too, if it lies beyond 2 GiB
+    if is_.is_fixed_size_binary(wanted):  # Arrow has no other cast to it
         array = array.cast(pa.binary())
     return array.cast(wanted)
 
 
 def _first_lossy(array: Array, wanted: pa.DataType) -> int:
-    """The first row that cannot be cast, found by halving. At least one row cannot."""
-    if len(array) == 1:
-        return 0
-    half = len(array) // 2
+    """The first row that cannot be cast, found by halving; -1 if each can be cast by itself."""
+    start, size = 0, len(array)
+    while size > 1:
+        half = size // 2
+        if _casts(array.slice(start, half), wanted):
+            start, size = start + half, size - half
+        else:
+            size = half
+    return -1 if _casts(array.slice(start, size), wanted) else start
+
+
+def _casts(array: Array, wanted: pa.DataType) -> bool:
     try:
-        _cast_safely(array.slice(0, half), wanted)
+        _cast_safely(array, wanted)
     except pa.ArrowException:
-        return _first_lossy(array.slice(0, half), wanted)
-    return half + _first_lossy(array.slice(half), wanted)
+        return False
+    return True
 
 
 def _cast_struct(array: Array, wanted: pa.DataType) -> Array:

@@ -75,9 +75,18 @@ class Field(NamedTuple):
         if NONE in types and not self.nullable:
             row = next(i for i, v in enumerate(values) if v is None)
             raise Refusal(row, f"null where {self.codec.name} is wanted")
-        if isinstance(self.codec, BuiltIn):
-            return self.codec.build(values, types)
-        return _encode_own(self.codec, values, has_nulls=NONE in types)
+        if not isinstance(self.codec, BuiltIn):
+            return _encode_own(self.codec, values, has_nulls=NONE in types)
+        array = self.codec.build(values, types)
+        if array.null_count and array.null_count != sum(v is None for v in values):
+            raise self._became_null(values, array)
+        return array
+
+    def _became_null(self, values: Sequence[Any], array: pa.Array) -> Refusal:
+        """Values that Arrow, or their class, takes for absent: a Decimal NaN, a flag without a name."""
+        valid = array.is_valid().to_pylist()
+        row = next(i for i, v in enumerate(values) if v is not None and not valid[i])
+        return Refusal(row, f"{short(values[row])} is no {self.codec.name}")
 
     def check_stored(self, column: pa.Array | pa.ChunkedArray) -> None:
         """As `BuiltIn.check_stored`. Only an own codec itself knows what it can decode."""
@@ -148,9 +157,6 @@ class Plain(BuiltIn):
         except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as e:
             row, reason = first_failure(values, lambda some: self._array(some, types))
             raise Refusal(row, f"{short(values[row])} is no {self.name}: {reason}") from e
-        if array.null_count and array.null_count != sum(v is None for v in values):  # a Decimal NaN
-            row = next(i for i, v in enumerate(values) if v is not None and not array[i].is_valid)
-            raise Refusal(row, f"{short(values[row])} is no {self.name}")
         return array
 
     def decode(self, array: pa.Array) -> list[Any]:

@@ -7,9 +7,10 @@ out. So a null in a field that is not nullable is refused, and an absent struct 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from itertools import accumulate, chain, islice
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
-from aiopersist.data.types.codec import NONE, BuiltIn, Field, scatter, short
+from aiopersist.data.types.codec import NONE, BuiltIn, Field, first_failure, scatter, short
 from aiopersist.data.valid import list_of, raise_first
 
 ELEMENT = "element"  # as Parquet names the elements of a list
@@ -32,19 +33,24 @@ class Lists(BuiltIn):
         self.name = f"list<{_text(element)}>"
 
     def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
-        if not types <= {list, tuple, NONE}:
-            row = next(i for i, v in enumerate(values) if not isinstance(v, list | tuple | None))
-            raise Refusal(row, f"{short(values[row])} ({type(values[row]).__name__}) is no {self.name}")
-        lengths = [0 if v is None else len(v) for v in values]
+        for wrong in {t for t in types if not issubclass(t, list | tuple | NONE)}:
+            row = next(i for i, v in enumerate(values) if type(v) is wrong)
+            raise Refusal(row, f"{short(values[row])} ({wrong.__name__}) is no {self.name}")
+        elements: list[Any] = []
+        ends = [0]
+        for (
+            value
+        ) in values:  # each list is read once: if another task changes it, the rest stay what they are
+            elements += value or ()
+            ends.append(len(elements))
         try:
-            elements = self.element.encode(list(chain.from_iterable(v for v in values if v is not None)))
+            encoded = self.element.encode(elements)
         except Refusal as e:
-            row = next(i for i, end in enumerate(accumulate(lengths)) if e.row < end)
-            raise Refusal(row, f"in a list: {e.reason}") from e
-        offsets: list[int | None] = [0, *accumulate(lengths)]
+            raise Refusal(bisect_right(ends, e.row) - 1, f"in a list: {e.reason}") from e
+        offsets: list[int | None] = [*ends]
         if NONE in types:
-            offsets[:-1] = [None if v is None else o for v, o in zip(values, offsets, strict=False)]
-        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=self.arrow_type)
+            offsets[:-1] = [None if v is None else o for v, o in zip(values, ends, strict=False)]
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), encoded, type=self.arrow_type)
 
     def check_stored(self, array: pa.Array) -> None:
         try:
@@ -112,9 +118,18 @@ class Structs(BuiltIn):
 
     def _child(self, name: str, field: Field, present: Sequence[Any], rows: list[int] | None) -> pa.Array:
         try:
-            return field.encode(list(map(self.getter(name), present)))
+            return field.encode(self._values(name, present))
         except Refusal as e:
             raise Refusal(e.row if rows is None else rows[e.row], f"field {name!r}: {e.reason}") from e
+
+    def _values(self, name: str, present: Sequence[Any]) -> list[Any]:
+        """The field of all values. `Refusal` of a value that lacks it: a model that was not validated."""
+        get = self.getter(name)
+        try:
+            return list(map(get, present))
+        except AttributeError as e:
+            row, reason = first_failure(present, lambda some: list(map(get, some)))
+            raise Refusal(row, reason) from e
 
     def _absent_as_none(self, array: pa.Array, values: Iterator[Any]) -> Iterator[Any]:
         if not array.null_count:

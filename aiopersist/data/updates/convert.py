@@ -12,7 +12,7 @@ must stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -118,8 +118,18 @@ def is_arrow(value: Any) -> bool:
 
 def _reader(value: Any) -> Iterator[Any]:
     """Arrow data as batches, of which each is little to copy. They are measured by their buffers: `nbytes`
-    would follow offsets, which may point anywhere until they are checked."""
-    for batch in _batches(value):
+    would follow offsets, which may point anywhere until they are checked. `InvalidUpdate` for data without
+    columns, and for a stream whose batches Arrow cannot take."""
+    try:
+        yield from _in_slices(_batches(value))
+    except pa.ArrowMemoryError:
+        raise
+    except pa.ArrowException as e:
+        raise InvalidUpdate(f"no table of updates: {e}") from e
+
+
+def _in_slices(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
         rows = max(COPIED_BYTES * batch.num_rows // max(batch.get_total_buffer_size(), 1), COPIED_ROWS)
         for start in range(0, max(batch.num_rows, 1), rows):
             yield batch.slice(start, rows)
@@ -131,9 +141,12 @@ def _batches(value: Any) -> Any:
         return [value]
     if isinstance(value, pa.Table):
         return value.to_batches() or [_no_rows(value)]
-    if hasattr(value, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(value)
-    return [pa.record_batch(value)]
+    try:
+        if hasattr(value, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(value)
+        return [pa.RecordBatch.from_struct_array(pa.array(value))]  # a null struct becomes a row of nulls
+    except (TypeError, ValueError) as e:
+        raise InvalidUpdate(f"no table of updates: {e}") from e
 
 
 def _no_rows(table: pa.Table) -> Any:
@@ -156,7 +169,7 @@ def _arrow(value: Any) -> pa.Table | None:
 
 
 def _iterable(updates: Any) -> Iterable[Any]:
-    if isinstance(updates, str | bytes | bytearray | dict) or not hasattr(updates, "__iter__"):
+    if isinstance(updates, str | bytes | bytearray | Mapping | type) or not hasattr(updates, "__iter__"):
         kind = "an async iterator" if hasattr(updates, "__aiter__") else type(updates).__name__
         raise InvalidUpdate(f"updates are tuples or Arrow data, not {kind}")
     rows: Iterable[Any] = updates
