@@ -212,7 +212,7 @@ async def test_cancelled_while_the_state_is_flushed(where: str) -> None:
         await eventually(r, set())
 
 
-# --- callers who leave --------------------------------------------------------------------------------
+# --- cancelled callers --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("use", ["append", "delete"])

@@ -25,7 +25,8 @@ async def expire(w: Writer) -> None:
 
 
 async def test_the_registration_lives_until_the_batch_is_consumed() -> None:
-    """Goal: its writer was closed with its client; who restored the batch keeps the lease, not longer."""
+    """Goal: its writer was closed with its client; the handle that restored the batch keeps the lease, not
+    longer."""
     async with world(writer_lease_s=0.7, inline_writes_single_max_bytes=0) as place:
         client = await place.client()
         async with client, client.writer("t", SCHEMA) as w:
@@ -33,7 +34,7 @@ async def test_the_registration_lives_until_the_batch_is_consumed() -> None:
             data = (await w.batch(ROWS, 0, 2)).to_transmittable()
         there, bystander = await place.writer(), await place.writer()
         batch = await place.restore(there, data)
-        for _ in range(6):  # every commit expires who is overdue
+        for _ in range(6):  # every commit expires overdue registrations
             await asyncio.sleep(0.2)
             await bystander.compare_and_append([], 0, 0)
         assert builder in (await there._shard.open()).writers

@@ -197,7 +197,7 @@ async def test_a_client_closes_its_handles_once_for_all(location: StoreUrls) -> 
 
 
 async def test_closing_under_cancellation_goes_on(tmp_path: Path) -> None:
-    """Goal: who is cancelled while closing leaves; the release is done by the client."""
+    """Goal: a caller that is cancelled while closing stops waiting; the client does the release."""
     async with ap.open(tmp_path) as client:
         w = await client.writer("t", SCHEMA)
         closing = asyncio.create_task(w.aclose())

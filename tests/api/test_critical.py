@@ -42,7 +42,7 @@ async def test_it_is_released(client: ap.Client) -> None:
 
 
 async def test_who_keeps_history_can_be_seen(client: ap.Client) -> None:
-    """Goal: a consumer that is forgotten is the first of those whom since waits for."""
+    """Goal: a consumer that is forgotten is the first of the holds that since waits for."""
     await client.critical_since("t", "forgotten")
     moved = await client.critical_since("t", "mailer")
     await moved.compare_and_downgrade_since(0, 0, 4)

@@ -114,7 +114,7 @@ class Hasty(MemoryConsensus):
     ids=["returns", "foreign", "refused", "lost"],
 )
 async def test_a_watch_that_ends_at_once_spins_nobody(error: Exception | None, caplog: Any) -> None:
-    """And who waits is served by looking."""
+    """And waiters are served by looks."""
     names = [f"s{i}" for i in range(20)]
     consensus = Hasty(error)
     settings = ap.Settings(watch_timeout_s=0.5)

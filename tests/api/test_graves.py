@@ -39,7 +39,7 @@ async def keys(place: Place) -> set[str]:
 
 
 async def test_dropped_shards_cost_no_requests() -> None:
-    """Goal: after ten times as many drops those who look at all shards send no request more."""
+    """Goal: after ten times as many drops a look at all shards sends no request more."""
     counts: list[list[int]] = []
     for drops in (5, 50):
         async with AsyncExitStack() as stack:
@@ -189,7 +189,8 @@ async def test_a_store_that_removes_nothing_keeps_what_is_left() -> None:
         assert await keys(place) == {f"shard/{shard}", "name/tmp"}
 
 
-# --- who still knows the shard ---------------------------------------------------------------------------
+# --- handles that still know the shard
+# ---------------------------------------------------------------------------
 
 
 async def buried(place: Place, name: str) -> None:

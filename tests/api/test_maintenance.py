@@ -129,7 +129,7 @@ async def test_product_times_and_truncated_parts_are_compacted() -> None:
         assert (await client.fsck("p")).problems == []
 
 
-# --- who does it, and what if something fails ---------------------------------------------------------
+# --- the process that does it, and failures ---------------------------------------------------------
 
 
 async def state_of(client: Any, name: str = "t") -> Any:

@@ -149,7 +149,8 @@ async def leaking(place: Any, clock: Clock) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 async def test_a_sweep_takes_the_leaks_of_an_idle_shard(tmp_path: Any) -> None:
-    """Goal: a dry run tells them and writes nothing; a sweep ends who left them, and deletes them."""
+    """Goal: a dry run tells them and writes nothing; a sweep ends the writers that left them, and deletes
+    them."""
     clock, place = Clock(), f"mem://{tmp_path.name}"
     await leaking(place, clock)
     async with ap.open(place, runtime=clock, maintenance=False) as client:

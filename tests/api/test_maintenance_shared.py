@@ -248,7 +248,8 @@ async def done_before_it(client: Any, *, collects: bool) -> AsyncIterator[None]:
 
 
 async def test_a_round_that_is_cancelled_as_it_registers_leaves_nobody(tmp_path: Path) -> None:
-    """Goal: who is told to end gives its registration back, also one that it does not know of yet."""
+    """Goal: a process that is told to end gives its registration back, also one that it does not know of
+    yet."""
     urls = urls_in(tmp_path)
     async with opened(urls) as other:
         async with other.writer("t", SCHEMA) as w:

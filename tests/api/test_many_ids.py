@@ -47,8 +47,8 @@ async def test_an_append_writes_as_much_after_many_batches_of_a_lent_writer_as_a
 
 
 async def test_a_lent_writer_that_is_full_is_lent_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: who builds is refused before anything is built; what was built before is appended; the handle has
-    a new writer by then; and once it is unused, the full one goes with its ids."""
+    """Goal: a builder is refused before anything is built; batches that were built before are appended; the
+    handle has a new writer by then; and once it is unused, the full one goes with its ids."""
     monkeypatch.setattr("aiopersist.shard.registration.LENT_BATCHES_MAX", 3)
     clock = Clock(MemoryConsensus(), Faults())
     async with (

@@ -244,8 +244,8 @@ async def test_no_time_is_the_greatest_complete_one_of_now(client: ap.Client, lo
 
 @pytest.mark.parametrize("wait", [True, False])
 async def test_without_a_complete_time(mem: ap.Client, wait: bool) -> None:
-    """Goal: who reads a shard that nothing was appended to is told so at once, instead of waiting for ever;
-    by a fresh look, so what another process has just appended is read."""
+    """Goal: a read of a shard without any append is refused at once, instead of waiting for ever;
+    by a fresh look, so an append that another process has just made is read."""
     writer = await mem.writer("s", SCHEMA)
     reader = await mem.reader("s", SCHEMA)
     async with asyncio.timeout(50):

@@ -209,7 +209,8 @@ async def test_a_writer_that_ends_while_a_batch_is_built(place: Place) -> None:
 
 
 async def test_a_builder_keeps_the_writer_alive(place: Place) -> None:
-    """Goal: who builds renews, though the process that registered the writer is suspended or dead."""
+    """Goal: a builder renews the lease, though the process that registered the writer is suspended or
+    dead."""
     client, other = await place.client(writer_lease_s=0.5), await place.client()
     w = await client.writer("t", SCHEMA)
     w._session.registration.stop()  # the process is gone

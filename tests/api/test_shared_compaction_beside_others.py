@@ -62,7 +62,7 @@ def with_piece(data: bytes, **changes: Any) -> bytes:
 
 
 async def test_appends_and_reads_go_on(place: Place) -> None:
-    """Goal: at each moment of a round the contents are the model's, also for who began to read before."""
+    """Goal: at each moment of a round the contents are the model's, also for reads that began before."""
     client, worker, other = [await place.client(**LAYOUTS["both"]) for _ in range(3)]
     chance, model = random.Random(5), Model()
     async with other.writer("t", SCHEMA) as w, other.reader("t", SCHEMA) as r:

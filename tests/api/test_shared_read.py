@@ -175,7 +175,8 @@ async def test_a_condition_is_exact(place: Place, name: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_a_schema_that_evolved(place: Place, layout: str) -> None:
-    """Goal: parts of both schemas give rows of the newest one; who planned with the older one reads on."""
+    """Goal: parts of both schemas give rows of the newest one; a read that was planned with the older one
+    goes on."""
     client, other = await place.client(**LAYOUTS[layout]), await place.client()
     old, new = ap.Schema(key=str, val=Val), ap.Schema(key=str, val=Evolved)
     keys = [f"k{n:02}" for n in range(40)]

@@ -133,7 +133,7 @@ async def test_history_that_is_gone(place: Place) -> None:
 async def test_what_is_not_complete_yet(place: Place) -> None:
     client = await place.client()
     async with client.writer("t", SCHEMA):
-        for wait in (False, True):  # at once: who waits for a first append says for which time
+        for wait in (False, True):  # at once: a wait for a first append needs a time
             async with asyncio.timeout(50):
                 with pytest.raises(ap.NotReadable, match="nothing was appended yet") as caught:
                     await client.shared_read("t", wait=wait)

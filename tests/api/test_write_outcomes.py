@@ -173,7 +173,7 @@ async def test_unavailable_says_that_it_did_not_happen(append: Append, inline: i
 
 
 async def test_what_another_call_settled_is_still_told() -> None:
-    """Goal: the next call of any task settles first; the outcome is kept for who asks."""
+    """Goal: the next call of any task settles first; the outcome is kept for `settle`."""
     async with rig() as r, r.client.writer("t", SCHEMA) as w:
         r.faults.fail_next(CAS, Outcome.LOST)
         r.faults.fail_next("scan", Outcome.DROPPED, 1000)

@@ -74,7 +74,7 @@ async def test_a_hold_of_the_future_ends(place: Any) -> None:
 
 
 async def test_a_clock_that_was_behind_ends_nobody_for_good(place: Any) -> None:
-    """Goal: a moment in 1970 is survived: who was ended registers anew."""
+    """Goal: the library survives a moment in 1970: a handle whose lease was ended registers anew."""
     clock = Clock()
     async with client_of(place, clock) as client, client_of(place, clock) as other:
         async with (

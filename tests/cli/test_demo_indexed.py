@@ -27,7 +27,7 @@ def commit(folder: Path, date: int, message: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Files in two folders and none, that come, change and go, by authors who were early and late."""
+    """Files in two folders and in none, which come, change and go, authored early and late."""
     folder = tmp_path / "repository"
     (folder / "a").mkdir(parents=True)
     (folder / "b" / "deep").mkdir(parents=True)

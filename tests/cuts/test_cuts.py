@@ -93,7 +93,7 @@ async def test_who_is_patient_hears_of_nothing(name: str, trouble: Fault) -> Non
 
 
 async def test_a_wrong_outcome_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: who takes what happened for what did not writes it twice."""
+    """Goal: a caller that takes an append that happened for one that did not writes it twice."""
 
     async def looks_away(*args: object) -> bool:
         return False

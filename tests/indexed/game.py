@@ -256,7 +256,7 @@ class Game:
         return any(model.look(name) == seen for model in self.known.get(seen[0], {}).values())
 
     def saw(self, name: str, seen: Any) -> None:
-        """A look, by who sees all that is durable."""
+        """A look by an instance that sees all durable data."""
         if seen[0] == "failed":
             return
         worlds = [each for w in self.worlds for each in w.expanded()]
@@ -1004,7 +1004,7 @@ class Game:
         await self.verify()
 
     async def verify(self) -> None:
-        """Everything is as it must be once the stores are well: for who was there, and for who comes now."""
+        """Once the stores are well every promise holds: for instances that were open, and for new ones."""
         self.faults.heal()
         await self.faults.land()
         self.note("end")

@@ -253,7 +253,7 @@ async def test_a_lost_answer_is_settled_by_the_same_bytes_before_anything_else()
 
 
 async def test_all_of_a_group_get_the_error_of_an_unknown_outcome() -> None:
-    """Goal: those who were refused, too, since it is not known whether their seqnos were given out."""
+    """Goal: refused commands, too, since it is unknown whether their seqnos were given out."""
     place, faults = Place(), Faults()
     async with (
         place.client(faults, retry_timeout_s=0.0) as client,

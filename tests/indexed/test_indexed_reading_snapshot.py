@@ -195,7 +195,7 @@ async def test_a_closed_snapshot_says_so_and_so_do_its_iterators(either: Indexed
 
 
 async def test_an_open_snapshot_of_a_reader_keeps_its_blobs(location: Any) -> None:
-    """Goal: the owner compacts, collects and destroys; who has it open in another client reads on."""
+    """Goal: the owner compacts, collects and destroys; a snapshot that is open in another client reads on."""
     options = ap.Settings(**TINY, **NO_CACHE, rollup_every=2)
     async with (
         ap.open(blob=location.blob, consensus=location.consensus, settings=options) as client,

@@ -94,7 +94,7 @@ async def _all_refuse(client: ap.Client, w: ap.WriteHandle[Any, Any]) -> None:
 
 
 async def test_rollups_are_written_and_opened_from(place: Place) -> None:
-    """Goal: one for some `rollup_every` versions, and who opens reads only what is newer."""
+    """Goal: one for some `rollup_every` versions, and an opening reads only newer versions."""
     async with place.open(rollup_every=8) as client:
         shard = await appended(client, 50)
         for _ in range(500):
@@ -145,7 +145,7 @@ async def test_a_rollup_that_is_not_there_is_corruption(place: Place) -> None:
         async with asyncio.timeout(50), place.open() as fresh:
             with pytest.raises(ap.Corruption, match="rollup"):
                 await fresh.reader("t")
-        assert len(await rows(client)) == 3  # who has the state needs no rollup
+        assert len(await rows(client)) == 3  # a client that has the state needs no rollup
 
 
 async def test_a_gap_below_the_head_is_corruption(place: Place) -> None:

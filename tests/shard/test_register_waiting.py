@@ -57,8 +57,8 @@ async def test_a_hint_that_fails_is_asked_for_again(place: Place) -> None:
 
 
 async def test_readers_of_a_head_share_requests(place: Place) -> None:
-    """Goal: a hundred who ask at the same moment cost two reads, and each sees what was there before it
-    asked."""
+    """Goal: a hundred callers at the same moment cost two reads, and each sees every version that was written
+    before it asked."""
     async with place.open(maintenance=False) as client, client.writer("t", SCHEMA) as w:
         place.faults.latency_s = (0.01, 0.01)
         before = place.faults.calls["head"]

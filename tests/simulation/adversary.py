@@ -1,13 +1,12 @@
 """Random actors on one shard, and their observations, compared with the list of all updates.
 
 Every actor is a task in a process of its own, or in one that it shares: a process is a client, with
-settings that are tiny more often than not. Writers append by every way there is, and may be cut off in
-the middle of any call; readers take snapshots at any time, follow, go away and come back by cursor, some
-with holds that must keep their promise; movers give up history, and everybody who likes compacts and
-collects: the background of every client, those who force it, and a compactor of the game's own, since
-*any* legal compaction at any moment must stay invisible. The stores refuse, lose answers, drop requests
-and land some of them late; their clock jumps, so that leases run out; processes are killed, and others
-take over (`world.py`).
+settings that are tiny more often than not. Writers append by every way there is, and may be cut off in the
+middle of any call; readers take snapshots at any time, follow, go away and come back by cursor, some with
+holds that must keep their promise; movers give up history; and the background of every client, forced
+calls, and a compactor of the game's own compact and collect, since *any* legal compaction at any moment
+must stay invisible. The stores refuse, lose answers, drop requests and land some of them late; their clock
+jumps, so that leases run out; processes are killed, and others take over (`world.py`).
 
 Nothing is checked on the way: what was seen is written down, and compared at the end, when the
 outcome of every append is known, or which ones are possible (`verdict.py`). `play(seed)` is one game.
@@ -451,7 +450,7 @@ class Game:
         due = listen.frontier == ap.Antichain(listen.as_of) if listen.as_of is not None else False
         return bool(upper <= listen.frontier) or (due and upper.less_equal(listen.as_of))
 
-    # --- those who forget ----------------------------------------------------------------------------
+    # --- actors that forget ----------------------------------------------------------------------------
 
     async def mover(self, rng: random.Random, client: ap.Client, moves: int) -> None:
         """Gives up history by a hold of its own, and forgets it by compactions of its own."""

@@ -75,7 +75,7 @@ class Conductor(Way):
 
 
 class Interleaving:
-    """A shard with a history, and those who work on it at once."""
+    """A shard with a history, and the tasks that work on it at once."""
 
     def __init__(self, seed: int, place: Place, shard_id: str) -> None:
         self.rng = random.Random(seed)

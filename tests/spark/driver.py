@@ -31,7 +31,7 @@ def some_rows(version: int, n: int = 2000) -> list[tuple[int, str]]:
     return [(version * 100_000 + i, f"row {i} of version {version}") for i in range(n)]
 
 
-# --- for who starts it --------------------------------------------------------------------------------
+# --- for its parent --------------------------------------------------------------------------------
 
 
 def run(log: Path, **told: Any) -> int:

@@ -36,7 +36,7 @@ def changes_at(time: int) -> list[tuple[int, int, int, int]]:
     return [*gone, (time % KEYS, time, time, 1)]
 
 
-# --- for who starts them ------------------------------------------------------------------------------
+# --- for their parent ------------------------------------------------------------------------------
 
 
 class Others:

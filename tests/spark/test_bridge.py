@@ -61,7 +61,7 @@ def test_what_cannot_be_opened_is_tried_anew(found: tuple[Bridge, SparkLocation]
 
 
 def test_a_loop_that_cannot_be_had(monkeypatch: Any) -> None:
-    """Goal: who asks for it is told, and does not wait."""
+    """Goal: a caller is refused, and does not wait."""
 
     def refused(*args: Any) -> None:
         raise OSError("too many open files")

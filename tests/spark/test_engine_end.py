@@ -84,7 +84,7 @@ def test_a_read_that_is_opened_while_it_closes(spark: Any, place: str, name: str
     with connect(spark, place), ThreadPoolExecutor() as threads:
         mine = connect(spark, place)
         waiting = threads.submit(mine.snapshot_df, name, 1)
-        until(lambda: readers(place, name) == 1, "the lease of who waits")
+        until(lambda: readers(place, name) == 1, "the lease of the waiting call")
         mine.close()
         appended(place, name, PLAIN, ([], 1, 2))
         with pytest.raises(ap.InvalidUsage) as found:

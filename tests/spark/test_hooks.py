@@ -144,7 +144,7 @@ def test_what_cannot_be_planned_is_told_by_tasks(place: str, name: str) -> None:
 
 
 def test_a_column_of_times_beside_another_writer(place: str, name: str) -> None:
-    """Goal: who wrote between planning and commit makes it fail, also if the times are still beyond the
+    """Goal: another append between planning and commit makes it fail, also if the times are still beyond the
     upper."""
     append(place, name, [("x", 0)], 0, 1)
     given = {"time": "t", "txn_app_id": "app"}

@@ -75,7 +75,7 @@ def test_reads_beside_others(spark: Any, sc: Any, place: str, name: str, tmp_pat
 
 
 async def readers(client: Any, name: str) -> set[str]:
-    """The leases that live: but that of who looks."""
+    """The live leases, except that of this look."""
     async with client.writer(name, SCHEMA):  # a commit
         pass
     return set((await client._shards.existing(name)).state.readers)

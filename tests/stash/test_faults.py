@@ -90,7 +90,7 @@ async def test_a_loss_at_each_step_is_reported(way: Way, kind: str, loss: Loss) 
             happened = await work.times(name)
             assert happened <= 1
             if error is None or (isinstance(error, StorageUnavailable) and kind != "create"):
-                assert happened == (error is None), error  # who creates may lose the answer of a later read
+                assert happened == (error is None), error  # a creation may lose the answer of a later read
             await work.reset()
             await self_paced(stash, c, f"after-{step}")
             if not way.proxy.struck:

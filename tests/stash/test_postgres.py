@@ -77,7 +77,8 @@ async def test_appends_in_opposite_orders_do_not_deadlock(postgres_url: str, sta
 
 
 async def test_openers_are_forgotten_after_a_week(postgres_url: str, stash: Stash, admin: Admin) -> None:
-    """Goal: a later opener strikes off who was not heard of; who comes back nevertheless goes on."""
+    """Goal: a later opener removes the rows of silent openers; an opener that comes back nevertheless goes
+    on."""
     async with ap.stash.open(postgres_url, exclusive=False) as sleeper:
         await USERS.upsert_key(sleeper, 1, "a")
         await admin.execute(

@@ -92,7 +92,7 @@ async def test_an_earlier_opener_leaves_no_trace(place: Place, exclusive: bool) 
 
 
 async def test_sharers_fence_nobody(url: str) -> None:
-    """Goal: those who share come and go beside an owner and each other."""
+    """Goal: shared openers come and go beside an owner and each other."""
     async with ap.stash.open(url) as owner, ap.stash.open(url, exclusive=False) as a:
         async with ap.stash.open(url, exclusive=False) as b:
             for n in range(3):

@@ -91,7 +91,7 @@ def test_what_nobody_will_ever_read_is_given_up() -> None:
 
 @pytest.mark.parametrize(("writer", "free"), [("alive", False), ("gone", True), ("overdue", True)])
 def test_what_is_claimed_is_left_alone(writer: str, free: bool) -> None:
-    """Goal: unless the one who claimed it is gone, or would be with the next commit."""
+    """Goal: unless the writer that claimed it is gone, or would be with the next commit."""
     claimed = [(1, 1, writer)]
     assert (plan_passed(state(3, [4000, 2000, 2000], claimed=claimed), NOW) is not None) is free
     whole = state(0, [1] * 8, claimed=[(0, 7, writer)])

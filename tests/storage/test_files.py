@@ -104,7 +104,7 @@ async def test_each_name_is_made_durable_once(tmp_path: Path, monkeypatch: pytes
     await blob.set("a/b/c/2", b"x")
     assert len(fsyncs.of) == 2 and "/blob/tmp/" in fsyncs.of[0] and fsyncs.of[1] == str(root / "a/b/c")
     fsyncs.of.clear()
-    other = FilesBlob(root)  # cannot know whether who made the folders got to the fsync
+    other = FilesBlob(root)  # cannot know whether the maker of the folders got to the fsync
     await other.set("a/b/c/3", b"x")
     assert {str(root), str(root / "a"), str(root / "a/b")} <= set(fsyncs.of)
 
