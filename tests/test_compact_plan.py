@@ -41,7 +41,7 @@ def test_which_batches_come_first(batches: list[tuple[int, int]], runs_max: int,
     st.lists(st.tuples(st.integers(0, 6), st.integers(1, 1000)), min_size=1, max_size=20), st.integers(2, 6)
 )
 def test_whatever_comes_fits_and_ends(batches: list[tuple[int, int]], runs_max: int) -> None:
-    """Goal: at most so many runs are read; what is left alone is kept as it was; it comes to one run."""
+    """Goal: at most so many runs are read; the other runs are kept as they were; the result is one run."""
     found = dict(spec(batches).inputs)
     for _ in range(200):
         if len(found) == 1 and all(run_count(b) <= 1 for b in found.values()):

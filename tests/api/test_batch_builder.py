@@ -73,7 +73,7 @@ async def test_the_buffer_becomes_a_part_when_it_reaches_the_target() -> None:
     ("target", "step"), [(0, 1), (28, 1), (29, 2), (112, 4), (2**27, 9)], ids=["0", "28", "29", "112", "all"]
 )
 async def test_extend_cuts_where_add_would(make: Any, target: int, step: int) -> None:
-    """Goal: whatever the form of the input, the same parts of the same keys."""
+    """Goal: input in any form gives the same parts."""
     updates = [(f"k{n:03}", n, n, 1) for n in range(9)]
     async with open_mem(blob_target_size=target, **NEVER_INLINE) as client:
         async with client.writer("t", SCHEMA) as w, w.builder(0) as b:

@@ -106,7 +106,7 @@ async def test_a_closed_handle_without_batches_ends_its_registration() -> None:
 
 
 async def test_a_closed_client_with_batches_and_builders_outstanding() -> None:
-    """Goal: what a builder uploaded is deleted, what is staged stays; nothing hangs, every use says why."""
+    """Goal: the uploads of a builder are deleted, staged batches stay; no call hangs, every use says why."""
     async with rig(blob_target_size=0) as r:
         w = await r.writer()
         batch = await w.batch(ROWS, 0, 1)

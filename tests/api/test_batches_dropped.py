@@ -78,7 +78,7 @@ async def test_a_dropped_batch_warns(limits: dict[str, int]) -> None:
 
 
 async def test_batches_that_need_no_warning() -> None:
-    """Goal: without parts, or consumed in whatever way."""
+    """Goal: without parts, or consumed in any way."""
     async with open_mem(**BLOB) as client, client.writer("t", SCHEMA) as w:
         updates = [("a", 1, 0, 1)]
         batches = [await w.batch(u, 0, 9) for u in ([], updates, updates, updates, updates)]

@@ -108,7 +108,7 @@ async def test_what_was_handed_over_arrives_whole(place: World, where: str) -> N
 
 @pytest.mark.parametrize(("kind", "values"), VALUES)
 async def test_values_of_every_kind_arrive(place: World, kind: Any, values: list[Any]) -> None:
-    """Goal: least keys and statistics go through the bytes unchanged, whatever the type."""
+    """Goal: least keys and statistics go through the bytes unchanged, for every type."""
     schema = ap.Schema(key=kind, val=kind)
     client, other = await place.client(), await place.client()
     async with client.writer("v", schema) as w, other.writer("v", schema) as there:

@@ -133,7 +133,7 @@ async def test_of_copies_used_at_once_one_wins(place: World, first: Any, second:
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE, Outcome.REFUSED])
 async def test_a_deletion_of_a_copy_whose_answer_is_lost(outcome: Outcome) -> None:
-    """Goal: it spends the id first; whatever becomes of that statement, the blobs go only if it did."""
+    """Goal: it spends the id first; after any outcome of that statement, the blobs go only if it happened."""
     async with world(inline_writes_single_max_bytes=0) as place:
         w, other = await place.writer(), await place.writer()
         data = (await w.batch(ROWS, 0, 2)).to_transmittable()

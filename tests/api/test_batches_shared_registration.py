@@ -120,8 +120,8 @@ async def test_restoring_looks_whether_a_registration_known_from_before_is_gone(
 
 
 async def test_many_handed_over_batches_keep_their_registration_while_the_writer_is_open() -> None:
-    """Goal: the writer registers anew after some hundred; what was handed over under the earlier
-    registration is alive as long as the writer is open."""
+    """Goal: the writer registers anew after some hundred; batches that were handed over under the earlier
+    registration stay alive as long as the writer is open."""
     async with world(writer_lease_s=0.8) as place:
         w = await place.writer()
         other = await place.writer()

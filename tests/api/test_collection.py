@@ -129,7 +129,7 @@ async def test_a_compaction_cancelled_as_it_claims_can_be_called_again() -> None
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_open_snapshots_and_listens_outlast_collections(seed: int) -> None:
-    """Goal: what was open is read to its end, whatever was compacted and collected meanwhile."""
+    """Goal: an open read goes on to its end, beside any compaction and collection."""
     rng, place = random.Random(seed), Place()
     async with place.open() as one, place.open() as two:
         w = await one.writer(NAME, SCHEMA)

@@ -210,8 +210,8 @@ async def test_closing_gives_back_claims() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "memory"), [*((seed, 2**28) for seed in range(2)), TIGHT])
 async def test_a_life(seed: int, memory: int) -> None:
-    """Goal: whatever is done with a shard, in whatever order and by which process, it shows what was
-    written and nothing else."""
+    """Goal: after any calls on a shard, in any order and by any process, it shows the written updates and
+    nothing else."""
     life = Life(seed, memory)
     async with asyncio.timeout(50):
         for _ in range(4):

@@ -114,7 +114,7 @@ async def test_maintenance_paused_beside_everything(pause: str, expired: bool) -
 @pytest.mark.parametrize("expired", [False, True])
 @pytest.mark.parametrize("kind", ["upload", "append", "staged", "builder", "transmitted"])
 async def test_writers_paused_beside_a_sweep(kind: str, expired: bool) -> None:
-    """Goal: what may still be appended is there; what was swept is refused."""
+    """Goal: the blobs of batches that may still be appended are kept; swept batches are refused."""
     place, shard_id = await prepared()
     way, rng = Way(), random.Random(2)
     async with place.open(way) as slow, place.open() as other:
@@ -164,7 +164,7 @@ async def test_writers_paused_beside_a_sweep(kind: str, expired: bool) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_fsck_finds_damage(damage: str) -> None:
-    """Goal: whatever became of a blob that is named, it is said, of which blob, and nothing is served."""
+    """Goal: for any damage to a named blob, the error names the blob, and no data is served."""
     origin, shard_id = await prepared()
     end = ".rollup" if damage.startswith("rollup") else ".parquet"
     for key in sorted(origin.named(shard_id)):

@@ -21,7 +21,7 @@ async def client() -> AsyncIterator[ap.Client]:
 
 
 async def test_a_store_of_ones_own_that_cannot_be_reached_is_unavailable() -> None:
-    """Goal: opening and reading have no outcome in doubt, whatever the store raises."""
+    """Goal: opening and reading have no outcome in doubt, for any error of the store."""
 
     class Unreachable(MemoryBlob):
         async def get(self, key: str) -> bytes | None:

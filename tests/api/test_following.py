@@ -84,7 +84,7 @@ async def test_a_hint_wakes_the_shard_at_once(moving: int) -> None:
 
 
 class Hasty(MemoryConsensus):
-    """Its `watch` ends at once; what is asked of it is counted."""
+    """Its `watch` ends at once; its requests are counted."""
 
     def __init__(self, error: Exception | None) -> None:
         super().__init__()

@@ -148,7 +148,7 @@ async def by_builder(w: Any, given: Refilled) -> None:
 )
 @pytest.mark.parametrize("inline", [0, 2**20])
 async def test_memory_that_is_filled_again(write: Any, inline: int) -> None:
-    """Goal: what was taken has no memory in common with what was given."""
+    """Goal: the taken updates share no memory with the given ones."""
     settings = ap.Settings(inline_writes_single_max_bytes=inline)
     async with ap.open("mem://", settings=settings) as client:
         w = await client.writer("s", ap.Schema(key=int, val=int))

@@ -62,8 +62,8 @@ async def test_a_process_that_is_gone_leaves_history_and_no_versions(
 async def test_a_process_that_lives_holds_versions_by_what_it_has_open(
     place: Place, options: dict[str, Any]
 ) -> None:
-    """Goal: a snapshot is read to its end; what was replaced since goes once it is closed, however seldom the
-    hold itself is heard of."""
+    """Goal: a snapshot is read to its end; blobs that were replaced meanwhile go once it is closed, even if
+    the hold itself sends few heartbeats."""
     mine, other = await place.client(), await place.client()
     held = await mine.reader("s", SCHEMA, hold=2, lease_s=DAY_S, **options)
     async with held.snapshot(3) as snapshot:
@@ -80,7 +80,7 @@ async def test_a_process_that_lives_holds_versions_by_what_it_has_open(
 
 
 async def test_who_takes_a_named_hold_over_reads_what_it_holds(place: Place) -> None:
-    """Goal: all that it promised is there, and is kept while it is read, whatever others collect."""
+    """Goal: all promised history is there, and is kept while it is read, beside any collection."""
     gone, other = await place.client(), await place.client()
     await gone.reader("s", SCHEMA, hold=2, hold_name="nightly", lease_s=DAY_S)
     mover = await other.reader("s", SCHEMA, hold=0)

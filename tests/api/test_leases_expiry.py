@@ -40,7 +40,7 @@ async def test_with_a_hold_every_call_after_expiry_is_told(world: World, name: s
 
 
 async def test_without_a_hold_a_reader_registers_anew(world: World) -> None:
-    """Only what was open is lost; whatever is opened afterwards, in any order, knows nothing of it."""
+    """Only open snapshots and listens are lost; later ones, opened in any order, are not affected."""
     writer = await world.writer()
     for opened in ("snapshot", "snapshot, no time", "listen", "listen, a time", "subscribe"):
         client = await world.client()

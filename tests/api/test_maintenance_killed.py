@@ -193,7 +193,7 @@ async def is_finalized(urls: Urls, shard: str) -> bool:
 
 
 async def sound(urls: Urls, client: Any) -> None:
-    """What is there is what was written, and all of it can be read."""
+    """The contents are the written updates, and all of them can be read."""
     for name, shard in (await client.list_shards()).items():
         if await is_finalized(urls, shard):
             continue
@@ -228,7 +228,8 @@ async def rounds(client: Any) -> None:
 
 
 async def finished(urls: Urls, work: str) -> None:
-    """After whatever happened: sound; a later run ends the work; after a sweep there is what is named."""
+    """After any event the shard is sound; a later run ends the work; after a sweep only named blobs are
+    left."""
     async with opened(urls) as client:
         await sound(urls, client)
         await client.sweep_leaked_blobs(dry_run=False)

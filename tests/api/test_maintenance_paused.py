@@ -185,7 +185,7 @@ async def test_a_round_ends_what_is_overdue(tmp_path: Any) -> None:
 
 
 async def test_a_live_lease_is_left_alone(tmp_path: Any) -> None:
-    """Goal: what is staged under a lease that lasts is neither told nor taken."""
+    """Goal: blobs that are staged under a live lease are neither reported nor deleted."""
     place = f"mem://{tmp_path.name}"
     async with ap.open(place, settings=BLOBS) as one, ap.open(place, maintenance=False) as two:
         async with one.writer("t", SCHEMA) as w:

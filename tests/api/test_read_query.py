@@ -240,7 +240,7 @@ async def test_only_final_sums_are_out_of_range() -> None:
 
 @pytest.mark.parametrize("bounds", ["inline", "tiny parts", "tiny row groups"])
 async def test_parts_are_fetched_one_by_one_elsewhere(bounds: str) -> None:
-    """Goal: all parts together are the snapshot, in another client too, whatever happens meanwhile."""
+    """Goal: all parts together are the snapshot, in another client too, beside any other work."""
     name = f"mem://{uuid.uuid4().hex}"
     async with client_of(bounds, name, name) as client, client_of(bounds, name, name) as elsewhere:
         await filled(client)

@@ -136,7 +136,8 @@ async def test_a_directory_that_others_write(tmp_path: Path) -> None:
 
 
 async def test_a_directory_that_a_crash_left(tmp_path: Path) -> None:
-    """Goal: what was acknowledged before the writer was killed is read, from the log that it left."""
+    """Goal: appends that were acknowledged before the writer was killed are read, from the log that it
+    left."""
 
     def killed() -> None:
         process = subprocess.Popen(

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("started_postgres")
 
 
 async def parts_are(place: Place, expected: set[str]) -> bool:
-    """Soon: what is deleted may be deleted in the background."""
+    """Soon: deletions may run in the background."""
     for _ in range(50):
         if await place.parts() == expected:
             return True
@@ -97,8 +97,8 @@ async def test_a_builder_without_a_batch_deletes_its_parts(place: Place, how: st
 
 
 async def test_any_interleaving_with_sweeps(place: Place) -> None:
-    """Goal: however builders, appends, ends of writers and sweeps follow each other, what is committed stays,
-    and what is left at the end is all swept."""
+    """Goal: for any order of builders, appends, ends of writers and sweeps, committed blobs stay, and all
+    leftovers are swept at the end."""
     chance, model = random.Random(7), Model()
     client = await place.client()
     workers = [await place.client() for _ in range(2)]

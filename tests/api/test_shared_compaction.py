@@ -210,8 +210,8 @@ async def test_more_runs_than_fit_take_several_rounds(place: Place) -> None:
 
 
 async def test_a_batch_of_more_runs_than_fit(place: Place) -> None:
-    """Goal: of the runs of a single batch some are merged in each round, those of few updates first, whatever
-    their places in the batch; runs of several parts stay as they are."""
+    """Goal: of the runs of a single batch some are merged in each round, those of few updates first, in any
+    position in the batch; runs of several parts stay as they are."""
     client = await place.client(**BLOBS, compaction_memory_bytes=2000)
     model = Model()
     rows = [(f"k{n:03}", run, 0, 1) for run, rows in enumerate((150, 30, 90, 31, 60)) for n in range(rows)]

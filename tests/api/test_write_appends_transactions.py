@@ -19,7 +19,8 @@ from tests.support.shards import f, open_at, rows, shard_of
 
 
 async def test_a_transaction_happens_once(location: StoreUrls) -> None:
-    """Goal: whatever repeats it: the same handle, another, another client, at the same moment, later."""
+    """Goal: any repetition writes nothing: by the same handle, another, another client, at the same moment,
+    later."""
     async with (
         open_at(location) as one,
         open_at(location) as two,

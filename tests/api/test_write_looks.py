@@ -74,7 +74,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 @pytest.mark.parametrize("looks", [1, 2])
 async def test_a_mismatch_tells_the_upper_that_it_met(looks: int) -> None:
-    """Goal: whatever comes between two looks, `current` is not what was expected; one look is enough."""
+    """Goal: after any change between two looks, `current` is not what was expected; one look is enough."""
     async with rig() as r:
         r.consensus.before[looks] = lambda: r.theirs.compare_and_append([], 0, looks)
         if looks == 1:  # it is as expected by then

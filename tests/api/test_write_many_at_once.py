@@ -84,7 +84,7 @@ async def test_no_callback_grows_with_the_writes_that_wait(txn: bool, refused: b
 
 
 async def test_they_share_one_commit() -> None:
-    """Goal: whatever is done for some at a time, they are in at one time, by one version."""
+    """Goal: though the work is done in slices, all are in the shard at one time, by one version."""
     async with writes(FEW) as (gate, tasks):
         sent = gate.sent
         gate.open.set()

@@ -189,7 +189,7 @@ async def test_what_another_call_settled_is_still_told() -> None:
 
 
 async def test_an_append_refused_at_its_first_step_ends_what_settle_tells() -> None:
-    """Goal: the outcome is told until the next append *begins*, whatever becomes of that one."""
+    """Goal: the outcome is told until the next append *begins*, with any outcome of that one."""
     async with rig() as r, r.client.writer("t", SCHEMA) as w:
         await _cancel_after(by_compare(w), 1)
         assert await w.settle() == ap.NotCommitted()

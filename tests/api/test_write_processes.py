@@ -101,7 +101,7 @@ async def history(urls: tuple[str, str]) -> list[tuple[int, str]]:
 
 @pytest.mark.slow
 async def test_eight_writers_in_four_processes_lose_nothing(urls: tuple[str, str]) -> None:
-    """Goal: what was acknowledged is exactly what is there, at the times that were told."""
+    """Goal: the contents are exactly the acknowledged appends, at the times that were told."""
     workers = [start(urls, name, 12) for name in "abcd"]
     acknowledged = []
     for worker in workers:

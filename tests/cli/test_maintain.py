@@ -282,7 +282,7 @@ async def is_at_work(client: Any, names: list[str]) -> bool:
 @pytest.mark.parametrize("mode", [pytest.param(["--once"], marks=pytest.mark.long), ["--every-s", "0.05"]])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_told_to_end_in_the_middle(mode: list[str], number: signal.Signals, tmp_path: Path) -> None:
-    """Goal: whatever it was doing, its claims are given back, nothing is lost, and the status is 0."""
+    """Goal: in the middle of any work, its claims are given back, no data is lost, and the status is 0."""
     names = [f"s{number}" for number in range(6)]
     await owing(tmp_path, *names)
     async with Loop(*stores(tmp_path), *mode) as loop, opened(tmp_path) as client:

@@ -112,7 +112,7 @@ async def ends(client: ap.Client) -> dict[str, Any]:
 
 
 async def orders(client: ap.Client) -> dict[str, Any]:
-    """An `Indexed`: what is sealed, what is not, a trace, a stream that was destroyed."""
+    """An `Indexed`: sealed updates, unsealed ones, a trace, a stream that was destroyed."""
     async with client.indexed("orders", background=False) as ix:
         placed = await ix.register("placed", str, int)
         many = await ix.register("many", str, int)

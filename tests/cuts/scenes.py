@@ -78,7 +78,7 @@ def appending(rows: list[Any], call: Callable[[Any, list[Any]], Awaitable[Any]])
             await s.append(w, rows, lambda: call(w, rows))
 
         async def again() -> None:
-            """Its handle goes on, whatever came of it."""
+            """Its handle goes on, with any outcome."""
             await s.append(w, rows := few("again"), lambda: w.write(rows))
 
         s.after.append(again)

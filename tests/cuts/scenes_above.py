@@ -47,7 +47,7 @@ class StashStage:
         return await opened(StashLocation(MemoryStash, store), Mode(), settings, SYSTEM)
 
     async def expect(self, stash: Stash) -> None:
-        """What is there is one of those, and it is that one from now on."""
+        """The contents are one of these, and stay that one from now on."""
         found = [await collection.peek_one(stash) for collection in self.may_be]
         which = {table.index(there) for table, there in zip(self.may_be.values(), found, strict=True)}
         assert len(which) == 1, found

@@ -151,7 +151,7 @@ def test_merged_runs_are_the_consolidated_whole(name: str, final: bool) -> None:
 
 
 def test_a_merge_holds_few_slabs() -> None:
-    """Memory is bounded by the runs and their slabs, whatever the runs hold."""
+    """Memory is bounded by the number of runs and their slabs, for any contents of the runs."""
     schema = Schema(key=int, val=None)
     tables = [to_table([(i * 8 + r, None, 0, 1) for i in range(1000)], schema) for r in range(8)]
     merge, at = Merge(8, schema), [0] * 8

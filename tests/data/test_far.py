@@ -139,7 +139,7 @@ DOTTED = pa.field("a.b", pa.int64(), False)
 
 @pytest.mark.parametrize("fields", [[A_B, DOTTED], [DOTTED, A_B]], ids=["struct first", "dotted first"])
 async def test_fields_with_dots_lose_no_rows(fields: list[pa.Field]) -> None:
-    """Goal: a condition on either field gives its rows, whatever the statistics are."""
+    """Goal: a condition on either field gives its rows, with any statistics."""
     settings = ap.Settings(inline_writes_single_max_bytes=0, row_group_bytes=50)
     schema: Schema[Any, Any, Any] = Schema(key=pa.struct(fields), val=pa.struct(fields))
     async with ap.open("mem://", settings=settings) as client:

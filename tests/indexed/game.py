@@ -655,7 +655,7 @@ class Game:
         return ("failed",)
 
     async def check_unsealed(self, name: str, snapshot: Any) -> None:
-        """What is not sealed is there as it came; what is in the trace is before the seal."""
+        """Unsealed updates are there as they came; the updates of the trace are before the seal."""
         if not self.decided:
             return
         kept = self.model.streams[name]
@@ -669,7 +669,7 @@ class Game:
         assert all(time < max(kept.seal, kept.since + 1) for _, _, time, _ in trace)
 
     async def act_again(self) -> None:
-        """A snapshot shows the same for as long as it is open, whatever was done meanwhile."""
+        """A snapshot shows the same for as long as it is open, beside any other work."""
         held = [
             (player, entry)
             for player in (self.owner, self.reader, self.ghost)
@@ -773,7 +773,7 @@ class Game:
         return least
 
     async def take_segment(self, of: Listening, many: list[Told]) -> None:
-        """What was called at once is told in one commit or several, in order."""
+        """Concurrent calls are told in one commit or several, in order."""
         rows = [row for told in many if told.what == "rows" for row in told.data]
         seals = [told.data for told in many if told.what == "seal"]
         alone, got = len({told.seqno for told in many}) == 1, 0

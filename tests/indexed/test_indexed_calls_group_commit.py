@@ -171,7 +171,7 @@ async def test_a_failed_commit_fails_all_its_callers_and_gives_its_seqnos_out_ag
 async def test_other_calls_get_the_error_of_what_was_pending_and_do_nothing(
     faulty: Faulty, call: str, moment: str
 ) -> None:
-    """Goal: they first commit what is pending: what was called before them."""
+    """Goal: they first commit the pending commands that were called before them."""
     async with faulty.client.indexed("ix", background=False) as ix:
         a, _ = await two(ix)
         faulty.faults.fail_next("compare_and_set", Outcome.REFUSED)
@@ -210,7 +210,7 @@ async def test_a_transient_failure_is_repeated_and_nobody_notices(faulty: Faulty
 
 
 async def test_a_write_whose_outcome_was_unknown_is_read_once_it_is_settled(faulty: Faulty) -> None:
-    """Goal: nothing goes on until it is settled: what is durable is in the next snapshot, and is told."""
+    """Goal: nothing goes on until it is settled: durable updates are in the next snapshot, and are told."""
     async with faulty.client.indexed("ix", background=False) as ix, ap.open(faulty.url) as other:
         a, _ = await two(ix)
         _, events = await ix.listen(a)

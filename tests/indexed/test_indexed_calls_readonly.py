@@ -72,7 +72,8 @@ async def test_readers_see_at_once_what_any_writer_has_made_durable(client: ap.C
 
 
 async def test_a_reader_does_not_join_a_look_that_began_before_its_call() -> None:
-    """Goal: what was durable before a call is in its answer, also while an older look at the head is slow."""
+    """Goal: updates that were durable before a call are in its answer, also while an older look at the head
+    is slow."""
     url = f"mem://{uuid.uuid4().hex}"
 
     class SlowAnswers(FaultyConsensus):

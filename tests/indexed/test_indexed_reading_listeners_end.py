@@ -143,7 +143,8 @@ async def test_closing_a_listener_ends_its_wait_and_lets_go(ix: Indexed) -> None
 
 
 async def test_a_listener_tells_what_stopping_has_committed(mem: ap.Client) -> None:
-    """Goal: what is durable is told before the end: an iteration that ends in peace has heard all of it."""
+    """Goal: durable events are told before the end: an iteration that ends without an error has heard all of
+    them."""
     ix = await mem.indexed("ix", background=False)
     a = await stream_of(ix)
     _, events = await ix.listen(a)

@@ -131,7 +131,7 @@ def _states(base: State | None, diffs: list[Any]) -> list[State]:
 
 
 async def kill(line: Line, client: ap.Client | None, running: "asyncio.Task[Any]") -> None:
-    """End a process in the middle of whatever it does, without any goodbye."""
+    """End a process in the middle of its work, without notice."""
     line.is_cut = True
     while not running.done():
         running.cancel()

@@ -33,7 +33,7 @@ def until(happened: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S
 
 
 def with_its_parent() -> None:
-    """For `Popen(preexec_fn=...)`: whatever becomes of the tests, their processes do not outlive them."""
+    """For `Popen(preexec_fn=...)`: the processes do not outlive the tests, however these end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

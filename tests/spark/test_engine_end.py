@@ -50,7 +50,8 @@ async def in_scope(scope: anyio.CancelScope, call: Any) -> None:
 
 
 def test_release_and_close(spark: Any, place: str, name: str) -> None:
-    """Goal: leases end with what needs them; what is closed says so, and closing twice is nothing."""
+    """Goal: leases end with the DataFrames that need them; a closed client says so, and a second close does
+    nothing."""
     appended(place, name, PLAIN, ([("a", 1, 0, 1)], 0, 1))
     sc = connect(spark, place)
     df = sc.snapshot_df(name)
@@ -169,7 +170,7 @@ async def test_a_client_that_is_closed_in_a_cancelled_scope(spark: Any, place: s
 @pytest.mark.parametrize("how", ["scope", pytest.param("task, again and again", marks=pytest.mark.long)])
 async def test_a_cancelled_write_ends_its_job(spark: Any, place: str, name: str, how: str) -> None:
     """Goal: within seconds no task of it runs; nothing is written; the next write is as ever. A scope of
-    anyio, as FastAPI has, cancels whatever its task waits for."""
+    anyio, as FastAPI has, cancels every wait of its task."""
     df = await asyncio.to_thread(spark.createDataFrame, [("a", 1)], "key string, val long")
     async with await asyncio.to_thread(connect, spark, place) as sc:
         assert await sc.awrite_df(df, name, keys=["key"]) == 0

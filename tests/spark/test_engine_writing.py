@@ -94,8 +94,8 @@ def refusing(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 
 
 def test_times_of_rows(spark: Any, sc: Any, place: str, name: str) -> None:
-    """Goal: a column of times, or one time, is kept; what is not at or beyond the upper, or meets another
-    writer, writes nothing."""
+    """Goal: a column of times, or one time, is kept; a write that is not at or beyond the upper, or meets
+    another writer, writes nothing."""
     rows = [("a", 1, 3), ("b", 2, 7), ("a", 1, 7)]
     df = spark.createDataFrame(rows, "key string, val long, t long")
     assert sc.write_df(df, name, keys=["key"], time="T") == 7

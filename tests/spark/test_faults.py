@@ -109,7 +109,7 @@ def test_rows_that_fail_midway(spark: Any, small: Any, place: str, name: str, tm
 def test_retractions_that_are_done_twice(
     spark: Any, small: Any, place: str, name: str, tmp_path: Path, monkeypatch: Any, mode: str
 ) -> None:
-    """Goal: a worker dies after it has uploaded retractions: what is replaced is retracted once."""
+    """Goal: a worker dies after it has uploaded retractions: each replaced row is retracted once."""
     old, marker = some_rows(600), tmp_path / "died"
     new = [(i + 300, n, x) for i, n, x in some_rows(600, seed=1)]
     small.write_df(frame(spark, old), name, keys=["id"])

@@ -86,7 +86,7 @@ async def test_a_job_that_cannot_be_planned_makes_nothing() -> None:
 
 
 def test_collated_text_is_refused() -> None:
-    """Goal: shards order and compare by bytes; the error names the column, at whatever depth it is."""
+    """Goal: shards order and compare by bytes; the error names the column, at any depth."""
     need_spark()
     from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 

@@ -35,7 +35,7 @@ RARELY = {"refused": 0.06, "lost": 0.06, "dropped": 0.05, "late": 0.05}
 
 
 class Wire:
-    """What befalls the calls of stores, by chance; what is late lands when it is told to."""
+    """The random faults of calls of stores; late calls land when they are told to."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

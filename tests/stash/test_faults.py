@@ -44,7 +44,7 @@ async def self_paced(stash: Stash, c: StashCollection[str, int], key: str) -> No
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_loss_at_each_step_is_not_noticed(way: Way, kind: str, loss: Loss) -> None:
-    """Goal: with patience, whatever answer or request is lost or late, the change happens once."""
+    """Goal: with patience, if any answer or request is lost or late, the change happens once."""
     async with ap.stash.open(way.url, NEVER) as stash:
         c = await stash.collection("c", str, int)
         work = Work(kind, stash, c, way.admin)

@@ -48,7 +48,7 @@ async def test_conflicts_are_tried_again(stash: Stash, admin: Admin, state: str)
 
 
 async def test_appends_in_opposite_orders_do_not_deadlock(postgres_url: str, stash: Stash) -> None:
-    """Goal: the uppers are locked in one order, whatever order a call names them in."""
+    """Goal: the uppers are locked in one order, though calls name them in any order."""
     async with (
         ap.stash.open(postgres_url, exclusive=False) as one,
         ap.stash.open(postgres_url, exclusive=False) as two,

@@ -56,7 +56,7 @@ def place(
 
 @pytest.mark.parametrize("exclusive", [True, False])
 async def test_an_earlier_opener_leaves_no_trace(place: Place, exclusive: bool) -> None:
-    """Goal: after a take-over whatever an earlier opener does fails as unrecoverable, and changes no row."""
+    """Goal: after a take-over every call of an earlier opener fails as unrecoverable, and changes no row."""
     async with ap.stash.open(place.url, exclusive=exclusive) as old:
         c, d = await old.collection("c", str, int), await old.collection("d", str, int)
         await put(old, c, ["a"])
@@ -280,7 +280,7 @@ async def test_closing_while_changes_are_under_way(url: str, turns: int, cancell
 
 
 async def test_closing_leaves_no_connection(postgres_proxy: PostgresProxy) -> None:
-    """Goal: whatever was under way, the server has no connection of it afterwards."""
+    """Goal: after a close amid any call, the server has no connection of it."""
     proxy = postgres_proxy.proxy
     for turns in range(0, 50, 10):
         stash = await ap.stash.open(postgres_proxy.url)

@@ -134,7 +134,7 @@ async def test_several_processes(url: str) -> None:
 
 
 async def test_a_batch_of_a_table_that_would_break_it_is_refused(url: str) -> None:
-    """Goal: whatever breaks it, in whatever position; nothing is changed, and the table goes on."""
+    """Goal: any violation, in any position: nothing is changed, and the table goes on."""
     async with ap.stash.open(url) as stash, ap.stash.open(url, exclusive=False) as other:
         await prepared(stash)
         c, log = await ACCOUNTS.get(stash), await LOG.get(stash)

@@ -56,7 +56,7 @@ STEPS = st.lists(
 
 
 def replacing(state: State, writer: str, ordinals: tuple[int, ...], merged: HollowBatch) -> Replace:
-    """A compaction of these batches, whatever is in them."""
+    """A compaction of these batches, with any contents."""
     inputs = {ordinal: state.batches[ordinal] for ordinal in ordinals}
     return Replace(writer, inputs, merged, Total(100, 7), Total(100, 7))
 
@@ -280,7 +280,7 @@ def test_a_rollup_is_proved_by_its_name() -> None:
 
 
 def test_the_version_that_adds_a_rollup_names_it() -> None:
-    """Goal: what is older may be truncated at once: the head alone must lead to the state."""
+    """Goal: older versions may be truncated at once: the head alone must lead to the state."""
     history = created()
     history.run(RegisterWriter("w1", LEASE_S))
     history.run(AddRollup("w1", 1, Rollup(key=f"{SHARD}/w1/a.rollup", checksum="c1", size=1)))

@@ -91,7 +91,7 @@ BEGIN = (Create(SHARD, {"key": "string"}, Antichain(0)), RegisterWriter("w1", 10
 
 
 def test_a_diff_holds_only_the_ids_that_are_new() -> None:
-    """Goal: whatever was spent or recorded before, by whomever."""
+    """Goal: with any ids spent or recorded before, by any writer."""
     state, _ = of(*BEGIN, *(append(n, staged=(Staged("w1", f"batch-{n}", True),)) for n in range(50)))
     few, (first,) = of(
         append(50, staged=(Staged("w1", "batch-50", True),), transactions={"a": 1}), state=state

@@ -68,7 +68,7 @@ def test_few_batches_and_little_work(lengths: list[int]) -> None:
     )
 )
 def test_any_neighbours_may_become_one(steps: list[tuple[int, int, float, float]]) -> None:
-    """Goal: compactions of whatever was finished, flushes of any neighbours, all at once, in any order."""
+    """Goal: compactions of finished merges, flushes of any neighbours, all at once, in any order."""
     game = Game()
     for kind, length, where, share in steps:
         if kind or not game.lengths:

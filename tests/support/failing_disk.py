@@ -102,7 +102,7 @@ class FailingDisk:
     @classmethod
     @cache
     def get(cls) -> Self:
-        """The one of this process: what was opened through it goes on through it."""
+        """The disk of this process: files that were opened through it stay on it."""
         try:
             library = ctypes.CDLL(_sqlite3.__file__)
             found = library.sqlite3_vfs_find

@@ -198,7 +198,7 @@ async def contents(client: Any, as_of: int | None = None) -> list[Any]:
 
 
 async def sound(place: Place, client: Any) -> None:
-    """What is there is what was written, and all of it can be read."""
+    """The contents are the written updates, and all of them can be read."""
     report = await client.fsck(NAME)
     assert report.ok, report.problems
     upper = place.model.upper[0]
@@ -242,7 +242,7 @@ async def both(client: Any) -> None:
 
 
 async def finished(place: Place, shard_id: str) -> None:
-    """After whatever happened: sound; a later run ends the work; the sweep leaves what is named."""
+    """After any event the shard is sound; a later run ends the work; the sweep leaves only named blobs."""
     async with asyncio.timeout(50), place.open() as client:
         await sound(place, client)
         await client.sweep_leaked_blobs(dry_run=False)
