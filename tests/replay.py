@@ -41,9 +41,13 @@ def round_trips(seed: int) -> Awaitable[Any]:
     return import_module("tests.api.test_round_trips").Game(seed).play(setattr)
 
 
+async def states(seed: int) -> Any:
+    return import_module("tests.state.test_all_commands").Game(seed).play()
+
+
 GAMES: dict[str, Game] = {
     game.__name__.replace("_", "-"): game
-    for game in (shards, interleavings, indexed, indexed_faulty, stash, round_trips)
+    for game in (shards, interleavings, indexed, indexed_faulty, stash, round_trips, states)
 }
 
 

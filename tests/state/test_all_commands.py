@@ -177,6 +177,12 @@ class Game:
         key = f"{SHARD}/{writer}/{self.rng.randrange(9)}.rollup"
         return AddRollup(writer, seqno, Rollup(key=key, checksum="c", size=1))
 
+    def rare(self) -> Command:
+        chance = self.rng.random()
+        if chance < 0.2:
+            return Finalize(SHARD) if chance < 0.1 else FinalizeUnused(SHARD)
+        return EvolveSchema(0, {"key": "str2"})
+
     def collection(self) -> Command:
         live = self.history.live
         return ClaimCollection(self.writer, live.latest_rollup, live.collected)
@@ -219,11 +225,9 @@ MAINTENANCE: list[Draw] = [
     lambda g: ReleaseClaim(g.writer, g.rng.choice([-1, *g.history.live.batches])),
     lambda g: ForgetTransactions(["a", "b"], g.history.now - g.rng.randrange(9)),
     lambda g: Spend(g.staged),
-    lambda g: FinalizeUnused(SHARD),
 ]
 OVER: list[Draw] = [lambda g: ExpireOverdue(), lambda g: Occupy(g.writer), lambda g: MarkDeleted()]
-RARELY: Draw = lambda g: Finalize(SHARD) if g.rng.random() < 0.1 else EvolveSchema(0, {"key": "str2"})  # noqa: E731
-LIVE = HOLDS * 2 + WRITES * 6 + MAINTENANCE * 2 + OVER[:2] + [RARELY]
+LIVE = HOLDS * 2 + WRITES * 6 + MAINTENANCE * 2 + OVER[:2] + [Game.rare]
 
 
 def _play(seeds: range) -> Counter[str]:
