@@ -75,7 +75,8 @@ def _is_bytes(t: pa.DataType) -> bool:
 
 # --- columns ---------------------------------------------------------------------------------------
 
-# Separates the elements of a list, so that the text can be split again: JSON escapes it everywhere else.
+# Separates the elements of a list, so that the text can be taken apart again: JSON escapes it everywhere
+# else.
 _SEPARATOR = "\n"
 _LEAVES = json.JSONEncoder(ensure_ascii=False, separators=(_SEPARATOR, ":"), allow_nan=False).encode
 
