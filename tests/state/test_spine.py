@@ -108,5 +108,27 @@ def test_the_oldest_moves_down_when_it_shrinks() -> None:
     assert FUEL >= 4
 
 
+def test_a_merge_is_finished_when_it_has_its_fuel() -> None:
+    """Goal: not before, and not only when the level is needed: compactions would come late."""
+    spine = Spine({}, 0)
+    for ordinal in range(2):
+        spine.insert(ordinal, 8)
+    due = spine.levels[3].due
+    assert due == spine.fuel + 16
+    spine.insert(2, 1)
+    assert (spine.fuel, spine.finished) == (due - FUEL, [])
+    spine.insert(3, 1)
+    assert [(batch.first, batch.last, batch.len) for batch in spine.finished] == [(0, 1, 16)]
+
+
+def test_what_was_compacted_lies_at_the_level_of_its_size() -> None:
+    for after, level in ((16, 4), (9, 4), (8, 3)):
+        spine = Spine({}, 0)
+        for ordinal in range(2):
+            spine.insert(ordinal, 8)
+        spine.replace(0, 1, 16, after)
+        assert list(spine.levels) == [level]
+
+
 def test_levels() -> None:
     assert [level_of(n) for n in (0, 1, 2, 3, 4, 5, 8, 9)] == [0, 0, 1, 2, 2, 3, 3, 4]
