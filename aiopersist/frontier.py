@@ -173,6 +173,19 @@ def predecessor(frontier: Antichain) -> Antichain:
     )
 
 
+def int_time(frontier: Antichain) -> int | None:
+    """The time of a frontier of int times; `None` for the empty one."""
+    time = frontier.time
+    assert not isinstance(time, tuple)
+    return time
+
+
+def last_before(upper: Antichain) -> int:
+    """The greatest int time before `upper`; -1 at the minimum."""
+    time = int_time(upper)
+    return TIME_MAX if time is None else time - 1
+
+
 def frontier(value: "Antichain | Time") -> Antichain:
     """`value` as a frontier: wherever a frontier is expected, a time stands for the frontier of that time."""
     return value if isinstance(value, Antichain) else Antichain(value)

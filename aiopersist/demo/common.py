@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from aiopersist.client import Client
 from aiopersist.demo.git import FileVersion
+from aiopersist.frontier import TIME_MAX, int_time
 from aiopersist.opening import open as open_client
 from aiopersist.resource import Opening
 from aiopersist.settings import Settings
@@ -110,6 +111,12 @@ def add_row(rows: Counter[Row], row: Row, diff: int) -> None:
     rows[row] += diff
     if not rows[row]:
         del rows[row]
+
+
+def end_of(frontier: Any) -> int:
+    """The int time of a frontier; the empty one is past every commit."""
+    time = int_time(frontier)
+    return TIME_MAX if time is None else time
 
 
 def compare(expected: Counter[Row], actual: Counter[Row], what: str) -> None:

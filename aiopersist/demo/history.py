@@ -25,6 +25,7 @@ from aiopersist.demo.common import (
     add_row,
     compare,
     directory_of,
+    end_of,
     opened,
     progress,
     samples,
@@ -114,7 +115,7 @@ class HistoryDemo:
         """Write every commit, until the subscriber has seen all."""
         async with self.client.writer(self.shard, self.schema) as writer:
             start = min(
-                _int(await writer.fetch_recent_upper()), len(self.commits)
+                end_of(await writer.fetch_recent_upper()), len(self.commits)
             )  # an earlier run may have written some
         written = self.bars.add_task("written", total=len(self.commits), completed=start)
         followed = self.bars.add_task("followed", total=len(self.commits))
@@ -135,7 +136,7 @@ class HistoryDemo:
                     await writer.compare_and_append(updates, number, number + 1)
                 except UpperMismatch as e:
                     self.race.lost[name] += 1
-                    window.written(_int(e.current))
+                    window.written(end_of(e.current))
                 else:
                     self.race.won(commit, name, updates)
                     window.written(number + 1)
@@ -153,7 +154,7 @@ class HistoryDemo:
                 for path, version, time, diff in step.updates:
                     if time <= last:
                         add_row(self.followed, (path, version), diff)
-                upper = min(_int(step.upper), last + 1)
+                upper = min(end_of(step.upper), last + 1)
                 self.race.seen_s[seen:upper] = [now] * (upper - seen)
                 seen = upper
                 self.bars.update(bar, completed=seen)
@@ -230,9 +231,3 @@ def updates_of(commit: GitCommit) -> list[tuple[bytes, FileVersion, int, int]]:
         if new is not None:
             updates.append((path, new, commit.number, 1))
     return updates
-
-
-def _int(frontier: Any) -> int:
-    """The upper of a shard of int times; a finished one is past every commit."""
-    time = frontier.time
-    return time if isinstance(time, int) else 2**63 - 1

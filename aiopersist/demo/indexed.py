@@ -30,12 +30,13 @@ from aiopersist.demo.common import (
     add_row,
     compare,
     directory_of,
+    end_of,
     opened,
     progress,
     say,
 )
 from aiopersist.demo.git import FileVersion, GitCommit, Repository
-from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.frontier import TIME_MAX
 from aiopersist.indexed import Indexed, Sealed, Stream
 from aiopersist.runtime import SYSTEM
 
@@ -105,7 +106,7 @@ class IndexedDemo:
     async def write_and_follow(self, commits: Stream[str, int], done: set[str]) -> None:
         """Write until every commit is written and was seen; commits that are `done` are only searched for the
         folders that they name."""
-        self._sealed = _int((await self.ix.description(COMMITS)).upper)
+        self._sealed = end_of((await self.ix.description(COMMITS)).upper)
         written = self.bars.add_task("written", total=len(self.walk.commits))
         followed = self.bars.add_task("followed", total=len(self.walk.commits))
         async with (
@@ -167,7 +168,7 @@ class IndexedDemo:
 
     async def check(self) -> tuple[int, int]:
         """Against git; returns how many times and rows were compared."""
-        sinces = [_int((await self.ix.description(name)).since) for name in self.folders]
+        sinces = [end_of((await self.ix.description(name)).since) for name in self.folders]
         since = max(sinces, default=0)  # an earlier run may have given up history
         times = [time for time in self.walk.samples() if time >= since] or [TIME_MAX]
         bar = self.bars.add_task("checked", total=len(times) + 1)
@@ -277,8 +278,3 @@ async def _chunks(commits: AsyncIterator[GitCommit], size: int) -> AsyncIterator
             some = []
     if some:
         yield some
-
-
-def _int(bound: Antichain) -> int:
-    time = bound.time
-    return time if isinstance(time, int) else TIME_MAX

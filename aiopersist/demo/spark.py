@@ -28,6 +28,7 @@ from aiopersist.demo.common import (
     add_row,
     compare,
     directory_of,
+    end_of,
     opened,
     progress,
     samples,
@@ -65,8 +66,7 @@ class SparkDemo:
     async def load_and_follow(self, session: "SparkSession", folder: Path) -> float:
         """Load all commits, until the subscriber has seen all; returns the seconds that the jobs took."""
         async with self.client.writer(self.shard, self.schema) as writer:
-            start = (await writer.fetch_recent_upper()).time
-            assert isinstance(start, int)
+            start = end_of(await writer.fetch_recent_upper())
             files = [f async for f in self._files(min(start, len(self.commits)), folder)]
             loaded = self.bars.add_task("loaded", total=len(self.commits), completed=start)
             followed = self.bars.add_task("followed", total=len(self.commits))
@@ -108,8 +108,7 @@ class SparkDemo:
                 for path, version, time, diff in step.updates:
                     if time <= last:
                         add_row(self.followed, (path, version), diff)
-                upper = step.upper.time
-                assert isinstance(upper, int)
+                upper = end_of(step.upper)
                 self.bars.update(bar, completed=min(upper, last + 1))
                 if upper > last:
                     return
@@ -174,22 +173,10 @@ async def run(options: DemoOptions, console: Console) -> None:
             _pipeline(options, directory) as (session, spark),
             opened(options, directory, 1) as (client,),
         ):
-            await _run(client, spark, session, repository, commits, Path(folder), console)
-
-
-async def _run(
-    client: Client,
-    spark: "SparkClient",
-    session: "SparkSession",
-    repository: Repository,
-    commits: list[str],
-    folder: Path,
-    console: Console,
-) -> None:
-    with progress(console) as bars:
-        demo = SparkDemo(client, spark, repository, commits, bars)
-        seconds = await demo.load_and_follow(session, folder)
-        checked, rows = await demo.check()
+            with progress(console) as bars:
+                demo = SparkDemo(client, spark, repository, commits, bars)
+                seconds = await demo.load_and_follow(session, Path(folder))
+                checked, rows = await demo.check()
     loaded = f"{len(commits):,} commits loaded by Spark in {seconds:.1f} s; {demo.updates:,} rows"
     compared = f"{checked} DataFrames ({rows:,} rows), the compacted shard and the subscriber's contents"
     say(console, loaded, f"{compared} are what git says")

@@ -5,6 +5,7 @@ seqno and changes nothing else. When all are applied, the draft says which updat
 how the streams change.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -42,15 +43,16 @@ class StreamUpdates:
     goodbytes: int = 0
 
 
-class StreamCommand(Protocol):
+class StreamCommand(ABC):
     """A command of a caller. It raises if it is refused; then it has consumed the seqno and changed nothing
     else. A command that stands `alone` shares its commit with none before it."""
 
-    begun: bool
+    begun = False
     """Whether a commit of the command was begun: if not, the command surely does not happen."""
 
-    @property
-    def alone(self) -> bool: ...
+    alone: ClassVar[bool] = False
+
+    @abstractmethod
     def __call__(self, draft: "Draft") -> Any: ...
 
 
@@ -177,12 +179,10 @@ NEW = Arrangement()
 
 
 @dataclass(eq=False)
-class WriteStream:
+class WriteStream(StreamCommand):
     """Write all of the updates, or none. The result is the seqno."""
 
-    alone: ClassVar[bool] = False
     entries: list[StreamUpdates] = field(default_factory=list)
-    begun: bool = False
 
     def __call__(self, draft: Draft) -> int:
         there = {rows.stream: draft.find(rows.stream) for rows in self.entries}
@@ -202,13 +202,11 @@ class WriteStream:
 
 
 @dataclass(eq=False)
-class Seal:
+class Seal(StreamCommand):
     """Seal all of these streams, or none. The result is the seqno."""
 
-    alone: ClassVar[bool] = False
     streams: tuple[str, ...]
     time: int
-    begun: bool = False
 
     def __call__(self, draft: Draft) -> int:
         seqno = draft.consume()
@@ -224,13 +222,11 @@ class Seal:
 
 
 @dataclass(eq=False)
-class AllowCompaction:
+class AllowCompaction(StreamCommand):
     """Move all of these sinces, or none; one after the other, so a stream that is named twice does not go
     back. The result is the seqno."""
 
-    alone: ClassVar[bool] = False
     sinces: tuple[tuple[str, int], ...]
-    begun: bool = False
 
     def __call__(self, draft: Draft) -> int:
         seqno, moved = draft.consume(), dict[str, Arrangement]()
@@ -247,13 +243,11 @@ class AllowCompaction:
 
 
 @dataclass(eq=False)
-class RegisterStream:
+class RegisterStream(StreamCommand):
     """Create the stream, unless it exists."""
 
-    alone: ClassVar[bool] = False
     stream: str
     schema: Schema[Any, Any, Any]
-    begun: bool = False
 
     def __call__(self, draft: Draft) -> None:
         if draft.was_destroyed(self.stream):
@@ -265,13 +259,12 @@ class RegisterStream:
 
 
 @dataclass(eq=False)
-class Destroy:
+class Destroy(StreamCommand):
     """Forget the stream and its data for ever. The result says whether the stream was there. The command
     stands alone, so that listeners hear of the updates before it."""
 
-    alone: ClassVar[bool] = True
+    alone = True
     stream: str
-    begun: bool = False
 
     def __call__(self, draft: Draft) -> bool:
         if draft.was_destroyed(self.stream):
@@ -283,23 +276,18 @@ class Destroy:
 
 
 @dataclass(eq=False)
-class Barrier:
+class Barrier(StreamCommand):
     """Change nothing; its result comes once all earlier commands are durable."""
-
-    alone: ClassVar[bool] = False
-    begun: bool = False
 
     def __call__(self, draft: Draft) -> None:
         return None
 
 
 @dataclass(eq=False)
-class Maintain:
+class Maintain(StreamCommand):
     """Apply the results of a step that still fit. The result is the names of their streams."""
 
-    alone: ClassVar[bool] = False
     transitions: Iterable[tuple[str, "Transition"]]
-    begun: bool = False
 
     def __call__(self, draft: Draft) -> set[str]:
         applied: set[str] = set()

@@ -46,15 +46,9 @@ class MaintenanceRound(BaseModel, frozen=True):
 
     def plus(self, other: "MaintenanceRound") -> "MaintenanceRound":
         """The sum of both."""
-        return MaintenanceRound(
-            shards=self.shards + other.shards,
-            looked_at=self.looked_at + other.looked_at,
-            compactions=self.compactions + other.compactions,
-            collections=self.collections + other.collections,
-            parts=self.parts + other.parts,
-            versions=self.versions + other.versions,
-            failures={**self.failures, **other.failures},
-        )
+        mine, failures = self.model_dump(exclude={"failures"}), {**self.failures, **other.failures}
+        sums = {name: count + getattr(other, name) for name, count in mine.items()}
+        return MaintenanceRound(**sums, failures=failures)
 
     @property
     def did_something(self) -> bool:

@@ -6,11 +6,11 @@ from typing import Any, Generic, TypeVar
 
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Corruption, InvalidUsage, SinceViolation, UsageKind
-from aiopersist.frontier import Antichain, Time, minimum, successor
+from aiopersist.frontier import Antichain, Time, last_before, minimum, successor
 from aiopersist.read import cursor as cursors
 from aiopersist.read.interval import hold_for
 from aiopersist.read.listen import Listen, Start
-from aiopersist.read.session import ReadSession, last_before
+from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId

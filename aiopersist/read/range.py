@@ -4,7 +4,7 @@ from typing import Any
 
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
-from aiopersist.frontier import TIME_MAX, Antichain, Time, minimum, shaped
+from aiopersist.frontier import Antichain, Time, int_time, last_before, minimum, shaped
 from aiopersist.parts.fetch import Named, Selection
 from aiopersist.read.snapshot import parts_at
 from aiopersist.state.model import State
@@ -102,9 +102,7 @@ def pinned(wanted: Range, state: State) -> Range:
     """`wanted`, with an open time or end set by the upper of `state`."""
     if wanted.as_of is not None:
         return wanted
-    upper = state.upper.time
-    assert not isinstance(upper, tuple)
     if wanted.start is not None:
-        end = upper if wanted.end is None else wanted.end
+        end = int_time(state.upper) if wanted.end is None else wanted.end
         return wanted.replace(end=end if end is None else max(end, wanted.start))
-    return wanted.replace(as_of=TIME_MAX if upper is None else upper - 1)
+    return wanted.replace(as_of=last_before(state.upper))

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind
-from aiopersist.frontier import TIME_MAX, Antichain, Time, frontier, minimum, shaped
+from aiopersist.frontier import Antichain, Time, frontier, last_before, minimum, shaped
 from aiopersist.parts.fetch import Fetch
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import Resource, Scope
@@ -153,10 +153,3 @@ class ReadSession(Generic[K, V]):
     def frontier(self, value: Antichain | Time) -> Antichain:
         """`value` as a frontier of the schema's times; `INVALID_TIME` for another frontier."""
         return shaped(value, self.schema.time_length)
-
-
-def last_before(upper: Antichain) -> int:
-    """The greatest int time before `upper`, which is not the minimum."""
-    time = upper.time
-    assert not isinstance(time, tuple)
-    return TIME_MAX if time is None else time - 1

@@ -39,7 +39,7 @@ from aiopersist.read.stream import in_batches
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
-from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, keep_alive
+from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, heartbeats
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import HollowBatch, State
@@ -263,8 +263,7 @@ async def _completed(shard: Shard, reader: str, slot: Slot, wanted: Range, lease
 
 
 def _heartbeats(shard: Shard, reader: str, lease_s: float) -> asyncio.Task[None]:
-    beat = keep_alive(shard.stack, lease_s, partial(_keep, shard, reader))
-    return shard.stack.supervisor.background(beat, "heartbeats of a shared read")
+    return heartbeats(shard.stack, lease_s, partial(_keep, shard, reader), "heartbeats of a shared read")
 
 
 async def _keep(shard: Shard, reader: str) -> None:

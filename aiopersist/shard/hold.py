@@ -25,7 +25,7 @@ from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalize
 from aiopersist.frontier import Antichain
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
-from aiopersist.shard.lease import keep_alive
+from aiopersist.shard.lease import heartbeats
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import Command
@@ -104,9 +104,7 @@ class SharedHold:
             self.reader = reader
             self._needs.clear()
             if self._beating is None or self._beating.done():
-                self._beating = self.stack.supervisor.background(
-                    keep_alive(self.stack, lease_s, self.heartbeat), "heartbeats of a reader"
-                )
+                self._beating = heartbeats(self.stack, lease_s, self.heartbeat, "heartbeats of a reader")
 
     async def _overdue(self) -> bool:
         """Whether any commit may end the registration by now."""
@@ -265,9 +263,7 @@ class OwnHold:
         else:
             hold = cls(stack, register, named_reader(name), Antichain(), lease_s, owner=fresh)
             hold.since = await commit(register, TakeNamedHold(name, fresh, since, lease_s), hold._slot)
-        hold._beating = stack.supervisor.background(
-            keep_alive(stack, lease_s, hold.heartbeat), "heartbeats of a hold"
-        )
+        hold._beating = heartbeats(stack, lease_s, hold.heartbeat, "heartbeats of a hold")
         return hold
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ heartbeat, because the process was suspended or the loop was busy, goes out at o
 ends nothing, whatever the error: it is reported and tried again. If the lease is gone, the next use of the
 handle says so."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -36,6 +37,13 @@ class Heartbeat:
 
     def beat(self, now: float) -> None:
         self._due = now + self.every_s
+
+
+def heartbeats(
+    stack: Stack, lease_s: float, renew: Callable[[], Awaitable[None]], name: str
+) -> asyncio.Task[None]:
+    """`keep_alive` in the background."""
+    return stack.supervisor.background(keep_alive(stack, lease_s, renew), name)
 
 
 async def keep_alive(stack: Stack, lease_s: float, renew: Callable[[], Awaitable[None]]) -> None:

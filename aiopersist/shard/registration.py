@@ -12,7 +12,7 @@ from typing import TypeVar
 from aiopersist.errors import BatchExpired, LeaseExpired
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
-from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, keep_alive
+from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, heartbeats
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWriter
@@ -103,9 +103,8 @@ class Registration:
         """Add a user: a handle, a builder, or a batch."""
         self._users += 1
         if self._beating is None and not self._stopped:
-            self._beating = self._shard.stack.supervisor.background(
-                keep_alive(self._shard.stack, self._lease_s, self._heartbeat), "heartbeats of a writer"
-            )
+            stack = self._shard.stack
+            self._beating = heartbeats(stack, self._lease_s, self._heartbeat, "heartbeats of a writer")
 
     def release(self) -> None:
         """Remove a user."""

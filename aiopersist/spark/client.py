@@ -25,6 +25,7 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.errors import BatchExpired, InvalidUsage, UsageKind
 from aiopersist.frontier import Time
 from aiopersist.read.shared_read import SharedRead
+from aiopersist.resource import Resource
 from aiopersist.settings import Settings
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.spark import tasks
@@ -86,7 +87,7 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(AiopersistSource)
 
 
-class SparkClient:
+class SparkClient(Resource):
     """See the header. Its methods block, and any thread may call them; each has a coroutine of the same name
     with a leading `a`, for a driver that is itself asyncio. Close the client when its DataFrames are no
     longer used."""
@@ -334,12 +335,6 @@ class SparkClient:
 
     def __repr__(self) -> str:
         return f"<SparkClient of {self._location}>"
-
-    async def __aenter__(self) -> "SparkClient":
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
 
 
 def _checked(make: Callable[..., Columns], where: Any, schema: Schema[Any, Any, Any]) -> Columns:

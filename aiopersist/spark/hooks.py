@@ -124,33 +124,25 @@ def grant_write(
     client: Client, plan: Planning, frame: pa.Schema, spec: WriteSpec, lease_s: float
 ) -> GrantedWrite:
     """Plan a write of a DataFrame with these columns, and register its writer."""
-    return bridge().run(_grant, client, plan, frame, spec, lease_s)
 
+    async def grant() -> GrantedWrite:
+        return await grant_writer(client, await plan(client, frame, spec), lease_s)
 
-async def _grant(
-    client: Client, plan: Planning, frame: pa.Schema, spec: WriteSpec, lease_s: float
-) -> GrantedWrite:
-    return await grant_writer(client, await plan(client, frame, spec), lease_s)
+    return bridge().run(grant)
 
 
 def commit_staged(
     location: SparkLocation, plan: WritePlan, grants: Iterable[bytes], results: Results, tasks_: int
 ) -> None:
     """Append the batches that tasks have staged, once, then end their writers."""
-    bridge().run(_commit, bridge().client(location), location, plan, grants, results, tasks_)
+    client = bridge().client(location)
 
+    async def commit() -> None:
+        await WriteJob(client, location, plan, _run_here, tasks_).commit(results)
+        for grant in grants:
+            await release_writer(client, grant)
 
-async def _commit(
-    client: Client,
-    location: SparkLocation,
-    plan: WritePlan,
-    grants: Iterable[bytes],
-    results: Results,
-    tasks_: int,
-) -> None:
-    await WriteJob(client, location, plan, _run_here, tasks_).commit(results)
-    for grant in grants:
-        await release_writer(client, grant)
+    bridge().run(commit)
 
 
 def _run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | TaskRefused]:
@@ -162,9 +154,10 @@ def abort_writes(location: SparkLocation, writes: Iterable[GrantedWrite]) -> Non
     """Spark calls `abort` also after `commit` raised or died, when its append may have happened, or may still
     happen: so this deletes no staged batch. It ends the writers; the sweep then deletes the batches that were
     not appended."""
-    bridge().run(_abandon_all, bridge().client(location), writes)
+    client = bridge().client(location)
 
+    async def abandon_all() -> None:
+        for write in writes:
+            await abandon(client, write)
 
-async def _abandon_all(client: Client, writes: Iterable[GrantedWrite]) -> None:
-    for write in writes:
-        await abandon(client, write)
+    bridge().run(abandon_all)

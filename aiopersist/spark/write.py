@@ -22,7 +22,7 @@ from aiopersist.client import Client
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Error, InvalidUsage, SinceViolation, UnknownShard, UpperMismatch, UsageKind
-from aiopersist.frontier import Antichain
+from aiopersist.frontier import Antichain, int_time
 from aiopersist.gc.collect import delete_data
 from aiopersist.read.shared_read import SharedRead
 from aiopersist.shard.catalog import ShardId, free
@@ -329,10 +329,9 @@ async def _restored(writer: Writer, results: Results) -> list[Batch]:
 
 
 async def _upper(writer: Writer) -> int:
-    upper = (await writer.fetch_recent_upper()).time
+    upper = int_time(await writer.fetch_recent_upper())
     if upper is None:
         raise UpperMismatch(Antichain(0), Antichain(), shard_id=writer.shard_id)
-    assert isinstance(upper, int)
     return upper
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
+from aiopersist.frontier import int_time
 from aiopersist.stash.model import (
     Change,
     Fence,
@@ -23,7 +24,6 @@ from aiopersist.stash.model import (
     holds,
     judge,
 )
-from aiopersist.stash.rules import int_time
 from aiopersist.stash.store import Store
 
 

@@ -91,18 +91,18 @@ class PostgresStore(Store):
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
         async def work(connection: Connection) -> Fence:
             await self._tables.ensure(connection)
-            await connection.execute(self._sql.enroll, opener_id, token)
-            await connection.execute(self._sql.sweep)
+            await connection.execute(self._sql["enroll"], opener_id, token)
+            await connection.execute(self._sql["sweep"])
             while True:
-                fence = _fence(await connection.fetchrow(self._sql.fence))
+                fence = _fence(await connection.fetchrow(self._sql["fence"]))
                 if nonce is None or fence.nonce == nonce:
                     return fence
-                await connection.execute(self._sql.take, fence.epoch, nonce)
+                await connection.execute(self._sql["take"], fence.epoch, nonce)
 
         return await self._pool.write(work)
 
     async def enroll(self, opener_id: str, token: str) -> None:
-        await self._pool.write(lambda connection: connection.execute(self._sql.enroll, opener_id, token))
+        await self._pool.write(lambda connection: connection.execute(self._sql["enroll"], opener_id, token))
 
     async def load(self, select: Select) -> Loaded | None:
         statement, arguments = sql.load(self._schema, select)
@@ -126,14 +126,14 @@ class PostgresStore(Store):
         async def work(connection: Connection) -> Verdict:
             if several:
                 return await self._commit_several(connection, opener, change, sending, chunks)
-            row = await connection.fetchrow(self._sql.commit, *_arguments(opener, change, sending, chunks))
+            row = await connection.fetchrow(self._sql["commit"], *_arguments(opener, change, sending, chunks))
             return _verdict(row, opener, sending)
 
         return await self._pool.write(work)
 
     async def token(self, opener_id: str) -> str | None:
         token: str | None = await self._pool.write(
-            lambda connection: connection.fetchval(self._sql.token, opener_id)
+            lambda connection: connection.fetchval(self._sql["token"], opener_id)
         )
         return token
 
@@ -155,7 +155,7 @@ class PostgresStore(Store):
         return await self._background.write(work)
 
     async def forget(self, opener_id: str) -> None:
-        await self._pool.write(lambda connection: connection.execute(self._sql.forget, opener_id))
+        await self._pool.write(lambda connection: connection.execute(self._sql["forget"], opener_id))
 
     async def aclose(self) -> None:
         try:
@@ -203,7 +203,7 @@ class PostgresStore(Store):
     async def _prepared(self, connection: Connection, names: Sequence[str]) -> Prepared:
         """Statements for a transaction, prepared before it begins. The driver prepares without a deadline; if
         a client vanished then inside a transaction, the server would not see it as idle, and not end it."""
-        return {name: await connection.prepare(getattr(self._sql, name)) for name in names}
+        return {name: await connection.prepare(self._sql[name]) for name in names}
 
 
 def _arguments(opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]) -> tuple[Any, ...]:

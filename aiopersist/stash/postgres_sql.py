@@ -13,13 +13,11 @@ Keys and vals are canonical JSON, compared by bytes. The index of `data` holds o
 Postgres bounds an index entry, and keys are unbounded.
 """
 
-import hashlib
-from dataclasses import dataclass
 from typing import Any
 
 from aiopersist.stash.model import FORMAT, Select
 from aiopersist.stash.store import OPENER_RETENTION_S
-from aiopersist.storage.postgres.tables import Tables, quoted
+from aiopersist.storage.postgres.tables import Tables, advisory_lock, quoted
 
 KEY_PREFIX = 200  # characters, of up to four bytes; an index entry holds 2,700 bytes
 
@@ -54,38 +52,13 @@ def tables(schema: str) -> Tables:
     return Tables(schema, "data", ddl)
 
 
-@dataclass(frozen=True)
-class StashStatements:
-    """Every statement on the tables of one schema."""
-
-    fence: str
-    take: str
-    sweep: str
-    enroll: str
-    forget: str
-    token: str
-    commit: str
-    insert: str
-    create: str
-    migrate: str
-    fence_shared: str
-    sums: str
-    loose: str
-    delete_all: str
-    settled: str
-    lock: str
-    lock_consolidation: str
+def statements(schema: str) -> dict[str, str]:
+    """Every statement on the tables in `schema`, by name."""
+    names = {**_names(schema), "retention": OPENER_RETENTION_S}
+    return {name: text.format(**names) for name, text in _TEXTS.items()}
 
 
-def statements(schema: str) -> StashStatements:
-    """The statements for `schema`."""
-    texts = {
-        name: text.format(**_names(schema), retention=OPENER_RETENTION_S) for name, text in _TEXTS.items()
-    }
-    return StashStatements(**texts)
-
-
-def _names(schema: str) -> dict[str, str]:
+def _names(schema: str) -> dict[str, Any]:
     tables = ("fence", "openers", "collections", "uppers", "sinces", "data")
     return {name: f"{quoted(schema)}.{name}" for name in tables}
 
@@ -221,5 +194,4 @@ def load(schema: str, select: Select) -> tuple[str, list[Any]]:
 
 def consolidation_lock(schema: str, collection_id: int) -> int:
     """The number of the advisory lock under which the collection is consolidated."""
-    digest = hashlib.sha256(f"{schema} {collection_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    return advisory_lock(f"{schema} {collection_id}")

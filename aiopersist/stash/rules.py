@@ -6,7 +6,7 @@ raises `StashError`.
 
 from collections.abc import Sequence
 
-from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.frontier import TIME_MAX, Antichain, int_time, last_before
 from aiopersist.stash.errors import NothingSealed, StaleLower, StashError
 from aiopersist.stash.model import Frontiers
 
@@ -45,8 +45,7 @@ def last_sealed(name: str, now: Frontiers) -> int:
     """The greatest time that is complete."""
     if now.upper <= now.since:
         raise NothingSealed(name, now.since, now.upper)
-    upper = int_time(now.upper)
-    return TIME_MAX if upper is None else upper - 1
+    return last_before(now.upper)
 
 
 def readable_since(name: str, now: Frontiers) -> int:
@@ -63,13 +62,6 @@ def next_time(name: str, now: Frontiers) -> int:
     if upper is None or upper == TIME_MAX:
         raise _refusal(name, now, "no time is left for a batch")
     return upper
-
-
-def int_time(frontier: Antichain) -> int | None:
-    """The time of a frontier of a stash, whose times are ints; `None` for the empty one."""
-    time = frontier.time
-    assert time is None or isinstance(time, int)
-    return time
 
 
 def _refusal(name: str, now: Frontiers, reason: str) -> StashError:

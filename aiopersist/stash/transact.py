@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, overload
 
-from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.frontier import TIME_MAX, Antichain, int_time
 from aiopersist.stash import rules
 from aiopersist.stash.collection import StashCollection, stored_of
 from aiopersist.stash.errors import StashError
@@ -116,8 +116,7 @@ async def _load(
 
 async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _ReadTable:
     """The contents at upper, the time of the change, with the updates that wait there to be sealed."""
-    upper = stored.frontiers.upper.time
-    assert not isinstance(upper, tuple)  # times of a stash are ints
+    upper = int_time(stored.frontiers.upper)
     time = TIME_MAX if upper is None else upper
 
     def begun() -> _ReadTable:

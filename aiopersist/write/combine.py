@@ -23,7 +23,7 @@ from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
-from aiopersist.frontier import TIME_MAX, Antichain, successor
+from aiopersist.frontier import Antichain, last_before, successor
 from aiopersist.parts.columns import columns_of
 from aiopersist.parts.upload import chunks_as_they_come, is_small
 from aiopersist.resource import for_each
@@ -278,6 +278,4 @@ class Combiner:
 
 def last_complete(upper: Antichain) -> int:
     """The greatest int time before `upper`; 0 at the minimum."""
-    time = upper.time
-    assert not isinstance(time, tuple)
-    return TIME_MAX if time is None else max(time - 1, 0)
+    return max(last_before(upper), 0)

@@ -88,7 +88,7 @@ class PostgresConsensus(Consensus):
 
     async def head(self, key: str) -> Versioned | None:
         check_consensus_key(key)
-        row = await self._pool.read(lambda connection: connection.fetchrow(self._sql.head, key))
+        row = await self._pool.read(lambda connection: connection.fetchrow(self._sql["head"], key))
         if row is None:
             return None
         self._set_clock(row["clock"])
@@ -105,7 +105,7 @@ class PostgresConsensus(Consensus):
     async def _heads(
         self, known: Mapping[str, int | None], connection: Connection
     ) -> dict[str, Versioned | None]:
-        rows = await connection.fetch(self._sql.heads, list(known), list(known.values()))
+        rows = await connection.fetch(self._sql["heads"], list(known), list(known.values()))
         if rows:
             self._set_clock(rows[0]["clock"])
         return {r["key"]: None if r["seqno"] is None else Versioned(r["seqno"], r["data"]) for r in rows}
@@ -128,13 +128,13 @@ class PostgresConsensus(Consensus):
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         check_consensus_key(key)
         bounds = (key, min(from_seqno, _SEQNO_MAX), min(max(limit, 0), _SEQNO_MAX))
-        rows = await self._pool.read(lambda connection: connection.fetch(self._sql.scan, *bounds))
+        rows = await self._pool.read(lambda connection: connection.fetch(self._sql["scan"], *bounds))
         return [Versioned(row["seqno"], row["data"]) for row in rows]
 
     async def truncate(self, key: str, seqno: int) -> int:
         check_consensus_key(key)
         row = await self._pool.write(
-            lambda connection: connection.fetchrow(self._sql.truncate, key, min(seqno, _SEQNO_MAX))
+            lambda connection: connection.fetchrow(self._sql["truncate"], key, min(seqno, _SEQNO_MAX))
         )
         assert row is not None  # the statement gives one row
         if row["head"] is None or seqno > row["head"]:
@@ -145,14 +145,14 @@ class PostgresConsensus(Consensus):
     async def remove(self, key: str, expected: Versioned) -> bool:
         check_consensus_key(key)
         head = key, min(expected.seqno, _SEQNO_MAX), expected.data
-        removed = await self._pool.write(lambda connection: connection.fetchval(self._sql.remove, *head))
+        removed = await self._pool.write(lambda connection: connection.fetchval(self._sql["remove"], *head))
         if removed:
             self._hints.moved([key])
             return True
         return await self.head(key) is None
 
     async def list_keys(self, prefix: str) -> list[str]:
-        rows = await self._pool.read(lambda connection: connection.fetch(self._sql.list_keys, prefix))
+        rows = await self._pool.read(lambda connection: connection.fetch(self._sql["list_keys"], prefix))
         return [row["key"] for row in rows]
 
     async def watch(self, key: str) -> None:
@@ -194,7 +194,7 @@ class PostgresConsensus(Consensus):
 
     async def _append_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
         columns = [list(column) for column in zip(*entries, strict=True)]
-        row = await connection.fetchrow(self._sql.append_all, *columns)
+        row = await connection.fetchrow(self._sql["append_all"], *columns)
         assert row is not None  # the statement gives one row
         self._set_clock(row["clock"])
         won: bool = row["won"]
@@ -202,7 +202,7 @@ class PostgresConsensus(Consensus):
 
     async def _create_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
         keys, data = [entry.key for entry in entries], [entry.data for entry in entries]
-        won: bool = await connection.fetchval(self._sql.create_all, keys, data)
+        won: bool = await connection.fetchval(self._sql["create_all"], keys, data)
         return won
 
     def _set_clock(self, seconds: float) -> None:

@@ -16,14 +16,13 @@ A caller that is cancelled stops waiting; its entry is sent nevertheless.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass
 
 from aiopersist.errors import Error, Indeterminate
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.postgres.pool import Pool, ServerRefused
-from aiopersist.storage.postgres.sql import Statements
 
 GROUPS_MAX = 2  # under way: one is sent while another commits; more would only make groups smaller
 LOCKING = 4  # statements that may wait for a lock; the rest of the pool is for other requests
@@ -53,7 +52,7 @@ class GroupCommit:
     def __init__(
         self,
         pool: Pool,
-        statements: Statements,
+        statements: Mapping[str, str],
         moved: Callable[[Collection[str], bool], None],
         clock: Callable[[float], None],
     ) -> None:
@@ -124,9 +123,9 @@ class GroupCommit:
     async def _send_together(self, group: list[_Waiting]) -> list[_Waiting]:
         """Send a group and settle its entries; return those that must be sent again alone."""
         by_key = {waiting.entry.key: waiting for waiting in group}
-        statement, arguments = self._sql.append_one, tuple[object, ...](group[0].entry)
+        statement, arguments = self._sql["append_one"], tuple[object, ...](group[0].entry)
         if len(group) > 1:  # the statement for one entry takes half the time
-            statement = self._sql.append_together
+            statement = self._sql["append_together"]
             arguments = tuple(zip(*(waiting.entry for waiting in group), strict=True))
         try:
             rows = await self._pool.use(lambda connection: connection.fetch(statement, *arguments))
@@ -161,9 +160,9 @@ class GroupCommit:
         key, expected, data = entry
         arguments: list[object]
         if expected is None:
-            statement, arguments = self._sql.create, [key, data]
+            statement, arguments = self._sql["create"], [key, data]
         else:
-            statement, arguments = self._sql.append, [key, expected, data]
+            statement, arguments = self._sql["append"], [key, expected, data]
         row = await self._pool.use(lambda connection: connection.fetchrow(statement, *arguments))
         assert row is not None  # the statement gives one row
         self._clock(row["clock"])

@@ -28,7 +28,8 @@ from collections.abc import Collection
 from aiopersist.errors import Error
 from aiopersist.runtime import Runtime
 from aiopersist.storage.postgres.pool import Connection, Pool
-from aiopersist.storage.postgres.sql import LISTENS, listeners_lock
+from aiopersist.storage.postgres.sql import LISTENS
+from aiopersist.storage.postgres.tables import advisory_lock
 from aiopersist.storage.waiters import Waiters
 
 log = logging.getLogger("aiopersist")
@@ -47,7 +48,7 @@ class NotifyHints:
     def __init__(self, pool: Pool, schema: str, waiters: Waiters, runtime: Runtime) -> None:
         self._pool = pool
         self._channel = "aiopersist_" + hashlib.sha256(schema.encode()).hexdigest()[:16]
-        self._lock = listeners_lock(schema)
+        self._lock = advisory_lock(schema)
         self._waiters = waiters
         self._runtime = runtime
         self._id = str(runtime.uuid())

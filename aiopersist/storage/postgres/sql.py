@@ -10,17 +10,9 @@ One statement changes both, so they agree at every moment. Keys collate by bytes
 no index; `log` keeps values of up to some KiB in the row and spends no time on compression.
 """
 
-import hashlib
-from dataclasses import dataclass
-
-from aiopersist.storage.postgres.tables import Tables, quoted
+from aiopersist.storage.postgres.tables import Tables, advisory_lock, quoted
 
 CLOCK = "extract(epoch FROM clock_timestamp())::float8"
-
-
-def listeners_lock(schema: str) -> int:
-    """The number of the advisory lock that all listeners hold, shared."""
-    return int.from_bytes(hashlib.sha256(schema.encode()).digest()[:8], "big", signed=True)
 
 
 LISTENS = "SELECT pg_advisory_lock_shared({})"
@@ -45,34 +37,16 @@ def tables(schema: str) -> Tables:
     return Tables(schema, "log", ddl)
 
 
-@dataclass(frozen=True)
-class Statements:
-    """Every statement on the tables of one schema."""
-
-    head: str
-    heads: str
-    scan: str
-    list_keys: str
-    truncate: str
-    remove: str
-    create: str
-    append: str
-    append_one: str
-    append_together: str
-    append_all: str
-    create_all: str
-
-
-def statements(schema: str) -> Statements:
-    """The statements for `schema`."""
-    alone = f"pg_try_advisory_xact_lock({listeners_lock(schema)})"
+def statements(schema: str) -> dict[str, str]:
+    """Every statement on the tables in `schema`, by name."""
+    alone = f"pg_try_advisory_xact_lock({advisory_lock(schema)})"  # listeners hold that lock, shared
     names = {
         "heads": f"{quoted(schema)}.heads",
         "log": f"{quoted(schema)}.log",
         "clock": CLOCK,
         "alone": alone,
     }
-    return Statements(**{name: text.format(**names) for name, text in _TEXTS.items()})
+    return {name: text.format(**names) for name, text in _TEXTS.items()}
 
 
 _TEXTS = {

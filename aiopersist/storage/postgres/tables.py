@@ -1,5 +1,6 @@
 """Creates the tables of a schema; safe for first users at the same time."""
 
+import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiopersist.errors import InvalidLocation
@@ -48,3 +49,8 @@ class Tables(NamedTuple):
             if not await connection.fetchval(_HAS_SCHEMA, self.schema):
                 await connection.execute(f"CREATE SCHEMA {quoted(self.schema)}")
             await connection.execute(self.ddl)
+
+
+def advisory_lock(name: str) -> int:
+    """The number of the advisory lock of that name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
