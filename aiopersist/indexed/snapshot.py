@@ -46,12 +46,7 @@ class StreamSnapshot(Resource, Generic[K, V]):
     `since`. Close it to give up its blobs."""
 
     def __init__(
-        self,
-        scope: Scope,
-        fetch: Fetch,
-        hold: SharedHold,
-        arrangement: Arrangement,
-        seqno: int,
+        self, scope: Scope, fetch: Fetch, hold: SharedHold, arrangement: Arrangement, seqno: int
     ) -> None:
         self.seqno = seqno
         self.since = Antichain(arrangement.since)

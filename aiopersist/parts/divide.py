@@ -121,12 +121,7 @@ async def divide(fetch: Fetch, runs: Runs, selection: Selection, reader: str, ta
 
 
 async def divide_with(
-    fetch: Fetch,
-    runs: Runs,
-    selection: Selection,
-    reader: str,
-    tasks: int,
-    others: Runs,
+    fetch: Fetch, runs: Runs, selection: Selection, reader: str, tasks: int, others: Runs
 ) -> list[tuple[Piece, Piece]]:
     """As `divide`, and with each piece a second piece: of the runs `others`, all rows whose keys may be in
     the first piece."""

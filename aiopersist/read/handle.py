@@ -116,10 +116,7 @@ class ReadHandle(Resource, Generic[K, V]):
         return Opening(lambda: self._session.snapshot(as_of, wait), "reader.snapshot(...)")
 
     def listen(
-        self,
-        as_of: Time | None = None,
-        cursor: str | None = None,
-        until: Antichain | Time | None = None,
+        self, as_of: Time | None = None, cursor: str | None = None, until: Antichain | Time | None = None
     ) -> Opening[Listen[K, V]]:
         """All updates whose time is not `<= as_of`, as they come. Without `as_of` and `cursor` it begins at
         the shard's upper, by one linearizable read. Ends with the empty frontier, or with the first progress

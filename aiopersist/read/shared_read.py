@@ -20,14 +20,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import DiffOverflow, Error, LeaseExpired, MissingPart
 from aiopersist.frontier import Antichain, Time
-from aiopersist.parts.divide import (
-    Piece,
-    check_schemas,
-    checked_shard,
-    divide,
-    divide_with,
-    piece_condition,
-)
+from aiopersist.parts.divide import Piece, check_schemas, checked_shard, divide, divide_with, piece_condition
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.runs import plan_runs

@@ -187,12 +187,7 @@ def _named(name: str, head: Versioned, kind: type[Id]) -> Id | None:
 
 
 async def _write(
-    stack: Stack,
-    name: str,
-    kind: type[ShardId],
-    expected: int | None,
-    shard: ShardId | None,
-    stall: StallLog,
+    stack: Stack, name: str, kind: type[ShardId], expected: int | None, shard: ShardId | None, stall: StallLog
 ) -> None:
     value: dict[str, Any] = {"format": 1, "shard": shard}
     if shard is None:

@@ -30,13 +30,7 @@ from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import Command
 from aiopersist.state.model import LeasedReader
-from aiopersist.state.reading import (
-    ExpireReader,
-    RegisterReader,
-    RenewReader,
-    TakeNamedHold,
-    named_reader,
-)
+from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
 
 
 @dataclass(eq=False)

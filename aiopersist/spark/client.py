@@ -40,14 +40,7 @@ from aiopersist.spark.sessions import (
     in_thread,
     struct_type,
 )
-from aiopersist.spark.write import (
-    APPEND,
-    WriteJob,
-    WritePlan,
-    WriteSpec,
-    plan_open_write,
-    remove_new_shard,
-)
+from aiopersist.spark.write import APPEND, WriteJob, WritePlan, WriteSpec, plan_open_write, remove_new_shard
 from aiopersist.storage.urls import Location
 from aiopersist.write.checks import Txn
 

@@ -104,13 +104,7 @@ def _must(holds: bool, name: str, *about: object) -> None:
         raise AssertionError(f"a version that must not be written: {name} does not hold", *about)
 
 
-ALL = (
-    batches_are_contiguous,
-    spine_covers_batches,
-    trace_ends_at_upper,
-    inline_bytes_add_up,
-    streams_hold,
-)
+ALL = (batches_are_contiguous, spine_covers_batches, trace_ends_at_upper, inline_bytes_add_up, streams_hold)
 
 
 def check_state(state: State) -> State:

@@ -10,16 +10,7 @@ from dataclasses import dataclass
 
 from aiopersist.errors import InvalidUsage, OpaqueMismatch, UsageKind
 from aiopersist.frontier import Antichain, predecessor
-from aiopersist.state.command import (
-    Commit,
-    Context,
-    Keep,
-    commit,
-    is_ahead,
-    live,
-    meet_of_holds,
-    overdue,
-)
+from aiopersist.state.command import Commit, Context, Keep, commit, is_ahead, live, meet_of_holds, overdue
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 

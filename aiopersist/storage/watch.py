@@ -73,10 +73,7 @@ class TaskWatch(Watch):
         except Exception as error:  # a store of an application may raise anything
             if not self._has_failed:
                 self._has_failed = True
-                log.warning(
-                    "no hints of commits, which are noticed late, by polling: %r",
-                    error,
-                )
+                log.warning("no hints of commits, which are noticed late, by polling: %r", error)
         self._tasks.pop(key, None)
         self._hinted.add(key)
         self._any.set()

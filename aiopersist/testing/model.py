@@ -85,11 +85,7 @@ class Model:
         return summed((k, v, d) for k, v, t, d in self.updates if before_or_at(t, as_of))
 
     def changes(
-        self,
-        as_of: Any = None,
-        *,
-        lower: Iterable[Any] | None = None,
-        upper: Iterable[Any] | None = None,
+        self, as_of: Any = None, *, lower: Iterable[Any] | None = None, upper: Iterable[Any] | None = None
     ) -> Counter[tuple[Any, Any, Any]]:
         """The updates that a listen from `as_of` (`None`: from the minimum) delivers in `[lower, upper)`:
         sums of diffs by (key, val, time), without zeros. Product times are advanced to `as_of`."""
