@@ -348,7 +348,7 @@ async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) 
 
 
 async def in_order(
-    jobs: Sequence[Callable[[], Awaitable[T]]], ahead: int, supervisor: Supervisor
+    jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], ahead: int, supervisor: Supervisor
 ) -> AsyncGenerator[T, None]:
     """The results of `jobs` in their order, at most `ahead` of them in flight or not yet taken."""
     if len(jobs) == 1:
@@ -359,7 +359,7 @@ async def in_order(
     try:
         while True:
             for job in islice(todo, ahead - len(tasks)):
-                tasks.append(supervisor.spawn(_run(job), "one of several jobs", abandon=True))
+                tasks.append(supervisor.spawn(job(), "one of several jobs", abandon=True))
             if not tasks:
                 return
             result = await tasks[0]
@@ -368,10 +368,6 @@ async def in_order(
     finally:
         for task in tasks:
             task.cancel()
-
-
-async def _run(job: Callable[[], Awaitable[T]]) -> T:
-    return await job()
 
 
 async def for_each(items: Sequence[T], work: Callable[[T], object], at_once: int, runtime: Runtime) -> None:

@@ -188,21 +188,17 @@ async def run(options: DemoOptions, console: Console) -> None:
     commits = await repository.first_parents(options.limit)
     with directory_of(options) as directory:
         async with opened(options, directory, len(WRITERS)) as clients:
-            await _run(clients, repository, commits, console)
+            with progress(console) as bars:
+                demo = HistoryDemo(clients, repository, commits, bars)
+                before = SYSTEM.monotonic()
+                await demo.write_and_follow()
+                seconds = SYSTEM.monotonic() - before
+                checked, rows = await demo.check()
+            compared = f"{checked} snapshots ({rows:,} rows) and the subscriber's contents are what git says"
+            say(console, *_report(demo.race, seconds), compared)
         if directory is not None:
             size = sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
             say(console, f"{size:,} bytes on disk, in {directory}")
-
-
-async def _run(clients: list[Client], repository: Repository, commits: list[str], console: Console) -> None:
-    with progress(console) as bars:
-        demo = HistoryDemo(clients, repository, commits, bars)
-        before = SYSTEM.monotonic()
-        await demo.write_and_follow()
-        seconds = SYSTEM.monotonic() - before
-        checked, rows = await demo.check()
-    compared = f"{checked} snapshots ({rows:,} rows) and the subscriber's contents are what git says"
-    say(console, *_report(demo.race, seconds), compared)
 
 
 def _report(race: Race, seconds: float) -> list[str]:

@@ -35,7 +35,6 @@ from aiopersist.parts.upload import Upload
 from aiopersist.resource import for_each, run_bounded
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
-from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import StreamsChanges
 
 AT_ONCE = 32  # small entries of a write that one turn of the loop converts
@@ -220,7 +219,10 @@ class Committer:
             self._fail(group, uploads, error)
             raise
         try:
-            seqno = await self._sent(ChangeStreams(owner, changes, draft.schemas)) if changes else None
+            seqno: int | None = None
+            if changes is not None:
+                change = ChangeStreams(owner, changes, draft.schemas)
+                seqno = await commit(core.shard.register, change, self._slot)
         except Exception as error:
             if self._slot.busy:
                 self._in_doubt, uploads = uploads, []
@@ -245,20 +247,12 @@ class Committer:
     async def _finished(self, draft: Draft, raw: RawParts) -> StreamsChanges | None:
         """Write the accepted updates; returns the changes of the streams."""
         core = self._core
-        jobs = [partial(self._written, name, rows, draft, raw) for name, rows in draft.accepted.items()]
+        jobs = []
+        for name, every in draft.accepted.items():
+            pieces = [piece for rows in every for piece in rows.pieces]
+            jobs.append(partial(raw.write, pieces, every[0].schema, draft.schema_id(name)))
         parts = await run_bounded(core.stack.settings.fetch_max_outstanding_parts, jobs)
         return draft.finish(dict(zip(draft.accepted, parts, strict=True)))
-
-    async def _sent(self, change: ChangeStreams) -> int:
-        """The version that makes the change."""
-        seqno: int = await commit(self._core.shard.register, change, self._slot)
-        return seqno
-
-    async def _written(
-        self, name: str, every: list[StreamUpdates], draft: Draft, raw: RawParts
-    ) -> tuple[HollowPart, ...]:
-        pieces = [piece for rows in every for piece in rows.pieces]
-        return await raw.write(pieces, every[0].schema, draft.schema_id(name))
 
     async def _settle(self) -> None:
         """Settle an earlier commit in doubt. If it happened, the listeners hear of it now."""

@@ -180,8 +180,11 @@ class Snapshot(Resource, Generic[K, V]):
             return self._parts
         return await self._fetch.stack.compute(query.matching, self._parts)
 
-    async def _plan_again(self) -> None:
-        """Plan again, on the newest state: the parts were replaced, and nothing kept them."""
+    async def _plan_again(self, error: LeaseExpired, plans_left: int) -> None:
+        """Plan again, on the newest state: a part was replaced, and nothing kept it. Raises `error` if a lease
+        should have kept the part, or if no plan is left."""
+        if self._hold.keeps or not plans_left:
+            raise error
         state = await self._fetch.shard.open()
         if not state.since.less_equal(self.as_of):
             raise SinceViolation(self.as_of, state.since, shard_id=self._fetch.shard.id)
@@ -191,10 +194,8 @@ class Snapshot(Resource, Generic[K, V]):
         for plans_left in reversed(range(PLANS_MAX)):
             try:
                 return await self._read(query)
-            except LeaseExpired:
-                if self._hold.keeps or not plans_left:
-                    raise
-            await self._plan_again()
+            except LeaseExpired as error:
+                await self._plan_again(error, plans_left)
         raise AssertionError("the last attempt returns or raises")
 
     async def _read(self, query: Query) -> "pa.Table":
@@ -228,10 +229,8 @@ class Snapshot(Resource, Generic[K, V]):
                         begun = True
                         yield batch
                 return
-            except LeaseExpired:
-                if self._hold.keeps or begun or not plans_left:
-                    raise
-            await self._plan_again()
+            except LeaseExpired as error:
+                await self._plan_again(error, 0 if begun else plans_left)
 
     async def _merged(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)

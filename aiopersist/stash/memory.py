@@ -4,7 +4,8 @@ the copy that a migration step, or a `savepoint`, works on (`DraftStore`).
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
@@ -83,32 +84,26 @@ class MemoryStore(Store):
         self._tables = tables
 
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
-        await _let_others_run()
-        with self._tables.lock:
-            fence = self._tables.fence or Fence(0, "")
+        async with self._step() as tables:
+            fence = tables.fence or Fence(0, "")
             if nonce is not None:
                 fence = Fence(fence.epoch + 1, nonce)
-            self._tables.fence = fence
-            self._tables.openers[opener_id] = token
+            tables.fence = fence
+            tables.openers[opener_id] = token
             return fence
 
     async def enroll(self, opener_id: str, token: str) -> None:
-        await _let_others_run()
-        with self._tables.lock:
-            self._tables.openers[opener_id] = token
+        async with self._step() as tables:
+            tables.openers[opener_id] = token
 
     async def load(self, select: Select) -> Loaded | None:
-        await _let_others_run()
-        tables = self._tables
-        with tables.lock:
+        async with self._step() as tables:
             if tables.fence is None:
                 return None
             return Loaded(tables.fence, tables.version, tuple(tables.select(select)))
 
     async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
-        await _let_others_run()
-        tables = self._tables
-        with tables.lock:
+        async with self._step() as tables:
             assert tables.fence is not None  # there is an opener
             token = tables.openers.get(opener.id)
             verdict = judge(
@@ -120,14 +115,11 @@ class MemoryStore(Store):
             return verdict
 
     async def token(self, opener_id: str) -> str | None:
-        await _let_others_run()
-        with self._tables.lock:
-            return self._tables.openers.get(opener_id)
+        async with self._step() as tables:
+            return tables.openers.get(opener_id)
 
     async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
-        await _let_others_run()
-        tables = self._tables
-        with tables.lock:
+        async with self._step() as tables:
             if tables.fence != opener.fence:
                 return None
             stored = tables.collections[collection_id]
@@ -136,12 +128,18 @@ class MemoryStore(Store):
             return len(rows)
 
     async def forget(self, opener_id: str) -> None:
-        await _let_others_run()
-        with self._tables.lock:
-            self._tables.openers.pop(opener_id, None)
+        async with self._step() as tables:
+            tables.openers.pop(opener_id, None)
 
     async def aclose(self) -> None:
-        await _let_others_run()
+        await asyncio.sleep(0)  # noqa: TID251  # no time passes
+
+    @asynccontextmanager
+    async def _step(self) -> AsyncIterator[StashTables]:
+        """The tables, locked. Other tasks run first, as in every call of a store that does I/O."""
+        await asyncio.sleep(0)  # noqa: TID251  # no time passes
+        with self._tables.lock:
+            yield self._tables
 
 
 class DraftStore(MemoryStore):
@@ -210,8 +208,3 @@ def _selected(rows: StoredRows, select: Select) -> StoredRows:
     if select.key is None:
         return rows
     return rows.where([key == select.key for key in rows.keys])
-
-
-async def _let_others_run() -> None:
-    """A store that does I/O lets other tasks run in each call; so does this one."""
-    await asyncio.sleep(0)  # noqa: TID251  # no time passes

@@ -209,7 +209,8 @@ class PostgresStore(Store):
 def _arguments(opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]) -> tuple[Any, ...]:
     """The arguments of the statement that decides."""
     rows: Chunk = chunks[0] if chunks else ([], [], [], [], [])
-    return opener.id, *sending, *opener.fence, *_columns(change.expected), *_moves(change), *rows
+    expected = (list(change.expected.keys()), list(change.expected.values()))
+    return opener.id, *sending, *opener.fence, *expected, *_moves(change), *rows
 
 
 def _verdict(row: asyncpg.Record | None, opener: Opener, sending: Sending) -> Verdict:
@@ -240,10 +241,6 @@ def _stored(row: asyncpg.Record, select: Select) -> Stored:
         row["settled"],
         rows,
     )
-
-
-def _columns(expected: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    return list(expected.keys()), list(expected.values())
 
 
 def _moves(change: Change) -> tuple[list[int], list[Any], list[Any], list[int]]:

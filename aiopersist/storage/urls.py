@@ -18,6 +18,7 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.address import Address, scheme_of, without_secrets
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.readonly import ReadonlyBlob, ReadonlyConsensus
 
 S = TypeVar("S")
@@ -115,14 +116,10 @@ def register_consensus_scheme(scheme: str, factory: Callable[[str], Consensus]) 
 
 
 def _memory_blob(url: str, runtime: Runtime) -> Blob:
-    from aiopersist.storage.memory import MemoryBlob
-
     return MemoryBlob(memory_name(url))
 
 
 def _memory_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
-    from aiopersist.storage.memory import MemoryConsensus
-
     return MemoryConsensus(memory_name(url), runtime=runtime)
 
 

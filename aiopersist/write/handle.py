@@ -22,7 +22,7 @@ from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
-from aiopersist.write.append import BatchesAppend, RowsAppend, append_all
+from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
 from aiopersist.write.batch import Batch
 from aiopersist.write.builder import BatchBuilder
 from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_txn
@@ -108,10 +108,7 @@ class WriteHandle(Resource, Generic[K, V]):
         overtake each other need an `app_id` each.
 
         Costs one compare-and-set, and one request per part if the data is not small."""
-        with self._scope.call():
-            self._session.unsettled = None
-            lower, upper = check_bounds(expected_upper, new_upper, self._schema)
-            await append_all([RowsAppend(self._session, lower, upper, check_txn(txn), updates=updates)])
+        await self._append(RowsAppend, expected_upper, new_upper, txn, updates=updates)
 
     async def append(
         self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
@@ -119,10 +116,7 @@ class WriteHandle(Resource, Generic[K, V]):
         """Append definite data that replicas of this writer append, too. Updates before the shard's upper
         are dropped, so overlapping and repeated appends of the same data land once. `UpperMismatch` if the
         upper is below `lower` or incomparable: there would be a gap. Costs as `compare_and_append`."""
-        with self._scope.call():
-            self._session.unsettled = None
-            bounds = check_bounds(lower, upper, self._schema)
-            await append_all([RowsAppend(self._session, *bounds, {}, replica=True, updates=updates)])
+        await self._append(RowsAppend, lower, upper, replica=True, updates=updates)
 
     async def write(self, rows: GivenRows[K, V], diff: int = 1, txn: Txn | None = None) -> int:
         """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return that
@@ -200,19 +194,25 @@ class WriteHandle(Resource, Generic[K, V]):
         On success the batches are consumed; if a repeated `txn` writes nothing, their blobs are deleted.
         After `UpperMismatch` they are yours to append again or delete. `AlreadyAppended` for a batch that
         was appended elsewhere, `BatchExpired` for one whose writer's lease ran out. One compare-and-set."""
-        with self._scope.call():
-            self._session.unsettled = None
-            lower, upper = check_bounds(expected_upper, new_upper, self._schema)
-            transactions = check_txn(txn)
-            await append_all([BatchesAppend(self._session, lower, upper, transactions, batches=batches)])
+        await self._append(BatchesAppend, expected_upper, new_upper, txn, batches=batches)
 
     async def append_batch(self, batch: Batch, lower: Antichain | Time, upper: Antichain | Time) -> None:
         """`append` of a staged batch: updates before the shard's upper are dropped. If nothing is left the
         batch is consumed, and its blobs are deleted."""
+        await self._append(BatchesAppend, lower, upper, replica=True, batches=[batch])
+
+    async def _append(
+        self,
+        kind: type[AppendIntent],
+        lower: Antichain | Time,
+        upper: Antichain | Time,
+        txn: Txn | None = None,
+        **given: Any,
+    ) -> None:
         with self._scope.call():
             self._session.unsettled = None
             bounds = check_bounds(lower, upper, self._schema)
-            await append_all([BatchesAppend(self._session, *bounds, {}, replica=True, batches=[batch])])
+            await append_all([kind(self._session, *bounds, check_txn(txn), **given)])
 
     async def batch_from_transmittable(self, data: bytes) -> Batch:
         """The batch that `Batch.to_transmittable` made bytes of. The registration of its writer is kept alive
