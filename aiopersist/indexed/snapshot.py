@@ -73,9 +73,8 @@ class StreamSnapshot(Resource, Generic[K, V]):
         read at the same time, and hold a row group each."""
         self._scope.check()
         if type(n) is not int or n < 1:
-            raise InvalidUsage(
-                UsageKind.INVALID_BOUNDS, f"cannot split into {shown(n)}: at least 1 is needed"
-            )
+            text = f"cannot split into {shown(n)}: at least 1 is needed"
+            raise InvalidUsage(UsageKind.INVALID_BOUNDS, text)
         trace, unsealed = self._parts()
         sources = [StreamSource(named, None, max(named[1].rows, 1)) for named in trace]
         sources += [StreamSource(named, self._trace_upper, self._expected(named)) for named in unsealed]

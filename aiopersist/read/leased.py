@@ -139,9 +139,8 @@ def _checked(transmitted: TransmittedPart) -> str:
     if part is None or others or (part.key is None) is (part.inline is None):
         raise InvalidUpdate("a transmitted part names no part, or several")
     if part.size < 0 or not 0 <= part.footer_bytes <= part.size:
-        raise InvalidUpdate(
-            f"a transmitted part has {part.size} bytes, {part.footer_bytes} of them its index"
-        )
+        text = f"a transmitted part has {part.size} bytes, {part.footer_bytes} of them its index"
+        raise InvalidUpdate(text)
     try:
         ShardId.parse(transmitted.shard)
         mine = part.key is None or BlobKey.parse(part.key).shard == transmitted.shard

@@ -143,9 +143,8 @@ class ReadSession(Generic[K, V]):
     def time(self, time: object) -> Time:
         """`time`, if it is a time of the schema; else `INVALID_TIME`."""
         if isinstance(time, Antichain):
-            raise InvalidUsage(
-                UsageKind.INVALID_TIME, f"as_of is one time, not the frontier {time}", time=time
-            )
+            text = f"as_of is one time, not the frontier {time}"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text, time=time)
         found = frontier(time)  # type: ignore[arg-type]  # checked there
         minimum(self.schema.time_length).less_equal(found.elements[0])
         return found.elements[0]

@@ -181,8 +181,8 @@ class Snapshot(Resource, Generic[K, V]):
         return await self._fetch.stack.compute(query.matching, self._parts)
 
     async def _plan_again(self, error: LeaseExpired, plans_left: int) -> None:
-        """Plan again, on the newest state: a part was replaced, and nothing kept it. Raises `error` if a lease
-        should have kept the part, or if no plan is left."""
+        """Plan again, on the newest state: a part was replaced, and no lease kept it. Raises `error` if one
+        should have, or if no plan is left."""
         if self._hold.keeps or not plans_left:
             raise error
         state = await self._fetch.shard.open()

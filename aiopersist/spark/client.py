@@ -249,9 +249,8 @@ class SparkClient(Resource):
                 applied = await claimed.apply(results)
                 done, lost = done or applied, lost + (not applied)
                 if lost == CLAIMS_LOST_MAX:
-                    raise BatchExpired(
-                        f"shard {shard!r}: the compaction lost its claim {lost} times: try again"
-                    )
+                    text = f"shard {shard!r}: the compaction lost its claim {lost} times: try again"
+                    raise BatchExpired(text)
 
     # --- the same as coroutines ------------------------------------------------------------------
 

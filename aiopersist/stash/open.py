@@ -51,9 +51,8 @@ class Mode(NamedTuple):
 
     def check(self) -> None:
         if self.readonly and self.savepoint:
-            raise InvalidUsage(
-                UsageKind.INVALID_MODE, "a stash is opened readonly or as a savepoint, not both"
-            )
+            text = "a stash is opened readonly or as a savepoint, not both"
+            raise InvalidUsage(UsageKind.INVALID_MODE, text)
 
     @property
     def writes(self) -> bool:

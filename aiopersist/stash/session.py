@@ -226,17 +226,15 @@ class StashSession:
             self._token = current
             return False
         if current is not None:
-            raise Corruption(
-                "this opener wrote to another stash than this one: was it restored from a backup?"
-            )
+            text = "this opener wrote to another stash than this one: was it restored from a backup?"
+            raise Corruption(text)
         fresh = self.runtime.token()
         self._doubtful.add(fresh)  # if its answer is lost, too
         await self._retry.repeat("stash.enroll", lambda: self.store.enroll(opener.id, fresh))
         self._token = fresh
         if sent:
-            raise Indeterminate(
-                "the opener's row was gone, so the change of the stash may have happened: read the stash"
-            )
+            text = "the opener's row was gone, so the change of the stash may have happened: read the stash"
+            raise Indeterminate(text)
         return False
 
     def _check_patience(self, lost: Indeterminate, since: float | None) -> None:

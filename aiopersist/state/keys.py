@@ -23,9 +23,8 @@ class BlobKey(NamedTuple):
         """The parts of `key`; `InvalidUsage` of kind `INVALID_NAME` for anything but the key of a part."""
         found = _FORM.fullmatch(key) if isinstance(key, str) else None
         if found is None:
-            raise InvalidUsage(
-                UsageKind.INVALID_NAME, f"{shown(key, 200)} is not the key of a part", name=key
-            )
+            text = f"{shown(key, 200)} is not the key of a part"
+            raise InvalidUsage(UsageKind.INVALID_NAME, text, name=key)
         return cls(*found.groups())
 
     @staticmethod

@@ -84,9 +84,8 @@ class Address:
     def check_servers(self) -> None:
         """Raise `InvalidLocation` unless `host` is `host:port`, or several of these with commas between."""
         if not _are_servers(self.host):
-            raise InvalidLocation(
-                f"{self.scheme}: the port after the host is not a number from 1 to {PORT_MAX}; {_ESCAPES}"
-            )
+            text = f"{self.scheme}: the port after the host is not a number from 1 to {PORT_MAX}; {_ESCAPES}"
+            raise InvalidLocation(text)
 
     def __repr__(self) -> str:
         """The URL without anything that may be secret."""

@@ -214,14 +214,12 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
     if scheme == "mem":
         return Location(text, text)
     if scheme is not None:
-        raise InvalidLocation(
-            f"{scheme}: a location is a directory or mem://; give other stores as blob and consensus"
-        )
+        what = f"{scheme}: a location is a directory or mem://; give other stores as blob and consensus"
+        raise InvalidLocation(what)
     almost = _ALMOST_A_URL.match(text)
     if almost and (_is_known(almost[1]) or (almost[2] and isinstance(location, str))):
-        raise InvalidLocation(
-            f"{almost[1]}: write a URL as a text with two slashes after the colon, a directory as ./..."
-        )
+        what = f"{almost[1]}: write a URL as a text with two slashes after the colon, a directory as ./..."
+        raise InvalidLocation(what)
     if not text or "\0" in text:
         raise InvalidLocation("the location is no directory: it is empty or has a NUL")
     folder = quote("/" + Path(text).absolute().as_posix().lstrip("/"))

@@ -34,6 +34,5 @@ def check_txn(txn: Txn | None) -> dict[str, int]:
         app, number = txn
         if is_text(app) and type(number) is int and 0 <= number < 2**63:
             return {app: number}
-    raise InvalidUsage(
-        UsageKind.INVALID_TXN, f"{txn!r} is not (app_id, number): text and an int in [0, 2**63)", txn=txn
-    )
+    text = f"{txn!r} is not (app_id, number): text and an int in [0, 2**63)"
+    raise InvalidUsage(UsageKind.INVALID_TXN, text, txn=txn)

@@ -85,9 +85,8 @@ class WriteHandle(Resource, Generic[K, V]):
         with self._scope.call():
             past = check_frontier(frontier, self._schema)
             if not past.elements:
-                raise InvalidUsage(
-                    UsageKind.INVALID_TIME, "no upper is past the empty frontier {}", time=past
-                )
+                text = "no upper is past the empty frontier {}"
+                raise InvalidUsage(UsageKind.INVALID_TIME, text, time=past)
             await self._session.settled()
             await self._shard.register.wait(lambda state: True if past < state.upper else None)
 

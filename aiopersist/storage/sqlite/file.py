@@ -222,18 +222,10 @@ class SqliteFile(Generic[X]):
         make_root(os.path.dirname(self.path), "sqlite")
         if os.path.isdir(self.path):
             raise InvalidLocation(f"sqlite: {self.path} is a directory")
-        connection = sqlite3.connect(
-            f"{Path(self.path).as_uri()}?psow=1",  # no padding after a commit record, see the header
-            uri=True,
-            timeout=busy_timeout_s,
-            isolation_level=None,
+        options = "psow=1"  # no padding after a commit record, see the header
+        return connected(
+            self.path, options, busy_timeout_s, lambda c: self._retried(lambda: self._prepare(c))
         )
-        try:
-            self._retried(lambda: self._prepare(connection))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _retried(self, step: Callable[[], T]) -> T:
         """Run `step`, again while another connection holds the lock. These short delays find a free moment
@@ -248,6 +240,20 @@ class SqliteFile(Generic[X]):
                     raise
             self._never.wait(self._runtime.uniform(0, bound))
             bound = min(bound * 2, BUSY_DELAY_MAX_S)
+
+
+def connected(
+    path: str, options: str, busy_timeout_s: float, prepare: Callable[[sqlite3.Connection], None]
+) -> sqlite3.Connection:
+    """A prepared connection to the file."""
+    url = f"{Path(path).as_uri()}?{options}"
+    connection = sqlite3.connect(url, uri=True, timeout=busy_timeout_s, isolation_level=None)
+    try:
+        prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _check_open(connection: sqlite3.Connection) -> None:

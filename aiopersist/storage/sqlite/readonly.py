@@ -21,7 +21,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, TypeVar
 
 from aiopersist.errors import InvalidLocation, StorageUnavailable
@@ -31,7 +30,7 @@ from aiopersist.storage.folders import in_the_way
 from aiopersist.storage.keys import check_consensus_key, closed
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.sqlite import sql as sql
-from aiopersist.storage.sqlite.file import mapped
+from aiopersist.storage.sqlite.file import connected, mapped
 from aiopersist.storage.sqlite.reads import SqliteReads
 from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
 from aiopersist.storage.waiters import Waiters
@@ -97,7 +96,7 @@ class SqliteReader:
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         for _ in range(READS_MAX):
             if self._live is None and _stat(f"{self.path}-wal") is not None:
-                self._live = self._connect("mode=ro")
+                self._live = connected(self.path, "mode=ro", BUSY_TIMEOUT_S, self._prepare)
             if self._live is not None:
                 return work(self._live)
             if result := self._read_at_rest(work):
@@ -115,7 +114,8 @@ class SqliteReader:
         if abs(self._runtime.wall() - before[2] / 1e9) < SETTLED_S:
             return None
         try:
-            with closing(self._connect("mode=ro&immutable=1")) as connection:
+            immutable = "mode=ro&immutable=1"
+            with closing(connected(self.path, immutable, BUSY_TIMEOUT_S, self._prepare)) as connection:
                 result = work(connection)
         except sqlite3.Error:
             if self._is_as(before):
@@ -125,17 +125,6 @@ class SqliteReader:
 
     def _is_as(self, before: Stat) -> bool:
         return _stat(f"{self.path}-wal") is None and _stat(self.path) == before
-
-    def _connect(self, how: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"{Path(self.path).as_uri()}?{how}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
-        )
-        try:
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _close(self) -> None:
         connection, self._live = self._live, None
