@@ -16,7 +16,7 @@ Game = Callable[[int], Awaitable[Any]]
 
 
 def shards(seed: int) -> Awaitable[Any]:
-    return import_module("tests.simulation.test_adversary").adversary.play(seed)
+    return import_module("tests.simulation.adversary").play(seed)
 
 
 async def interleavings(seed: int) -> None:
@@ -26,15 +26,15 @@ async def interleavings(seed: int) -> None:
 
 
 def indexed(seed: int) -> Awaitable[Any]:
-    return import_module("tests.indexed.test_simulation").game.play(seed, faulty=False)
+    return import_module("tests.indexed.game.play").play(seed, faulty=False)
 
 
 def indexed_faulty(seed: int) -> Awaitable[Any]:
-    return import_module("tests.indexed.test_simulation").game.play(seed, faulty=True)
+    return import_module("tests.indexed.game.play").play(seed, faulty=True)
 
 
 def stash(seed: int) -> Awaitable[Any]:
-    return import_module("tests.stash.test_adversary").adversary.play(seed)
+    return import_module("tests.stash.adversary").play(seed)
 
 
 def round_trips(seed: int) -> Awaitable[Any]:

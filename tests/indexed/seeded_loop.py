@@ -15,7 +15,7 @@ from aiopersist.testing.faults import Faults
 from tests.simulation import world
 
 
-class Dice(Runtime):
+class SeededRuntime(Runtime):
     """Clock, ids and delays from a seed; short sleeps are turns of the loop, long ones end by a jump."""
 
     def __init__(self, seed: int) -> None:

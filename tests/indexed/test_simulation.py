@@ -1,6 +1,6 @@
 """Goal: after any calls, in any order, by any instance, and any faults of the stores, an `Indexed` agrees
 with a plain list of updates, for every reader and every listener; an instance that was taken over from
-changes nothing; and the blob store has no blob without a name (`game.py`).
+changes nothing; and the blob store has no blob without a name (`game/play.py`).
 
 A failure names its seed and what was done last; the same seed plays the same game again."""
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.conftest import QUICK
-from tests.indexed import game
+from tests.indexed.game.play import play
 
 LONG_SEEDS = int(os.environ.get("AIOPERSIST_TEST_INDEXED_GAMES", "3000"))
 
@@ -24,7 +24,7 @@ LIVELY_IF_LONG = ("Destroy", "behind", "ghost", "take", "stop", "maintain", "swe
 async def _play(seeds: Sequence[int], *, faulty: bool) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
-        counts += await game.play(seed, faulty=faulty)
+        counts += await play(seed, faulty=faulty)
         await asyncio.sleep(0)
     return counts
 

@@ -6,31 +6,17 @@ A failure names its seed; tasks and threads make of it a likely, not a certain r
 few times."""
 
 import asyncio
-import importlib.util
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.simulation import adversary
+
 LONG_SEEDS = int(os.environ.get("AIOPERSIST_TEST_GAMES", "3000"))
-
-
-def _module(name: str) -> ModuleType:
-    """The module beside this file: tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_world, _verdict, adversary = _module("world"), _module("verdict"), _module("adversary")
 
 LIVELY = ("cut off", "UpperMismatch", "resumed", "snapshots", "followed", "lease expired")
 LIVELY_IF_LONG = (

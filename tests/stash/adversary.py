@@ -22,7 +22,7 @@ from aiopersist.settings import Settings
 from aiopersist.stash import MemoryStash, Stash, StashCollection, StashError, TypedCollection, transact
 from aiopersist.stash.memory import MemoryStore, StashTables
 from aiopersist.stash.open import Mode, StashLocation, opened
-from tests.indexed.seeded_loop import Dice, spin
+from tests.indexed.seeded_loop import SeededRuntime, spin
 from tests.stash.collections import ACCOUNTS, NAMES
 from tests.support.shards import Call
 
@@ -97,7 +97,7 @@ class Game:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"stash {seed}")
-        self.dice = Dice(seed)
+        self.runtime = SeededRuntime(seed)
         self.tables = StashTables()
         self.wire = Wire(random.Random(f"wire {seed}"))
         self.openers: list[tuple[Stash, dict[str, StashCollection[Any, Any]]]] = []
@@ -150,7 +150,7 @@ class Game:
     async def open(self, *, exclusive: bool) -> None:
         place = StashLocation(MemoryStash, lambda _: WiredStore(self.tables, self.wire))
         settings = Settings(retry_timeout_s=self.rng.choice((0.0, 0.02, None)))
-        stash = await opened(place, Mode(exclusive=exclusive), settings, self.dice)
+        stash = await opened(place, Mode(exclusive=exclusive), settings, self.runtime)
         self.openers.append((stash, {}))
         self.counts["taken over" if exclusive else "shared"] += 1
 
@@ -239,7 +239,7 @@ class Game:
     async def check(self) -> None:
         """By an opener that changes nothing."""
         place = StashLocation(MemoryStash, lambda _: MemoryStore(self.tables))
-        stash = await opened(place, Mode(readonly=True), Settings(), self.dice)
+        stash = await opened(place, Mode(readonly=True), Settings(), self.runtime)
         try:
             assert sum((await ACCOUNTS.peek_one(stash)).values()) == TOTAL
             found = Counter([*await NOTES.peek_one(stash), *await LEDGER.peek_one(stash)])

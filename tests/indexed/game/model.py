@@ -1,5 +1,4 @@
-"""An oracle for an `Indexed`: plain lists of updates. Where the answer to a command was lost several
-*worlds* are possible, until a read decides."""
+"""An oracle for an `Indexed`: commands on plain lists of updates."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -166,68 +165,3 @@ class Model:
 
 
 ANSWERS = ("seqno", "Refused", "done", "UnknownStream", "CodecMismatch")
-
-
-@dataclass
-class World:
-    """A state that is possible, and what may become durable yet."""
-
-    model: Model
-    late: tuple[tuple[Any, int, int], ...] = ()
-    """Commands, their segments, and their commits: of one commit all of them, or none."""
-    past: tuple[Model, ...] = ()
-    """Of the commands that are judged: the states on the way."""
-    chosen: tuple[tuple[int, bool], ...] = ()
-    """Of commands that share an unknown outcome, what it is here."""
-    ended: bool = False
-    """The process was killed before the rest."""
-
-    def expanded(self) -> list["World"]:
-        """This one, and those in which some of what is late has happened: in order."""
-        worlds = [self]
-        for group in dict.fromkeys(group for _, _, group in self.late):
-            worlds += [each.landed(group) for each in worlds if any(late[2] == group for late in each.late)]
-        return worlds
-
-    def landed(self, group: int) -> "World":
-        """That commit has happened; those before it never will."""
-        model, at = self.model.copy(), max(n for n, late in enumerate(self.late) if late[2] == group)
-        for command, segment, of in self.late:
-            if of == group:
-                model.run(command, segment)
-        return World(model, self.late[at + 1 :])
-
-    def after(self, command: Any, result: Any, segment: int) -> list["World"]:
-        """The worlds in which a caller is told that."""
-        what = result[0]
-        if isinstance(command, Look) or what in ("failed", "Fenced", "Stopped"):
-            return [self]
-        did = self.model.copy()
-        told = did.run(command, segment)
-        if what in ANSWERS:
-            late = () if told == result else self.late
-            return [World(did, late, (*self.past, did), self.chosen)] if told == result else []
-        with_it = World(did, self.late, (*self.past, did), self.chosen)
-        if what == "gone":
-            without = World(self.model, self.late, self.past, self.chosen, ended=True)
-            return [self] if self.ended else [with_it, without]
-        group = id(result[1]) if what == "unknown" else id(result)
-        late = World(self.model, (*self.late, (command, segment, group)), self.past, self.chosen)
-        if what == "cancelled":
-            return [with_it, late]
-        assert what == "unknown", result
-        worlds = self._by_group(group, with_it, late)
-        if isinstance(command, Destroy) and self._told(group):
-            return [self]  # it stands alone: what it had to wait for failed, so it did nothing
-        return [*worlds, self] if isinstance(command, Register) and self._told(group) else worlds
-
-    def _told(self, group: int) -> bool:
-        """Whether an earlier call has the same error."""
-        return group in dict(self.chosen)
-
-    def _by_group(self, group: int, with_it: "World", late: "World") -> list["World"]:
-        """Those of one commit happened all, or none did."""
-        chosen = dict(self.chosen).get(group)
-        with_it.chosen = late.chosen = (*self.chosen, (group, True))
-        late.chosen = (*self.chosen, (group, False))
-        return [with_it, late] if chosen is None else [with_it] if chosen else [late]
