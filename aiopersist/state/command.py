@@ -55,7 +55,8 @@ class Keep:
 class Command(Protocol):
     """One transition. A command that must not be applied twice also has
     `happened(state) -> bool | None`: whether a *later* state proves that it was applied, for the
-    case that its own version is gone (`None`: that cannot be known)."""
+    case that its own version is gone (`None`: that cannot be known). A command of a writer has its id as
+    `writer`: where a cancelled attempt is settled, the heartbeat that takes its version renews the writer."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep: ...
 
