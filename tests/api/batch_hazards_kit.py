@@ -11,6 +11,7 @@ import aiopersist as ap
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA, Writer
 
 
@@ -91,7 +92,7 @@ class Rig:
     async def named(self, name: str = "t") -> set[str]:
         """The blobs that the newest state names."""
         async with self.client.writer(name, SCHEMA) as w:
-            batches = (await w._shard.open()).batches.values()
+            batches = (await shard_of(w).open()).batches.values()
             return {part.key for batch in batches for part in batch.parts if part.key}
 
     async def rows(self, as_of: int) -> list[tuple[str, int, int]]:

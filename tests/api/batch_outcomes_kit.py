@@ -11,6 +11,7 @@ from typing import Any
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from tests.support.internals import shard_of
 from tests.support.schemas import ROWS, SCHEMA, Row, Writer
 from tests.support.shards import CAS
 
@@ -39,7 +40,7 @@ class Rig:
     async def named(self) -> set[str]:
         """The blobs that the newest state names."""
         async with self.honest.writer("t", SCHEMA) as w:
-            batches = (await w._shard.open()).batches.values()
+            batches = (await shard_of(w).open()).batches.values()
             return {part.key for batch in batches for part in batch.parts if part.key}
 
     async def history(self) -> list[Row]:

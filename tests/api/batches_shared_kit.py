@@ -11,6 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob
 from aiopersist.testing.model import gathered
+from tests.support.internals import shard_of
 from tests.support.processes import Clock
 from tests.support.schemas import SCHEMA, Writer
 from tests.support.shards import SIZES
@@ -107,7 +108,7 @@ async def used(use: Any, w: Writer, batch: ap.Batch) -> str:
 
 async def check_blobs(place: World, w: Writer) -> list[str]:
     """Every blob that is named is there; and nothing else but what is returned."""
-    state = await w._shard.open()
+    state = await shard_of(w).open()
     named = {part.key for batch in state.batches.values() for part in batch.parts if part.key}
     there = set(await place.blobs())
     assert named <= there

@@ -15,6 +15,7 @@ from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.consensus import Entry
 from aiopersist.testing.faults import FaultyConsensus
 from tests.api.append_many_kit import MANY, NAMES, contents, one_each, rig, rows
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import SIZES
 
@@ -188,7 +189,7 @@ async def test_a_writer_whose_lease_ran_out_registers_anew(expired: list[int]) -
         ws = await r.writers()
         for n in expired:  # behind their backs
             (other,) = await r.writers([NAMES[n]], r.honest)
-            await commit(other._shard.register, ExpireWriter(ws[n].writer_id), Slot())
+            await commit(shard_of(other).register, ExpireWriter(ws[n].writer_id), Slot())
         await r.client.compare_and_append_many(one_each(ws))
         assert await r.contents() == [{"k": 1}, {"k": 1}]
 
@@ -198,7 +199,7 @@ async def test_an_expired_batch_in_one_shard_stops_all() -> None:
         a, b = await r.writers()
         batch = await b.batch(rows("k"), 0, 1)
         (other,) = await r.writers(["b"], r.honest)
-        await commit(other._shard.register, ExpireWriter(b.writer_id), Slot())
+        await commit(shard_of(other).register, ExpireWriter(b.writer_id), Slot())
         with pytest.raises(ap.BatchExpired) as caught:
             await r.client.compare_and_append_many([ap.Append(a, rows("k"), 0, 1), ap.Append(b, batch, 0, 1)])
         assert caught.value.shard_id == b.shard_id
@@ -218,7 +219,7 @@ async def test_inline_bytes_stay_bounded() -> None:
             appends = [ap.Append(ws[0], batches, n, n + 1), *one_each(ws[1:], f"k{n}", n)]
             await r.client.compare_and_append_many(appends)
             for w in ws:
-                assert (await w._shard.open()).inline_bytes < 2000
+                assert (await shard_of(w).open()).inline_bytes < 2000
         found = await r.contents(NAMES)
         assert found[0] == {f"k{n}-{i}": 1 for n in range(12) for i in range(n % 5)}
         assert found[1] == found[2] == {f"k{n}": 1 for n in range(12)}

@@ -14,6 +14,7 @@ from aiopersist.shard.register import Register
 from aiopersist.testing.faults import Outcome
 from tests.api.append_many_kit import NAMES, contents, rig, rows
 from tests.support.cancelling import cancelled_after
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA, Writer
 
 
@@ -171,7 +172,7 @@ async def test_two_shards_that_are_written_together_stay_alike(seed: int) -> Non
         named = {
             part.key
             for w in observers
-            for batch in w._shard.state.batches.values()
+            for batch in shard_of(w).state.batches.values()
             for part in batch.parts
             if part.key
         }

@@ -11,6 +11,7 @@ import aiopersist as ap
 from aiopersist.testing.faults import Outcome
 from tests.api.append_many_kit import MANY, NAMES, Rig, contents, one_each, rig, rows
 from tests.support.cancelling import cancelled_after
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import SIZES
 
@@ -160,7 +161,7 @@ async def test_one_settles_while_the_other_shard_moves_on(first: int | None, out
         named = {
             part.key
             for other in others
-            for batch in (await other._shard.open()).batches.values()
+            for batch in (await shard_of(other).open()).batches.values()
             for part in batch.parts
             if part.key
         }

@@ -13,13 +13,14 @@ from aiopersist.state.writing import ExpireWriter
 from aiopersist.testing.faults import Outcome
 from tests.api.batch_cancelled_kit import rewritten
 from tests.api.batch_outcomes_kit import CONSUMED, Rig, by_compare, by_replica, doubtful, rig, staged
+from tests.support.internals import shard_of
 from tests.support.schemas import ROWS, SCHEMA, Writer
 from tests.support.shards import SIZES, refused
 
 
 async def expire(r: Rig, w: Writer) -> None:
     other = await r.writer(r.honest)
-    await commit(other._shard.register, ExpireWriter(w.writer_id), Slot())
+    await commit(shard_of(other).register, ExpireWriter(w.writer_id), Slot())
 
 
 @pytest.mark.parametrize("single", SIZES)
@@ -88,7 +89,7 @@ async def test_a_closed_handle_with_batches_outstanding() -> None:
             one, two = [await w.batch(ROWS, 0, 1) for _ in range(2)]
             builder = w.writer_id
         other = await r.writer()
-        assert builder in (await other._shard.open()).writers
+        assert builder in (await shard_of(other).open()).writers
         await other.compare_and_append_batch([one], 0, 1)
         await two.delete()
         assert await r.history() == ROWS
@@ -102,7 +103,7 @@ async def test_a_closed_handle_without_batches_ends_its_registration() -> None:
                 await batch.delete()
             writer = w.writer_id
         other = await r.writer()
-        assert writer not in (await other._shard.open()).writers
+        assert writer not in (await shard_of(other).open()).writers
 
 
 async def test_a_closed_client_with_batches_and_builders_outstanding() -> None:

@@ -13,6 +13,7 @@ import aiopersist as ap
 from aiopersist.testing.faults import Outcome
 from tests.api.batch_hazards_kit import Gate, Rig, rig
 from tests.support.cancelling import cancelled_after
+from tests.support.internals import session_of, shard_of
 from tests.support.schemas import ROWS, SCHEMA
 from tests.support.shards import refused
 
@@ -105,7 +106,7 @@ async def test_a_half_deleted_batch_that_is_dropped_releases_its_registration() 
                 await asyncio.sleep(0.005)
                 gc.collect()
         await asyncio.sleep(0.005)
-        assert w._session.registration._users == 1  # the handle
+        assert session_of(w).registration._users == 1  # the handle
 
 
 # --- inline parts that are gathered -------------------------------------------------------------------
@@ -120,7 +121,7 @@ async def test_inline_batches_gathered_into_one_blob_are_read_alike() -> None:
         assert [part.key for batch in batches for part in batch.parts] == [None] * 6
         assert sum(part.encoded_size_bytes for batch in batches for part in batch.parts) > 4000
         await w.compare_and_append_batch(batches, 0, 1)
-        (batch,) = w._shard.state.batches.values()
+        (batch,) = shard_of(w).state.batches.values()
         assert [bool(part.key) for part in batch.parts] == [True]
         assert batch.runs == ()
         expected = [(key, 1, 6) for key in keys]
@@ -187,7 +188,7 @@ async def test_cancelled_while_the_state_is_flushed(where: str) -> None:
     async with rig(inline_writes_single_max_bytes=1000, inline_writes_total_max_bytes=2500) as r:
         w = await r.writer()
         time = 0
-        while w._shard.state.inline_bytes <= 500:
+        while shard_of(w).state.inline_bytes <= 500:
             await w.compare_and_append([(f"{k:05}", 1, time, 1) for k in range(8)], time, time + 1)
             time += 1
         if where == "commit":

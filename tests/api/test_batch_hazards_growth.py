@@ -15,6 +15,7 @@ import aiopersist as ap
 from aiopersist.data.updates.buffer import Buffer
 from aiopersist.data.updates.times import GREATEST_ROWS, Greatest
 from tests.api.batch_hazards_kit import rig
+from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 
 
@@ -37,7 +38,7 @@ async def test_iterators_that_wait_take_no_thread_from_others() -> None:
 
     async with rig() as r:
         w = await r.writer()
-        threads = int(r.client._stack.threads.total_tokens)
+        threads = int(stack_of(r.client).threads.total_tokens)
         waiting = [asyncio.create_task(w.batch(updates(), 0, 1)) for _ in range(max(4, 2 * threads))]
         try:
             await asyncio.sleep(0.05)

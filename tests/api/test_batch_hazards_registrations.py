@@ -12,6 +12,7 @@ import aiopersist as ap
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.write import session
 from tests.api.batch_hazards_kit import rig
+from tests.support.internals import session_of, shard_of
 from tests.support.schemas import ROWS, SCHEMA
 
 
@@ -86,7 +87,7 @@ async def test_a_rotated_registration_ends_when_all_it_handed_over_is_spent(
             await (await other.batch_from_transmittable(data)).delete()
         assert w.writer_id != registered
         await clock.passes(60.0)
-        state = await other._shard.open()
+        state = await shard_of(other).open()
         assert set(state.writers) == {w.writer_id, other.writer_id}
 
 
@@ -98,7 +99,7 @@ async def test_rotated_registrations_are_forgotten(monkeypatch: pytest.MonkeyPat
         for _ in range(20):
             await (await w.batch([], 0, 10)).delete()
         await clock.passes(300.0)
-        assert len(w._session._others) <= 1
+        assert len(session_of(w)._others) <= 1
 
 
 async def test_no_record_keeps_many_spent_ids() -> None:
@@ -113,7 +114,7 @@ async def test_no_record_keeps_many_spent_ids() -> None:
             if len(waiting) == 100:
                 await other.compare_and_append_batch(waiting, time, time + 1)
                 time, waiting = time + 1, []
-        spent = [len(ids) for ids in (await other._shard.open()).spent.values()]
+        spent = [len(ids) for ids in (await shard_of(other).open()).spent.values()]
         assert sum(spent) == count
         assert max(spent) <= 256
 
@@ -146,13 +147,13 @@ async def test_a_restored_batch_without_parts_that_is_dropped_releases_its_regis
         batch = await w.batch_from_transmittable(data)
         registration: Any = batch._staged.registration
         assert registration._beating is not None
-        assert w._session._others
+        assert session_of(w)._others
         del batch
         gc.collect()
         await asyncio.sleep(0.01)
         assert registration._users == 0
         assert registration._beating is None
-        assert w._session._others == {}
+        assert session_of(w)._others == {}
 
 
 @pytest.mark.parametrize("use", ["append", "delete", "hand_over"])
@@ -163,16 +164,16 @@ async def test_registrations_of_others_are_forgotten_with_their_last_batch(use: 
             async with (await r.another()).writer("t", SCHEMA) as there:
                 datas = [(await there.batch([("k", 1, 0, 1)], 0, 100)).to_transmittable() for _ in "ab"]
             first, second = [await w.batch_from_transmittable(data) for data in datas]
-            assert len(w._session._others) == 1
+            assert len(session_of(w)._others) == 1
             await first.delete()
-            assert len(w._session._others) == 1
+            assert len(session_of(w)._others) == 1
             if use == "append":
                 await w.compare_and_append_batch([second], n, n + 1)
             elif use == "delete":
                 await second.delete()
             else:
                 second.to_transmittable()
-            assert w._session._others == {}
+            assert session_of(w)._others == {}
 
 
 async def test_registrations_that_are_gone_are_not_remembered() -> None:
@@ -180,7 +181,7 @@ async def test_registrations_that_are_gone_are_not_remembered() -> None:
         w = await r.writer()
         async with (await r.another()).writer("t", SCHEMA) as there:
             data = (await there.batch(ROWS, 0, 1)).to_transmittable()
-            await there._session.registration.expire()
+            await session_of(there).registration.expire()
         with pytest.raises(ap.BatchExpired):
             await w.batch_from_transmittable(data)
-        assert w._session._others == {}
+        assert session_of(w)._others == {}

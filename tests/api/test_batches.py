@@ -26,6 +26,7 @@ from tests.api.batches_kit import (
     summed_at,
 )
 from tests.conftest import StoreUrls
+from tests.support.internals import stack_of
 from tests.support.schemas import KIND, SCHEMA
 from tests.support.shards import f, open_at, open_mem, parquet, rows, shard_of, summed, until
 
@@ -53,7 +54,7 @@ async def test_what_a_batch_says(location: StoreUrls, limits: dict[str, int]) ->
         assert b.shard_id == w.shard_id == await client.shard_id("t")
         assert b.id != other.id
         assert isinstance(b.id, str)
-        stored = {key: size async for key, size in client._stack.blob.list("") if key.endswith(".parquet")}
+        stored = {key: size async for key, size in stack_of(client).blob.list("") if key.endswith(".parquet")}
         keys = [part.key for part in b.parts]
         if limits is INLINE:
             assert (keys, b.len, b.runs, stored) == ([None], 2, (), {})
@@ -165,7 +166,7 @@ async def test_a_staging_that_fails_leaves_nothing(outcome: Outcome) -> None:
             with pytest.raises(ap.StorageUnavailable):
                 await w.batch([(key, 1, 0, 1) for key in "abc"], 0, 1)
             r.faults.heal()
-            await until(lambda: not r.client._stack.supervisor._tasks)
+            await until(lambda: not stack_of(r.client).supervisor._tasks)
             assert await r.parquet() == []
 
 

@@ -16,6 +16,7 @@ from tests.api.batches_kit import (
     rig,
 )
 from tests.conftest import StoreUrls
+from tests.support.internals import stack_of
 from tests.support.schemas import KIND, SCHEMA
 from tests.support.shards import f, open_at, open_mem, parquet, rows, summed, until
 
@@ -116,7 +117,7 @@ async def test_a_flush_that_fails_changes_nothing(outcome: Outcome) -> None:
         r.faults.fail_next("set", outcome)
         with pytest.raises(ap.StorageUnavailable):
             await b.flush_to_blob()
-        await until(lambda: not r.client._stack.supervisor._tasks)
+        await until(lambda: not stack_of(r.client).supervisor._tasks)
         assert ([part.key for part in b.parts], await r.parquet()) == ([None], [])
         await b.flush_to_blob()
         assert [part.key for part in b.parts] == await r.parquet()

@@ -13,6 +13,7 @@ from tests.api.batches_shared_kit import (
     place,  # noqa: F401  # a fixture
     world,
 )
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 
 
@@ -27,7 +28,7 @@ async def test_garbage_is_refused(place: World) -> None:
     batch = await w.batch(ROWS, 0, 2)
     data = batch.to_transmittable()
     head, body = data.split(b"\n", 1)
-    before = await place.blobs(), (await w._shard.open()).seqno
+    before = await place.blobs(), (await shard_of(w).open()).seqno
     garbage: list[Any] = [
         b"",
         b"\n",
@@ -45,7 +46,7 @@ async def test_garbage_is_refused(place: World) -> None:
         with pytest.raises(ap.InvalidUpdate) as caught:
             await w.batch_from_transmittable(one)
         assert caught.value.shard_id == w.shard_id
-    assert (await place.blobs(), (await w._shard.open()).seqno) == before
+    assert (await place.blobs(), (await shard_of(w).open()).seqno) == before
     restored = await w.batch_from_transmittable(data)
     await w.compare_and_append_batch([restored], 0, 2)
     assert await place.history() == ROWS

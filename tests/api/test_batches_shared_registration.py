@@ -15,13 +15,14 @@ from tests.api.batches_shared_kit import (
     place,  # noqa: F401  # a fixture
     world,
 )
+from tests.support.internals import session_of, shard_of, shards_of
 from tests.support.schemas import SCHEMA, Writer
 from tests.support.shards import SIZES
 
 
 async def expire(w: Writer) -> None:
     """What any process does to a writer that was not heard of for long."""
-    await commit(w._shard.register, ExpireWriter(w.writer_id), Slot())
+    await commit(shard_of(w).register, ExpireWriter(w.writer_id), Slot())
 
 
 async def test_the_registration_lives_until_the_batch_is_consumed() -> None:
@@ -37,13 +38,13 @@ async def test_the_registration_lives_until_the_batch_is_consumed() -> None:
         for _ in range(6):  # every commit expires overdue registrations
             await asyncio.sleep(0.2)
             await bystander.compare_and_append([], 0, 0)
-        assert builder in (await there._shard.open()).writers
+        assert builder in (await shard_of(there).open()).writers
         await there.compare_and_append_batch([batch], 0, 2)
         assert await place.history() == ROWS
         for _ in range(6):
             await asyncio.sleep(0.2)
             await bystander.compare_and_append([], 2, 2)
-        assert builder not in (await there._shard.open()).writers
+        assert builder not in (await shard_of(there).open()).writers
 
 
 async def test_a_registration_that_is_gone_is_told_at_restoring(place: World) -> None:
@@ -101,7 +102,7 @@ async def test_restoring_renews_a_registration_known_from_before() -> None:
         await (await there.batch_from_transmittable(first)).delete()
         place.clock.ahead_s += 900
         for living in (there, bystander):
-            await living._session.registration._heartbeat()
+            await session_of(living).registration._heartbeat()
         batch = await there.batch_from_transmittable(second)
         place.clock.ahead_s += 200  # the next heartbeat is due after 250
         await bystander.compare_and_append([], 0, 0)
@@ -159,7 +160,7 @@ async def test_heartbeats_of_restored_batches_end_with_the_handle(at_once: bool)
         await asyncio.gather(*map(restore, datas))
         observer = await place.client()
         await there.aclose()
-        register = observer._shards.at(there.shard_id).register
+        register = shards_of(observer).at(there.shard_id).register
         state = await register.refresh()
         assert state is not None
         await asyncio.sleep(0.5)

@@ -17,6 +17,7 @@ from tests.api.client_kit import (
     is_used,
 )
 from tests.conftest import StoreUrls
+from tests.support.internals import shard_of, shards_of
 from tests.support.schemas import KIND, SCHEMA
 
 pytestmark = pytest.mark.usefixtures("started_postgres")
@@ -191,7 +192,7 @@ async def test_a_client_closes_its_handles_once_for_all(location: StoreUrls) -> 
         ap.open(blob=location.blob, consensus=location.consensus, maintenance=False) as again,
         again.writer("t", SCHEMA) as w,
     ):
-        state = w._shard.state
+        state = shard_of(w).state
         assert list(state.writers) == [w.writer_id]  # the others said good-bye
         assert not state.readers
 
@@ -205,7 +206,7 @@ async def test_closing_under_cancellation_goes_on(tmp_path: Path) -> None:
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        shard = client._shards._known[w.shard_id]
+        shard = shards_of(client)._known[w.shard_id]
         async with asyncio.timeout(50):
             while w.writer_id in (await shard.open()).writers:
                 await asyncio.sleep(0.01)

@@ -16,6 +16,7 @@ from aiopersist.runtime import Runtime
 from aiopersist.shard import catalog, log
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
+from tests.support.internals import shards_of, stack_of
 from tests.support.schemas import SCHEMA
 
 
@@ -65,8 +66,8 @@ async def test_a_shard_whose_drop_broke_off_is_refused() -> None:
     from aiopersist.state.lifecycle import Finalize
 
     async with ap.open("mem://") as client:
-        shard_id = await catalog.resolve_or_create(client._stack, "t", catalog.ShardId)
-        shard = client._shards.at(shard_id)
+        shard_id = await catalog.resolve_or_create(stack_of(client), "t", catalog.ShardId)
+        shard = shards_of(client).at(shard_id)
         await commit(shard.register, Finalize(shard_id), Slot())
         other = ap.Schema(key=int, val=int)
         for call in (
@@ -101,7 +102,7 @@ async def test_a_handle_whose_opening_ends_while_its_client_closes_is_released()
         await opening
     assert caught.value.kind is ap.UsageKind.CLOSED
     async with ap.open(blob=blob, consensus=gate, maintenance=False) as later:
-        found = await later._shards.existing("t")
+        found = await shards_of(later).existing("t")
         assert found.state.writers == {}
 
 
@@ -143,7 +144,7 @@ async def test_failing_rollups_register_one_writer_and_come_rarely() -> None:
             for n in range(60):
                 await w.compare_and_append([], n, n + 1)
                 await asyncio.sleep(0.005)
-            (shard,) = client._shards._known.values()
+            (shard,) = shards_of(client)._known.values()
             assert len(shard.state.writers) <= 2
         assert 1 <= blob.tries <= 3
 
@@ -165,7 +166,7 @@ async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> N
         ap.open(blob=blob, consensus=consensus, maintenance=False) as client,
         client.writer("t", SCHEMA) as w,
     ):
-        (shard,) = client._shards._known.values()
+        (shard,) = shards_of(client)._known.values()
         await ShardMaintenance(shard).roll_up()
         for n in range(20):
             await w.compare_and_append([], n, n + 1)
@@ -213,11 +214,11 @@ async def test_a_name_whose_write_is_lost_again_and_again_is_tried_with_pauses()
     runtime, consensus = Sleeps(), Losing()
     settings = ap.Settings(retry_timeout_s=0.0)
     async with ap.open(blob=MemoryBlob(), consensus=consensus, settings=settings, runtime=runtime) as client:
-        name = await catalog.resolve_or_create(client._stack, "t", catalog.ShardId)
+        name = await catalog.resolve_or_create(stack_of(client), "t", catalog.ShardId)
         pauses = len([pause for pause in runtime.slept if pause > 0])
         assert pauses >= 5
         consensus.lost = 0
-        await catalog.free(client._stack, "t", name)
+        await catalog.free(stack_of(client), "t", name)
         assert len([pause for pause in runtime.slept if pause > 0]) >= pauses + 5
         assert await client.list_shards() == {}
 
@@ -231,8 +232,8 @@ async def test_a_handle_that_nobody_keeps_is_released_with_its_client() -> None:
             reader = await client.reader("t", hold=0)
             del writer, reader
             gc.collect()
-            assert len(client._shards._handles) == 2
-        shard = watching._shards.at(await watching.shard_id("t"))
+            assert len(shards_of(client)._handles) == 2
+        shard = shards_of(watching).at(await watching.shard_id("t"))
         state = await shard.open()
         assert not state.readers
         assert not state.writers

@@ -12,6 +12,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.state.diff import decode_diff
 from aiopersist.testing.model import gathered
+from tests.support.internals import shards_of
 from tests.support.location import (
     NAME,
     SCHEMA,
@@ -241,7 +242,7 @@ async def test_a_sweep_beside_collections_that_the_head_does_not_tell_of() -> No
                 for _ in range(3):
                     await append(place, w, rng)
                     await client.force_gc(NAME)
-        left = sorted(client._shards.at(ap.ShardId.parse(w.shard_id)).state.rollups)
+        left = sorted(shards_of(client).at(ap.ShardId.parse(w.shard_id)).state.rollups)
         assert len(left) == 3
         assert place.versions(w.shard_id).first < left[0]
 

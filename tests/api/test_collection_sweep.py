@@ -11,6 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.errors import StorageUnavailable
 from aiopersist.state.diff import decode_diff
+from tests.support.internals import shards_of
 from tests.support.location import (
     NAME,
     SCHEMA,
@@ -78,7 +79,7 @@ DAMAGES = ["missing", "flipped", "swapped", "cut", "rollup gone", "rollup flippe
 
 
 async def current_keys(client: Any, shard_id: str) -> set[str]:
-    shard = client._shards.at(ap.ShardId.parse(shard_id))
+    shard = shards_of(client).at(ap.ShardId.parse(shard_id))
     state = await shard.open()
     parts = {part.key for batch in state.batches.values() for part in batch.parts if part.key}
     return parts | {rollup.key for rollup in state.rollups.values()}

@@ -14,6 +14,7 @@ import aiopersist as ap
 from aiopersist.shard.register import Register
 from aiopersist.storage.memory import MemoryConsensus
 from aiopersist.storage.watch import TaskWatch, Watch
+from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import requests
 
@@ -141,7 +142,7 @@ async def test_several_states_of_one_shard_are_followed() -> None:
         ap.open(place, maintenance=False) as other,
         other.writer("s", SCHEMA) as writer,
     ):
-        registers = [Register(client._stack, writer.shard_id) for _ in range(3)]
+        registers = [Register(stack_of(client), writer.shard_id) for _ in range(3)]
         for register in registers:
             await register.refresh()
         waiting = [

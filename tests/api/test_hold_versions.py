@@ -9,6 +9,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
+from tests.support.internals import shard_of
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA
 
@@ -55,7 +56,7 @@ async def test_a_process_that_is_gone_leaves_history_and_no_versions(
     versions, parts = await kept(place, other)
     assert parts == 1
     assert versions < 8
-    assert held.reader_id in (await other.reader("s", SCHEMA))._shard.state.readers
+    assert held.reader_id in shard_of(await other.reader("s", SCHEMA)).state.readers
 
 
 @pytest.mark.parametrize("options", HOLDS.values(), ids=HOLDS.keys())

@@ -16,6 +16,7 @@ from tests.api.leases_kit import (
     since_of,
     world,  # noqa: F401  # a fixture
 )
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import rows_until
 
@@ -121,8 +122,8 @@ async def test_what_a_closed_handle_left_open_holds_nothing(world: World, what: 
         while await since_of(other) != ap.Antichain(9):
             await asyncio.sleep(0.05)
             await mover.downgrade_since(9)
-    assert not stays._shard.register.pins
-    assert not stays._shard.hold._needs
+    assert not shard_of(stays).register.pins
+    assert not shard_of(stays).hold._needs
     await commit(writer)
 
 

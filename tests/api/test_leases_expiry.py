@@ -16,6 +16,7 @@ from tests.api.leases_kit import (
     since_of,
     world,  # noqa: F401  # a fixture
 )
+from tests.support.internals import session_of, shard_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import rows_until
 
@@ -173,8 +174,8 @@ async def test_a_crash_does_not_lose_history(world: World) -> None:
     await moves.downgrade_since(100)
     assert await since_of(client) == ap.Antichain(10)
     for handle in (keeps, keeps_too, moves):
-        assert handle._session.own is not None
-        handle._session.own.stop()  # no more heartbeats: it is dead
+        assert session_of(handle).own is not None
+        session_of(handle).own.stop()  # no more heartbeats: it is dead
     for _ in range(12):
         world.pass_time(95)
         await commit(writer)
@@ -203,10 +204,10 @@ async def test_all_handles_of_a_process_share_one_leased_reader(world: World) ->
     async with readers[-1].snapshot() as snapshot:
         assert await snapshot.rows() == rows_until(9)
     reader_id = readers[-1].reader_id
-    assert reader_id in readers[-1]._shard.state.readers
+    assert reader_id in shard_of(readers[-1]).state.readers
     await readers[-1].aclose()
     again = await client.reader("s", SCHEMA)
-    assert reader_id not in again._shard.state.readers
+    assert reader_id not in shard_of(again).state.readers
 
 
 async def test_readers_opened_and_closed_at_once_leave_nothing(world: World) -> None:
@@ -231,7 +232,7 @@ async def test_readers_opened_and_closed_at_once_leave_nothing(world: World) -> 
     assert (await anext(listen.steps())).upper == ap.Antichain(11)
     await client.aclose()
     probe = await (await world.client()).reader("s", SCHEMA)
-    assert list(probe._shard.state.readers) == [probe.reader_id]
+    assert list(shard_of(probe).state.readers) == [probe.reader_id]
 
 
 async def test_a_need_is_held_though_a_heartbeat_is_on_its_way(world: World) -> None:
@@ -242,7 +243,7 @@ async def test_a_need_is_held_though_a_heartbeat_is_on_its_way(world: World) -> 
     first = await reader.listen(as_of=3)
     await first.aclose()
     world.faults.latency_s = (0.02, 0.03)
-    heartbeat = asyncio.ensure_future(reader._shard.hold.heartbeat())
+    heartbeat = asyncio.ensure_future(shard_of(reader).hold.heartbeat())
     await asyncio.sleep(0.001)
     listen = await reader.listen(as_of=5)
     await heartbeat

@@ -13,6 +13,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.api.listen_kit import add, filled, until
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 
 
@@ -139,8 +140,8 @@ async def test_hundreds_of_listens_on_one_shard(mem: ap.Client) -> None:
             await asyncio.sleep(0.005)
     assert counts == [10] * 270
     assert mem.metrics["consensus.head"].count - heads < 100
-    assert not reader._shard.register.pins
-    assert not reader._shard.hold._needs
+    assert not shard_of(reader).register.pins
+    assert not shard_of(reader).hold._needs
 
 
 async def test_a_slow_consumer_gets_larger_steps(mem: ap.Client) -> None:

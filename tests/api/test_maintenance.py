@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from tests.support.internals import shards_of, stack_of
 from tests.support.schemas import KIND, SCHEMA
 
 
@@ -59,7 +60,7 @@ async def test_an_idle_shard_converges(location: Any, inline: int) -> None:
             assert sum(len(level.batches) for level in view.levels.values()) <= len(view.batches)
             assert await contents_of(client) == expected
         assert (await client.fsck("t")).problems == []
-        assert client._stack.supervisor.failures.count == 0
+        assert stack_of(client).supervisor.failures.count == 0
 
 
 async def test_force_compaction_leaves_one_batch(location: Any) -> None:
@@ -133,7 +134,7 @@ async def test_product_times_and_truncated_parts_are_compacted() -> None:
 
 
 async def state_of(client: Any, name: str = "t") -> Any:
-    return await client._shards.at(await client.shard_id(name)).open()
+    return await shards_of(client).at(await client.shard_id(name)).open()
 
 
 async def test_rollups_go_on_beside_an_open_reader(location: Any) -> None:
@@ -158,7 +159,7 @@ async def test_a_round_beside_a_compaction_does_not_end_it(location: Any) -> Non
     async with opened(location, inline_writes_single_max_bytes=0, compaction_idle_s=1000.0) as client:
         async with client.writer("t", SCHEMA) as w:
             expected = await grown(w, 20)
-            maintenance = client._maintenance.of(client._shards.at(await client.shard_id("t")))
+            maintenance = client._maintenance.of(shards_of(client).at(await client.shard_id("t")))
             async with maintenance.registration.held() as registration:
                 for _ in range(3):
                     await client.maintain()
@@ -173,7 +174,7 @@ async def test_what_fails_does_not_end_what_goes_on_beside_it() -> None:
     async with opened(ap.Location("mem://", "mem://"), compaction_idle_s=1000.0) as client:
         async with client.writer("t", SCHEMA) as w:
             await grown(w, 3)
-            shared = client._maintenance.of(client._shards.at(await client.shard_id("t"))).registration
+            shared = client._maintenance.of(shards_of(client).at(await client.shard_id("t"))).registration
             async with shared.held() as one:
                 with pytest.raises(RuntimeError):
                     async with shared.held() as two:

@@ -42,6 +42,7 @@ from tests.api.maintenance_process import (
     stores,
     urls_in,
 )
+from tests.support.internals import shards_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import noted
 
@@ -132,7 +133,7 @@ async def ended(client: Any, name: str) -> None:
 async def half_buried(client: Any, name: str) -> None:
     """A shard that was finalized by a process that died before the data was deleted."""
     await ended(client, name)
-    shard = client._shards.at(await client.shard_id(name))
+    shard = shards_of(client).at(await client.shard_id(name))
     await shard.register.refresh()
     await commit(shard.register, Finalize(shard.id), Slot())
 
@@ -209,7 +210,7 @@ async def expire_writers(urls: Urls, client: Any) -> None:
     """As their leases would in an hour."""
     for shard_id in (await client.list_shards()).values():
         if not await is_finalized(urls, shard_id):
-            shard = client._shards.at(shard_id)
+            shard = shards_of(client).at(shard_id)
             for writer in (await shard.register.refresh()).writers:
                 await commit(shard.register, ExpireWriter(writer), Slot())
 
@@ -249,7 +250,7 @@ async def nothing_is_left(urls: Urls, client: Any, work: str) -> None:
             assert await blobs(urls, shard) == set()
             assert await live_states_of_tombstone(urls, shard) <= 2  # the end, and that the data is deleted
             continue
-        state = await client._shards.at(shard).register.refresh()
+        state = await shards_of(client).at(shard).register.refresh()
         assert not state.writers
         assert not state.claims
         assert len(state.rollups) == 1

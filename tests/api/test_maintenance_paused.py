@@ -14,6 +14,7 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.keys import writer_of
 from aiopersist.state.writing import ExpireWriter
+from tests.support.internals import shard_of, stack_of
 from tests.support.schemas import SCHEMA
 
 BLOBS = ap.Settings(inline_writes_single_max_bytes=0, rollup_every=4, compaction_idle_s=0.05)
@@ -84,8 +85,8 @@ async def test_a_pause_costs_an_attempt(caplog: Any, tmp_path: Any, work: str, p
                 nonlocal left
                 if left and writer_of(key) != w.writer_id:
                     left -= 1
-                    await elsewhere._shard.open()
-                    await commit(elsewhere._shard.register, ExpireWriter(writer_of(key)), Slot())
+                    await shard_of(elsewhere).open()
+                    await commit(shard_of(elsewhere).register, ExpireWriter(writer_of(key)), Slot())
 
             blobs.after_set = others_end_it
             done = await MAINTENANCE[work](client)
@@ -117,8 +118,8 @@ async def test_the_background_collects_after_a_pause(caplog: Any, tmp_path: Any)
                 nonlocal ended
                 if ended < 3 and key.endswith(".rollup"):
                     ended += 1
-                    await elsewhere._shard.open()
-                    await commit(elsewhere._shard.register, ExpireWriter(writer_of(key)), Slot())
+                    await shard_of(elsewhere).open()
+                    await commit(shard_of(elsewhere).register, ExpireWriter(writer_of(key)), Slot())
 
             blobs.after_set = others_end_it
             for time in range(20):
@@ -127,7 +128,7 @@ async def test_the_background_collects_after_a_pause(caplog: Any, tmp_path: Any)
                 while ended < 3 or (await client.inspect("t")).live_diffs > 10:
                     await asyncio.sleep(0.02)
         assert [record.getMessage() for record in caplog.records if record.exc_info] == []
-        assert client._stack.supervisor.failures.count == 0
+        assert stack_of(client).supervisor.failures.count == 0
     await blobs.aclose()
 
 
@@ -141,8 +142,8 @@ async def leaking(place: Any, clock: Clock) -> None:
     await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
     await client.reader("t", SCHEMA, hold=0)
     await (await w.batch([("b", 1, 1, 1)], 1, 2)).flush_to_blob()
-    client._stack.supervisor._closed = True
-    for task in list(client._stack.supervisor._loops):
+    stack_of(client).supervisor._closed = True
+    for task in list(stack_of(client).supervisor._loops):
         task.cancel()
     clock.ahead_s += 2 * BLOBS.writer_lease_s
 
@@ -216,8 +217,8 @@ async def test_a_shared_compaction_claims_after_a_pause(
                 registration = await fresh(*args, **kwargs)
                 if len(ended) < 2:
                     ended.append(registration.writer)
-                    await elsewhere._shard.open()
-                    await commit(elsewhere._shard.register, ExpireWriter(registration.writer), Slot())
+                    await shard_of(elsewhere).open()
+                    await commit(shard_of(elsewhere).register, ExpireWriter(registration.writer), Slot())
                 return registration
 
             monkeypatch.setattr(Registration, "fresh", ended_at_once)

@@ -31,6 +31,7 @@ from tests.api.maintenance_process import (
     stores,
     urls_in,
 )
+from tests.support.internals import shards_of
 from tests.support.schemas import SCHEMA
 
 SHARDS = [f"shard-{number:02}" for number in range(12)]
@@ -126,7 +127,7 @@ async def all_is_compact(urls: Urls) -> None:
 
 
 async def is_compact(client: Any, name: str) -> None:
-    shard = client._shards.at(await client.shard_id(name))
+    shard = shards_of(client).at(await client.shard_id(name))
     state = await shard.open()
     assert plan(state, 2, state.at) is None
     assert not has_long_tail(state, shard.stack.settings)

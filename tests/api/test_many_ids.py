@@ -14,6 +14,7 @@ from aiopersist.state.ids import Ids
 from aiopersist.state.model import TransactionRecord
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults
+from tests.support.internals import shard_of, stack_of
 from tests.support.processes import Clock
 from tests.support.schemas import SCHEMA
 
@@ -30,8 +31,8 @@ async def append_lent(client: ap.Client, w: Any, told: bytes, time: int) -> None
 
 
 async def size_of_last_diff(client: ap.Client, w: Any) -> int:
-    state = w._shard.state
-    (version,) = await client._stack.consensus.scan(consensus_key(state.shard), state.seqno, 1)
+    state = shard_of(w).state
+    (version,) = await stack_of(client).consensus.scan(consensus_key(state.shard), state.seqno, 1)
     return len(version.data)
 
 
@@ -66,10 +67,10 @@ async def test_a_lent_writer_that_is_full_is_lent_anew(monkeypatch: pytest.Monke
         again = w.to_transmittable()
         assert again != told
         await append_lent(client, w, again, 5)
-        assert len(w._shard.state.spent[full]) == 5
+        assert len(shard_of(w).state.spent[full]) == 5
         clock.ahead_s += 3601
         await w.compare_and_append([], 6, 7)
-        state = w._shard.state
+        state = shard_of(w).state
         assert full not in state.writers
         assert full not in state.spent
         assert w.writer_id in state.writers
@@ -106,7 +107,7 @@ async def test_writes_that_share_a_commit_fail_alone_where_there_is_no_room_for_
         assert [isinstance(one, ap.InvalidUsage) for one in done] == [False] * 4 + [True] * 2
         async with client.reader("s") as r, r.snapshot() as contents:
             assert sorted(val for _, val, _ in await contents.rows()) == [0, 1, 2, 3, 4]
-        assert set(w._shard.state.transactions) == {"old", "new-3", "new-4"}
+        assert set(shard_of(w).state.transactions) == {"old", "new-3", "new-4"}
 
 
 async def test_ids_are_forgotten_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +118,12 @@ async def test_ids_are_forgotten_in_slices(monkeypatch: pytest.MonkeyPatch) -> N
         ap.open("mem://", maintenance=False, settings=settings) as client,
         client.writer("s", SCHEMA) as w,
     ):
-        now = await client._stack.consensus.now()
-        register = w._shard.register
+        now = await stack_of(client).consensus.now()
+        register = shard_of(w).register
         apps = {f"app-{n}": TransactionRecord(1, now - (2000.0 if n < 120 else 0.0)) for n in range(200)}
-        register.state = w._shard.state.replace(transactions=Ids(apps))
-        before = w._shard.state.seqno
-        await client._maintenance.of(w._shard).roll_up()
-        assert set(w._shard.state.transactions) == {f"app-{n}" for n in range(120, 200)}
-        versions = await client._stack.consensus.scan(consensus_key(w.shard_id), before + 1, 100)
+        register.state = shard_of(w).state.replace(transactions=Ids(apps))
+        before = shard_of(w).state.seqno
+        await client._maintenance.of(shard_of(w)).roll_up()
+        assert set(shard_of(w).state.transactions) == {f"app-{n}" for n in range(120, 200)}
+        versions = await stack_of(client).consensus.scan(consensus_key(w.shard_id), before + 1, 100)
         assert max(version.data.count(b"app-") for version in versions) == 50

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import aiopersist as ap
+from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 
 
@@ -232,7 +233,7 @@ async def test_a_part_that_is_gone(mem: ap.Client) -> None:
     await batch.flush_to_blob()
     keys = [part.key for part in batch.parts if part.key is not None]
     await writer.append_batch(batch, 0, 1)
-    await mem._stack.blob.delete(keys)
+    await stack_of(mem).blob.delete(keys)
     with pytest.raises(ap.MissingPart, match="shard 'orders'"):
         async with reader.snapshot() as snapshot:
             await snapshot.rows()

@@ -11,6 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.errors import UsageKind
 from aiopersist.testing.faults import Faults, FaultyBlob
+from tests.support.internals import session_of, shard_of
 from tests.support.schemas import SCHEMA
 
 
@@ -35,7 +36,7 @@ async def waiting(task: asyncio.Task[Any]) -> None:
 async def test_what_was_dropped_without_a_close_is_released_with_its_handle(client: ap.Client) -> None:
     await filled(client)
     keeper = await client.reader("s", SCHEMA)  # so that the process's reader stays
-    shard = keeper._shard
+    shard = shard_of(keeper)
     reader = await client.reader("s", SCHEMA)
     snapshot = await reader.snapshot()
     listen = await reader.listen(as_of=2)
@@ -54,8 +55,8 @@ async def test_a_handle_forgets_what_was_closed(client: ap.Client) -> None:
     async with reader.snapshot(), reader.listen(as_of=2), reader.subscribe(as_of=2) as subscription:
         while not isinstance(await anext(subscription), ap.Progress):
             pass
-        assert reader._session.opened
-    assert not reader._session.opened
+        assert session_of(reader).opened
+    assert not session_of(reader).opened
 
 
 async def test_a_snapshot_cancelled_after_its_wait_needs_nothing(
@@ -63,8 +64,8 @@ async def test_a_snapshot_cancelled_after_its_wait_needs_nothing(
 ) -> None:
     writer = await filled(client)
     reader = await client.reader("s", SCHEMA)
-    hold = reader._shard.hold
-    opening = asyncio.create_task(reader._session.snapshot(6, True))
+    hold = shard_of(reader).hold
+    opening = asyncio.create_task(session_of(reader).snapshot(6, True))
     await waiting(opening)
     assert hold._needs
     reached = asyncio.Event()
@@ -90,7 +91,7 @@ async def test_closing_lets_go_of_everything_whatever_fails(
     await filled(client)
     reader = await client.reader("s", SCHEMA, hold=0)
     first, second = await reader.snapshot(), await reader.snapshot()
-    shard, own = reader._shard, reader._session.own
+    shard, own = shard_of(reader), session_of(reader).own
     assert own is not None
 
     async def fail() -> None:

@@ -11,6 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.api.read_snapshots_kit import BOUNDS, filled, random_history
+from tests.support.internals import shard_of
 from tests.support.schemas import INT_MAX, SCHEMA
 from tests.support.shards import rows_until
 
@@ -78,7 +79,7 @@ async def test_closing_ends_every_use(client: ap.Client) -> None:
     for call in calls:
         with pytest.raises(ap.InvalidUsage, match="CLOSED"):
             await call()
-    assert not reader._shard.register.pins
+    assert not shard_of(reader).register.pins
     async with reader.snapshot(4) as again:
         assert await again.rows() == rows_until(4)
 

@@ -11,6 +11,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.storage.urls import open_blob, open_consensus
+from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 
 WRITES = ("compare_and_set", "compare_and_set_many", "truncate", "remove", "set", "delete")
@@ -161,7 +162,7 @@ async def replaced(client: ap.Client) -> None:
 
 
 async def blobs(client: ap.Client) -> set[str]:
-    return {key async for key, _ in client._stack.blob.list("") if key.endswith(".parquet")}
+    return {key async for key, _ in stack_of(client).blob.list("") if key.endswith(".parquet")}
 
 
 async def written(w: Any, count: int, first: int = 0) -> None:

@@ -19,6 +19,7 @@ from tests.api.remote_builder_kit import (
     swept,
 )
 from tests.conftest import StoreUrls
+from tests.support.internals import session_of, shard_of, shards_of
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA, V1, V2
 from tests.support.shards import is_sound
@@ -30,7 +31,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {"inline": {}, "blobs": BLOBS}
 
 
 async def writers(client: ap.Client) -> dict[str, Any]:
-    return dict((await client._shards.at(await client.shard_id("t")).open()).writers)
+    return dict((await shards_of(client).at(await client.shard_id("t")).open()).writers)
 
 
 ONE, TWO = ap.Schema(key=str, val=V1), ap.Schema(key=str, val=V2)
@@ -168,7 +169,7 @@ async def test_a_writer_that_was_closed(place: Place) -> None:
     third = await built(other, told, some_rows(3), 0, 1)
     async with other.writer("t", SCHEMA) as v:
         await v.compare_and_append_batch([await v.batch_from_transmittable(first)], 0, 1)
-        committed = {part.key for b in (await v._shard.open()).batches.values() for part in b.parts}
+        committed = {part.key for b in (await shard_of(v).open()).batches.values() for part in b.parts}
         early = await v.batch_from_transmittable(second)
         assert not await swept(other)
         await w.aclose()
@@ -213,7 +214,7 @@ async def test_a_builder_keeps_the_writer_alive(place: Place) -> None:
     dead."""
     client, other = await place.client(writer_lease_s=0.5), await place.client()
     w = await client.writer("t", SCHEMA)
-    w._session.registration.stop()  # the process is gone
+    session_of(w).registration.stop()  # the process is gone
     async with other.writer("t", SCHEMA) as v:
         async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
             for n in range(10):
@@ -233,7 +234,7 @@ async def test_a_builder_that_is_done_lets_the_writer_go(place: Place, finished:
     batch."""
     client, other = await place.client(writer_lease_s=0.4), await place.client()
     w = await client.writer("t", SCHEMA)
-    w._session.registration.stop()
+    session_of(w).registration.stop()
     async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
         await builder.extend(some_rows(1))
         if finished:

@@ -24,6 +24,7 @@ from tests.api.remote_builder_kit import (
     some_rows,
     swept,
 )
+from tests.support.internals import shard_of
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA
 from tests.support.shards import is_sound
@@ -133,10 +134,10 @@ async def test_any_interleaving_with_sweeps(place: Place) -> None:
         elif act == "end":
             w = open_writers.pop(chance.randrange(len(open_writers)))
             await w.aclose()
-            await commit(v._shard.register, ExpireWriter(w.writer_id), Slot())
+            await commit(shard_of(v).register, ExpireWriter(w.writer_id), Slot())
         elif act == "sweep":
             mine = {w.writer_id for w in open_writers}
-            state = await v._shard.open()
+            state = await shard_of(v).open()
             named = {part.key for batch in state.batches.values() for part in batch.parts}
             gone = await swept(client)
             assert not gone & named
@@ -146,9 +147,9 @@ async def test_any_interleaving_with_sweeps(place: Place) -> None:
     assert len(model.updates) > 100
     for w in open_writers:
         await w.aclose()
-        await commit(v._shard.register, ExpireWriter(w.writer_id), Slot())
+        await commit(shard_of(v).register, ExpireWriter(w.writer_id), Slot())
     assert await swept(client)
-    state = await v._shard.open()
+    state = await shard_of(v).open()
     assert await place.parts() == {p.key for b in state.batches.values() for p in b.parts if p.key}
     await is_sound(client)
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 import aiopersist as ap
 from tests.conftest import StoreUrls
+from tests.support.internals import shard_of
 from tests.support.schemas import V1, V2, Colour
 
 pytestmark = pytest.mark.usefixtures("started_postgres")
@@ -55,7 +56,7 @@ async def rows(client: ap.Client, schema: Any, as_of: int | None = None) -> list
 async def the_state_is_read_as_it_was_written(w: ap.WriteHandle[Any, Any], fresh: ap.Client) -> None:
     """Statistics and least keys included."""
     async with fresh.reader("t") as r:
-        assert list(r._shard.state.batches.values()) == list(w._shard.state.batches.values())
+        assert list(shard_of(r).state.batches.values()) == list(shard_of(w).state.batches.values())
 
 
 # --- what a shard is stored as -------------------------------------------------------------------
@@ -78,7 +79,7 @@ async def the_state_is_read_as_it_was_written(w: ap.WriteHandle[Any, Any], fresh
 async def test_another_schema_is_refused_and_nothing_is_written(other: Any) -> None:
     """Goal: with both in the error; writers, readers, and a reader that may create."""
     async with ap.open("mem://") as client, client.writer("t", OLD) as w:
-        seqno = w._shard.state.seqno
+        seqno = shard_of(w).state.seqno
         for opening in (
             lambda: client.writer("t", other),
             lambda: client.reader("t", other),
@@ -90,7 +91,7 @@ async def test_another_schema_is_refused_and_nothing_is_written(other: Any) -> N
             assert isinstance(caught.value.actual, ap.Schema)
             assert "int64" in str(caught.value)
             assert caught.value.shard_id == w.shard_id
-        assert (await w._shard.open()).seqno == seqno
+        assert (await shard_of(w).open()).seqno == seqno
 
 
 async def test_the_schema_is_told(location: StoreUrls) -> None:
@@ -250,9 +251,9 @@ async def test_evolutions_that_race() -> None:
 
 async def test_the_same_schema_again_changes_nothing() -> None:
     async with ap.open("mem://") as client, client.writer("t", ONE) as w:
-        seqno = w._shard.state.seqno
+        seqno = shard_of(w).state.seqno
         assert await client.compare_and_evolve_schema("t", 0, ONE) == 0
-        assert (await w._shard.open()).seqno == seqno
+        assert (await shard_of(w).open()).seqno == seqno
 
 
 async def test_a_flush_merges_parts_of_several_schemas() -> None:
@@ -265,7 +266,7 @@ async def test_a_flush_merges_parts_of_several_schemas() -> None:
         for n in range(12):
             await old.write([(f"{n:02}a", V1(name="old"))])
             await new.write([(f"{n:02}b", V2(name="new", age=n))])
-        state = old._shard.state
+        state = shard_of(old).state
         assert any(part.key for batch in state.batches.values() for part in batch.parts)
         found = await rows(client, TWO)
         assert [v.age for _, v, _ in found] == [age for n in range(12) for age in (None, n)]

@@ -15,6 +15,7 @@ import pytest
 import aiopersist as ap
 from aiopersist import runtime
 from aiopersist.failures import LOG_EVERY_S, Backoff, Failures
+from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 
 HASTY = ap.Settings(compaction_idle_s=0.05, compaction_inputs_min=2)
@@ -86,7 +87,7 @@ async def test_maintenance_waits(monkeypatch: Any, caplog: Any, target: str, kee
         assert (await client.inspect("t")).seqno - before < 60
         lines = Counter(record.getMessage().partition(" failed")[0] for record in caplog.records)
         assert all(count <= 1 + (clock.monotonic() - began) / LOG_EVERY_S for count in lines.values()), lines
-        assert client._stack.supervisor.failures.count >= calls["calls"] > 0
+        assert stack_of(client).supervisor.failures.count >= calls["calls"] > 0
 
 
 async def test_a_round_tends_the_other_shards(monkeypatch: Any) -> None:

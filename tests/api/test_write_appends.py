@@ -17,6 +17,7 @@ from tests.api.write_appends_kit import (
     left_behind,
 )
 from tests.conftest import StoreUrls
+from tests.support.internals import stack_of
 from tests.support.schemas import KIND, SCHEMA
 from tests.support.shards import f, open_at, rows, shard_of
 
@@ -297,7 +298,7 @@ async def test_the_writer_of_a_large_input_does_not_run_ahead(mem: ap.Client) ->
 
     limits = ap.Settings(blob_target_size=50_000, batch_builder_max_outstanding_parts=2)
     async with ap.open("mem://", settings=limits) as client, client.writer("t", SCHEMA) as w:
-        inner = client._stack.blob.uncached  # type: ignore[attr-defined]
+        inner = stack_of(client).blob.uncached  # type: ignore[attr-defined]
         put = inner.set
 
         async def hanging(key: str, data: Any) -> None:

@@ -13,6 +13,7 @@ from tests.api.write_appends_kit import (
     left_behind,
 )
 from tests.conftest import StoreUrls
+from tests.support.internals import stack_of
 from tests.support.schemas import KIND, PRODUCT, SCHEMA
 from tests.support.shards import f, open_at, rows, shard_of
 
@@ -28,7 +29,7 @@ async def test_the_state_stays_bounded_and_reads_do_not_notice(location: StoreUr
             await w.compare_and_append([(text, n, n, 1), ("sum", 0, n, 1)], n, n + 1)
             assert shard_of(client).state.inline_bytes <= 3000 + 600
         state = await shard_of(client).open()
-        assert len([key async for key, _ in client._stack.blob.list("") if key.endswith(".parquet")]) >= 1
+        assert len([key async for key, _ in stack_of(client).blob.list("") if key.endswith(".parquet")]) >= 1
         assert any(part.key for batch in state.batches.values() for part in batch.parts)
         for n in range(12):
             found = await rows(client, n)

@@ -18,6 +18,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA, Writer
 
 ROWS = [(f"k{n}", n) for n in range(5)]
@@ -48,7 +49,7 @@ class Rig:
     async def expire(self, writer: Writer) -> None:
         """Another process ends the registration, as it ends those that are overdue."""
         async with self.other.writer(writer.shard_id, SCHEMA) as w:
-            await commit(w._shard.register, ExpireWriter(writer.writer_id), Slot())
+            await commit(shard_of(w).register, ExpireWriter(writer.writer_id), Slot())
 
     async def expire_and_sweep(self, writer: Writer) -> None:
         """And then it sweeps what was left."""
@@ -65,7 +66,7 @@ class Rig:
     async def named(self, shard: str = "t") -> set[str]:
         async with self.other.writer(shard, SCHEMA) as w:
             await w.fetch_recent_upper()
-            batches = w._shard.state.batches.values()
+            batches = shard_of(w).state.batches.values()
             return {part.key for batch in batches for part in batch.parts if part.key is not None}
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import aiopersist as ap
 from aiopersist.testing.faults import Outcome
 from tests.api.write_outcomes_kit import by_compare, rig
+from tests.support.internals import session_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import CAS
 
@@ -181,7 +182,7 @@ async def test_what_another_call_settled_is_still_told() -> None:
             async with asyncio.timeout(0.1):
                 await by_compare(w)
         r.faults.heal()
-        async with w._session.turn():  # as any call begins
+        async with session_of(w).turn():  # as any call begins
             pass
         assert await w.settle() == ap.Committed(ap.Antichain(1))
         await w.compare_and_append([], 1, 2)

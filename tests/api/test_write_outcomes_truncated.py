@@ -10,6 +10,7 @@ from aiopersist.shard.log import consensus_key
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
 from tests.api.write_outcomes_kit import Rig, by_compare, rig
+from tests.support.internals import shard_of, shards_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import CAS
 
@@ -19,7 +20,7 @@ async def _truncate_but_head(r: Rig, w: ap.WriteHandle[str, int]) -> None:
     from aiopersist.maintenance.shard import ShardMaintenance
     from aiopersist.shard.shard import Shard
 
-    shard: Shard = next(iter(r.honest._shards._known.values()))
+    shard: Shard = next(iter(shards_of(r.honest)._known.values()))
     await ShardMaintenance(shard).roll_up()
     latest = shard.state.latest_rollup
     assert latest is not None
@@ -56,7 +57,7 @@ async def test_of_a_truncated_version_of_a_writer_that_is_gone_nothing_can_be_to
         from aiopersist.state.writing import ExpireWriter
 
         async with r.honest.writer("t", SCHEMA) as other:
-            await commit(other._shard.register, ExpireWriter(w.writer_id), Slot())
+            await commit(shard_of(other).register, ExpireWriter(w.writer_id), Slot())
             await other.compare_and_append([], 1, 10)
             await _truncate_but_head(r, w)
             r.faults.heal()

@@ -15,6 +15,7 @@ from aiopersist.shard.log import consensus_key
 from aiopersist.testing.proxy import completes_command
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import PostgresProxy
+from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 
 pytestmark = pytest.mark.usefixtures("started_postgres")
@@ -138,7 +139,7 @@ async def test_a_statement_behind_a_row_lock_whose_connection_dies(
             settling = asyncio.create_task(w.settle())
             await asyncio.sleep(1.5)  # it has looked by now
             assert not settling.done()
-            assert await direct._stack.consensus.scan(consensus_key(w.shard_id), 3, 1) == []
+            assert await stack_of(direct).consensus.scan(consensus_key(w.shard_id), 3, 1) == []
         async with asyncio.timeout(50):
             outcome = await settling
         upper = await w.fetch_recent_upper()

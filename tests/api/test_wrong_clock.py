@@ -10,6 +10,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.runtime import Runtime
 from aiopersist.state.command import AHEAD_S
+from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 
 LEASES = ap.Settings(reader_lease_s=100.0, writer_lease_s=100.0)
@@ -38,7 +39,7 @@ def client_of(place: Any, clock: Clock) -> Any:
 
 async def killed(client: ap.Client) -> None:
     """End its tasks; its handles are not released."""
-    for task in list(client._stack.supervisor._loops):
+    for task in list(stack_of(client).supervisor._loops):
         task.cancel()
     await asyncio.sleep(0)
 

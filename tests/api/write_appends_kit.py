@@ -7,6 +7,7 @@ import pytest
 
 import aiopersist as ap
 from tests.conftest import StoreUrls
+from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import open_at, shard_of
 
@@ -33,5 +34,5 @@ async def history(client: ap.Client, schema: Any = SCHEMA) -> list[Any]:
 async def left_behind(client: ap.Client) -> tuple[Any, ...]:
     """What a refused call must not change."""
     state = await shard_of(client).open()
-    blobs = [key async for key, _ in client._stack.blob.list("") if key.endswith(".parquet")]
+    blobs = [key async for key, _ in stack_of(client).blob.list("") if key.endswith(".parquet")]
     return state.seqno, state.upper, sorted(blobs)

@@ -19,6 +19,7 @@ import aiopersist as ap
 from aiopersist.state.compaction import plan
 from aiopersist.testing.servers import free_port
 from tests.cli.result import Result
+from tests.support.internals import shards_of, stack_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import BLOBS
 
@@ -71,7 +72,7 @@ async def owing(folder: Path, *names: str) -> None:
 
 
 async def state_of(client: Any, name: str) -> Any:
-    return await client._shards.at(await client.shard_id(name)).open()
+    return await shards_of(client).at(await client.shard_id(name)).open()
 
 
 async def is_tended(client: Any, name: str) -> bool:
@@ -88,16 +89,16 @@ async def lose_a_blob(folder: Path, name: str) -> str:
     async with opened(folder) as client:
         state = await state_of(client, name)
         keys = [part.key for batch in state.batches.values() for part in batch.parts]
-        await client._stack.blob.delete([keys[0]])
+        await stack_of(client).blob.delete([keys[0]])
         return str(state.shard)
 
 
 async def leak(folder: Path) -> None:
     """A blob whose writer died before it was named, long ago."""
     async with opened(folder) as client:
-        shard = client._shards.at(await client.shard_id("a"))
-        await client._stack.blob.set(
-            f"{shard.id}/w{client._stack.runtime.uuid()}/leaked.parquet", b"x" * 1000
+        shard = shards_of(client).at(await client.shard_id("a"))
+        await stack_of(client).blob.set(
+            f"{shard.id}/w{stack_of(client).runtime.uuid()}/leaked.parquet", b"x" * 1000
         )
         assert len((await client.sweep_leaked_blobs()).keys) == 1
 
@@ -257,7 +258,7 @@ async def lose_the_rollup(folder: Path, name: str) -> None:
     async with opened(folder) as client:
         await client.force_gc(name)
         state = await state_of(client, name)
-        await client._stack.blob.delete([rollup.key for rollup in state.rollups.values()])
+        await stack_of(client).blob.delete([rollup.key for rollup in state.rollups.values()])
 
 
 async def test_the_loop_goes_on_beside_a_shard_that_is_damaged(tmp_path: Path) -> None:

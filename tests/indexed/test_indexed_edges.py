@@ -12,6 +12,7 @@ import aiopersist as ap
 from aiopersist.indexed import Fenced, Indexed, Refused, Stream
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from tests.support.internals import shard_of
 
 IN_BLOBS: dict[str, Any] = {"inline_writes_single_max_bytes": 0, "blob_cache_bytes": 0}
 
@@ -93,7 +94,7 @@ async def test_instances_hold_what_they_may_read_by_leases_until_they_stop() -> 
         ix = await client.indexed("x", background=False)
         reader = await client.indexed("x", readonly=True)
         await ix.register("s", str, int)
-        state = await ix._shard.register.refresh()
+        state = await shard_of(ix).register.refresh()
         assert state is not None
         assert {r.seqno_hold <= state.seqno for r in state.readers.values()} == {True}
         assert len(state.readers) == 2

@@ -22,6 +22,7 @@ from tests.indexed.indexed_reading_kit import (
     take,
     told,
 )
+from tests.support.internals import shard_of
 
 WRITER = """
     import asyncio, sys
@@ -122,7 +123,7 @@ async def test_a_listen_that_does_not_succeed_registers_nothing(mem: ap.Client, 
                     snapshot, events = await task
                     await snapshot.aclose()
                     await events.aclose()
-            assert not source._shard.register.pins
+            assert not shard_of(source).register.pins
             assert not source._core.feed._listeners
 
 
@@ -138,7 +139,7 @@ async def test_closing_a_listener_ends_its_wait_and_lets_go(ix: Indexed) -> None
         await wait
     with pytest.raises((ap.InvalidUsage, StopAsyncIteration)):
         await anext(events)
-    assert not ix._shard.register.pins
+    assert not shard_of(ix).register.pins
     await ix.write([(a, at(1))])
 
 

@@ -21,6 +21,7 @@ from tests.indexed.indexed_reading_kit import (
     summed,
     take,
 )
+from tests.support.internals import shard_of
 from tests.support.schemas import INT_MAX
 
 
@@ -191,7 +192,7 @@ async def test_a_closed_snapshot_says_so_and_so_do_its_iterators(either: Indexed
         assert caught.value.kind is ap.UsageKind.CLOSED
     with pytest.raises(ap.InvalidUsage):
         snapshot.split(1)
-    assert not ix._shard.register.pins
+    assert not shard_of(ix).register.pins
 
 
 async def test_an_open_snapshot_of_a_reader_keeps_its_blobs(location: Any) -> None:

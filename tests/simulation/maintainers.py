@@ -16,6 +16,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.state.compaction import Replace, Total
 from tests.simulation.game import Game, give_up, pause
 from tests.simulation.world import HONEST
+from tests.support.internals import shard_of
 
 
 async def mover(game: Game, rng: random.Random, client: ap.Client, moves: int) -> None:
@@ -111,7 +112,7 @@ async def share_compaction(game: Game, rng: random.Random, client: ap.Client) ->
 
 async def compact_anything(game: Game, rng: random.Random, writer: Any) -> None:
     """Replace some neighbouring batches by one, with times advanced to since."""
-    shard = writer._shard
+    shard = shard_of(writer)
     state = shard.state
     ordinals = list(state.batches)
     if not ordinals or writer.writer_id not in state.writers:

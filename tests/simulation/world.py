@@ -15,6 +15,7 @@ from aiopersist.shard.log import consensus_key
 from aiopersist.state.diff import apply, decode_diff, decode_rollup
 from aiopersist.state.model import State
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
+from tests.support.internals import stack_of
 
 # A busy world is no damage: with these an action may end, and be logged, once leases run out.
 HONEST = (ap.LeaseExpired, ap.BatchExpired, ap.Indeterminate, ap.OpaqueMismatch, ap.StorageUnavailable)
@@ -143,7 +144,7 @@ async def kill(line: Line, client: ap.Client | None, running: "asyncio.Task[Any]
 
 
 def _tasks_of(client: ap.Client) -> "set[asyncio.Task[Any]]":
-    supervisor = client._stack.supervisor
+    supervisor = stack_of(client).supervisor
     supervisor._closed = True  # what is begun in the background from now on ends at once
     closing = client._closing
     return {*supervisor._tasks, *supervisor._loops, *([] if closing is None or closing.done() else [closing])}

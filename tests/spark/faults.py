@@ -14,6 +14,7 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.spark import tasks
+from tests.support.internals import shards_of
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -161,7 +162,7 @@ async def state_of(client: Any, shard: str) -> Any:
     """As it is now, after a commit, which expires what is overdue."""
     async with client.reader(shard):
         pass
-    return (await client._shards.existing(shard)).state
+    return (await shards_of(client).existing(shard)).state
 
 
 async def contents(client: Any, shard: str, as_of: int | None = None) -> Rows:

@@ -16,6 +16,7 @@ from aiopersist.spark.sessions import for_each_partition
 from aiopersist.state.writing import ExpireWriter
 from tests.spark.faults import FORMAT, audit, die, dying_tasks, faulty, first_time, raising_once
 from tests.spark.plain_client import at
+from tests.support.internals import shards_of
 
 SMALL = ap.Settings(inline_writes_single_max_bytes=0, blob_target_size=4000, row_group_bytes=2000)
 COLUMNS = "id long, name string, x double"
@@ -64,7 +65,7 @@ def test_a_worker_that_dies_after_its_upload(
 
 async def end_writers(client: Any, shard: str) -> None:
     """As a process that is awake ends those whose leases have run out."""
-    found = await client._shards.existing(shard)
+    found = await shards_of(client).existing(shard)
     for writer in found.state.writers:
         await commit(found.register, ExpireWriter(writer), Slot())
 

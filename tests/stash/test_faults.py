@@ -23,6 +23,7 @@ from tests.stash.faults_kit import (
     _stalled,
     way,  # noqa: F401  # a fixture
 )
+from tests.support.internals import session_of
 
 
 async def self_paced(stash: Stash, c: StashCollection[str, int], key: str) -> None:
@@ -190,7 +191,9 @@ async def test_a_late_commit_of_several_statements(way: Way) -> None:
         batch = await c.make_batch(stash)
         for n in range(BIG):
             c.append_to_batch(batch, f"k{n}", 0, 1)
-        way.proxy.after_answer_with(stash._session._token.encode(), way.proxy.hold_requests)  # it has signed
+        way.proxy.after_answer_with(
+            session_of(stash)._token.encode(), way.proxy.hold_requests
+        )  # it has signed
         task = asyncio.create_task(stash.append([batch]))
         await _stalled(way)
         way.proxy.cut_clients()

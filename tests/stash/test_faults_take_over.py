@@ -25,6 +25,7 @@ from tests.stash.faults_kit import (
     _stalled,
     way,  # noqa: F401  # a fixture
 )
+from tests.support.internals import session_of
 
 
 async def _big(way: Way, stash: Stash, name: str, last: bytes | int) -> "asyncio.Task[None]":
@@ -36,7 +37,7 @@ async def _big(way: Way, stash: Stash, name: str, last: bytes | int) -> "asyncio
     if isinstance(last, int):
         way.proxy.after_answers(last, way.proxy.hold_requests)
     else:
-        text = stash._session._token.encode() if last == b"signed" else last
+        text = session_of(stash)._token.encode() if last == b"signed" else last
         way.proxy.after_answer_with(text, way.proxy.hold_requests)
     append = asyncio.create_task(stash.append([batch]))
     async with asyncio.timeout(50):
@@ -195,7 +196,7 @@ async def test_a_row_that_is_gone_with_a_doubt(way: Way, kind: str) -> None:
         await put(stash, c, ["warm"])
         work = Work(kind, stash, c, way.admin)
         call = await work.prepare()
-        last = b"COMMIT\0" if kind == "big" else stash._session._token.encode()
+        last = b"COMMIT\0" if kind == "big" else session_of(stash)._token.encode()
         lost = way.proxy.swallow_answers_then_cut(lambda answer: last in answer)
         way.proxy.refuse()
         task = asyncio.ensure_future(call("n"))

@@ -10,6 +10,7 @@ import aiopersist as ap
 from aiopersist.stash import Stash, StashError
 from aiopersist.testing.servers import PostgresServer
 from tests.stash.collections import USERS
+from tests.support.internals import session_of
 
 Admin = Any
 
@@ -95,7 +96,7 @@ async def test_openers_are_forgotten_after_a_week(postgres_url: str, stash: Stas
 
 
 def id_of(stash: Stash) -> str:
-    opener = stash._session.opener
+    opener = session_of(stash).opener
     assert opener is not None
     return opener.id
 

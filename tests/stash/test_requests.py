@@ -13,6 +13,7 @@ from aiopersist.stash import session as sessions
 from aiopersist.stash.model import START, Change, Move, StoredRows
 from aiopersist.stash.postgres import BYTES_AT_ONCE, ROWS_AT_ONCE, PostgresStore, chunks_of
 from tests.stash.collections import USERS
+from tests.support.internals import session_of
 
 
 class Statements:
@@ -20,7 +21,7 @@ class Statements:
 
     def __init__(self, stash: Stash) -> None:
         self.seen: list[str] = []
-        store = stash._session.store
+        store = session_of(stash).store
         assert isinstance(store, PostgresStore)
         for connection in (*store._pool._idle, *store._background._idle):
             connection.add_query_logger(self._log)
@@ -75,7 +76,7 @@ async def test_a_call_is_one_statement(stash: Stash) -> None:
 async def test_writes_of_one_stash_take_turns(stash: Stash) -> None:
     """Goal: many at once cost each a read and an append, and not a read for every append of another."""
     await USERS.upsert_key(stash, 0, "first")
-    store: Any = stash._session.store
+    store: Any = session_of(stash).store
     counted = {"load": 0, "commit": 0}
 
     def counting(name: str) -> Any:
@@ -132,12 +133,12 @@ async def test_consolidation_has_a_connection_of_its_own(
     """Goal: the background sums repeated appends, on a connection of its own."""
     monkeypatch.setattr(sessions, "CONSOLIDATE_ROWS_MIN", 8)
     c = await USERS.get(stash)
-    store: Any = stash._session.store
+    store: Any = session_of(stash).store
     for number in range(40):
         await USERS.upsert_key(stash, 1, f"v{number}")
-    while stash._session._consolidating:
+    while session_of(stash)._consolidating:
         await ap.runtime.SYSTEM.sleep(0.01)
     assert len(store._background._idle) == 1
-    (stored,) = (await stash._session.load(sessions.Select((c.id,)))).collections
+    (stored,) = (await session_of(stash).load(sessions.Select((c.id,)))).collections
     assert len(stored.rows) < 12
     assert await USERS.peek_one(stash) == {1: "v39"}

@@ -13,6 +13,7 @@ from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash import Stash, StashCollection
 from aiopersist.stash.sqlite import SqliteStore
 from tests.support.failing_disk import CACHE_PAGES, FailingDisk, Fault, after_a_crash
+from tests.support.internals import session_of
 
 pytestmark = pytest.mark.blocks_loop  # files are looked at behind the library's back at every step
 
@@ -29,7 +30,7 @@ FAILURES = {
 async def opened(path: Path) -> tuple[Stash, list[StashCollection[str, str]]]:
     """With a cache so small that a transaction writes before its COMMIT."""
     stash = await ap.stash.open(f"sqlite://{path}", ONCE)
-    store = stash._session.store
+    store = session_of(stash).store
     assert isinstance(store, SqliteStore)
     await store._file._writer.run(shrink)
     return stash, [await stash.collection(name, str, str) for name in ("a", "b")]

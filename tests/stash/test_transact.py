@@ -21,6 +21,7 @@ from aiopersist.stash import (
     transact,
 )
 from tests.stash.collections import ACCOUNTS, NAMES
+from tests.support.internals import session_of
 
 LOG = TypedCollection("log", int, str)
 TOTAL = 3 * 100
@@ -270,14 +271,14 @@ async def test_a_table_that_was_only_read_changes_meanwhile(
             log.insert(0, str(accounts.get("ann")))
 
         entered, go_on = asyncio.Event(), asyncio.Event()
-        attempt = stash._session.attempt
+        attempt = session_of(stash).attempt
 
         async def attempt_late(given: Any) -> bool:
             entered.set()
             await go_on.wait()
             return await attempt(given)
 
-        monkeypatch.setattr(stash._session, "attempt", attempt_late)  # between the read and the commit
+        monkeypatch.setattr(session_of(stash), "attempt", attempt_late)  # between the read and the commit
         running = asyncio.create_task(transact(stash, change, ACCOUNTS, LOG))
         await entered.wait()
         await ACCOUNTS.upsert_key(other, "ann", 1)

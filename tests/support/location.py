@@ -18,6 +18,7 @@ from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import FaultyBlob, FaultyConsensus
 from aiopersist.testing.model import Model
+from tests.support.internals import shards_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import Call
 
@@ -206,7 +207,7 @@ async def sound(place: Place, client: Any) -> None:
 
 
 async def expire_writers(client: Any, shard_id: str) -> None:
-    shard = client._shards.at(ap.ShardId.parse(shard_id))
+    shard = shards_of(client).at(ap.ShardId.parse(shard_id))
     state = await shard.register.refresh()
     for writer in state.writers:
         await commit(shard.register, ExpireWriter(writer), Slot())

@@ -13,6 +13,7 @@ from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.testing.faults import Outcome
 from tests.conftest import StoreUrls
+from tests.support.internals import shards_of, stack_of
 from tests.support.schemas import SCHEMA
 
 SIZES = [pytest.param(16384, id="inline"), pytest.param(0, id="blob")]
@@ -42,7 +43,7 @@ def open_mem(**limits: Any) -> Any:
 
 async def parquet(client: ap.Client) -> list[str]:
     """The blobs of parts that the store holds."""
-    return sorted([key async for key, _ in client._stack.blob.list("") if key.endswith(".parquet")])
+    return sorted([key async for key, _ in stack_of(client).blob.list("") if key.endswith(".parquet")])
 
 
 async def rows(client: ap.Client, as_of: Any = None, schema: Any = SCHEMA) -> list[Any]:
@@ -74,7 +75,7 @@ CAS = "compare_and_set"
 
 
 def shard_of(client: ap.Client) -> Shard:
-    (shard,) = client._shards._known.values()
+    (shard,) = shards_of(client)._known.values()
     return shard
 
 
@@ -107,7 +108,7 @@ async def is_sound(client: ap.Client) -> None:
 
 
 async def state_of(client: ap.Client) -> Any:
-    return await client._shards.at(await client.shard_id("t")).open()
+    return await shards_of(client).at(await client.shard_id("t")).open()
 
 
 BLOBS = ap.Settings(inline_writes_single_max_bytes=0)

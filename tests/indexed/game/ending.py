@@ -12,6 +12,7 @@ from tests.indexed.game.listening import take_all
 from tests.indexed.game.model import Look, Seal
 from tests.indexed.game.owners import open_owner
 from tests.indexed.game.state import Game, Player
+from tests.support.internals import stack_of
 
 
 async def verify(game: Game) -> None:
@@ -130,8 +131,8 @@ async def check_blobs(game: Game) -> None:
     usage = await client.usage()
     assert usage.total == usage.referenced, usage
     assert usage.referenced == usage.current, usage
-    (found,) = await list_shards(client._stack)
-    state = await load(client._stack, found)
+    (found,) = await list_shards(stack_of(client))
+    state = await load(stack_of(client), found)
     assert state is not None
     there = {key async for key, _ in game.blob.list(found)}
     named = live_parts(state) | {rollup.key for rollup in state.rollups.values()}

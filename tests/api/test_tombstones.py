@@ -12,6 +12,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
 from aiopersist.storage.consensus import Consensus, Versioned
+from tests.support.internals import shards_of
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA
 from tests.support.shards import MONTH_S, requests
@@ -106,7 +107,7 @@ async def test_a_drop_that_crashed_is_finished_first(place: Place) -> None:
 
     client = await place.client()
     shard = await made(client, "tmp")
-    found = await client._shards.existing("tmp")
+    found = await shards_of(client).existing("tmp")
     await commit(found.register, Finalize(shard), Slot())
     place.clock.ahead_s += 2 * MONTH_S
     other = await place.client()

@@ -11,6 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
+from tests.support.internals import shard_of
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA
 from tests.support.shards import MONTH_S
@@ -72,9 +73,9 @@ async def made_anew(place: Place, shard: str, last: int) -> None:
     assert await place.clock.head(consensus_key(shard)) is None
     w = await (await place.client()).writer(shard, SCHEMA)
     await w.compare_and_append([("new", 1, 0, 1)], 0, 1)
-    while w._shard.state.seqno < last:
-        await w.compare_and_append([], w.upper, w._shard.state.seqno)
-    assert w._shard.state.seqno == last
+    while shard_of(w).state.seqno < last:
+        await w.compare_and_append([], w.upper, shard_of(w).state.seqno)
+    assert shard_of(w).state.seqno == last
 
 
 async def contents(place: Place, shard: str) -> list[Any]:

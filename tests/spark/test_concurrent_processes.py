@@ -13,6 +13,7 @@ from aiopersist.errors import LeaseExpired, SinceViolation
 from tests.spark.faults import FORMAT, audit, until
 from tests.spark.other_processes import SCHEMA, TINY, append, changes_at, model, running, tend
 from tests.spark.plain_client import at, rows_of, upper
+from tests.support.internals import shards_of
 
 ROUNDS = 3
 
@@ -78,7 +79,7 @@ async def readers(client: Any, name: str) -> set[str]:
     """The live leases, except that of this look."""
     async with client.writer(name, SCHEMA):  # a commit
         pass
-    return set((await client._shards.existing(name)).state.readers)
+    return set((await shards_of(client).existing(name)).state.readers)
 
 
 @pytest.mark.timeout(300)

@@ -26,6 +26,7 @@ from tests.api.shared_compaction_kit import (
     nothing_is_left,
     some_rows,
 )
+from tests.support.internals import shards_of
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA
 from tests.support.shards import state_of
@@ -176,7 +177,7 @@ async def test_a_claim_that_was_lost(place: Place, replaced: bool) -> None:
     model = await filled(client)
     async with client.shared_compaction("t") as compaction:
         results = await done([client, other], await compaction.pieces(3))
-        shard = other._shards.at(await other.shard_id("t"))
+        shard = shards_of(other).at(await other.shard_id("t"))
         await commit(shard.register, ExpireWriter(compaction._registration.writer), Slot())  # type: ignore[union-attr]
         if replaced:
             assert await compacted(other, [other])
