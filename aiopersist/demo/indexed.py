@@ -23,7 +23,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from aiopersist.client import Client
 from aiopersist.demo.common import (
     DemoOptions,
     Row,
@@ -218,31 +217,20 @@ async def run(options: DemoOptions, console: Console) -> None:
     dates = await repository.author_dates()
     with directory_of(options) as directory:
         async with opened(options, directory, 2) as clients:
-            await _run(clients, repository, commits, dates, options.limit, console)
-
-
-async def _run(
-    clients: list[Client],
-    repository: Repository,
-    commits: list[str],
-    dates: dict[str, int],
-    limit: int | None,
-    console: Console,
-) -> None:
-    name = f"git-{commits[0]}"
-    async with clients[0].indexed(name) as ix, clients[1].indexed(name, readonly=True) as reader:
-        known = await ix.register(COMMITS, str, int)
-        async with ix.snapshot(known) as snapshot:
-            done = {update.key for update in await snapshot.rows()}
-        walk = Walk(commits, dates, max(limit or len(commits), len(done)))
-        with progress(console) as bars:
-            demo = IndexedDemo(ix, reader, repository, walk, bars)
-            before = SYSTEM.monotonic()
-            await demo.write_and_follow(known, done)
-            seconds = max(SYSTEM.monotonic() - before, 1e-9)
-            checked, rows = await demo.check()
-        versions = clients[0].metrics["consensus.compare_and_set"].count
-        counts = ix.counters()
+            name = f"git-{commits[0]}"
+            async with clients[0].indexed(name) as ix, clients[1].indexed(name, readonly=True) as reader:
+                known = await ix.register(COMMITS, str, int)
+                async with ix.snapshot(known) as snapshot:
+                    done = {update.key for update in await snapshot.rows()}
+                walk = Walk(commits, dates, max(options.limit or len(commits), len(done)))
+                with progress(console) as bars:
+                    demo = IndexedDemo(ix, reader, repository, walk, bars)
+                    before = SYSTEM.monotonic()
+                    await demo.write_and_follow(known, done)
+                    seconds = max(SYSTEM.monotonic() - before, 1e-9)
+                    checked, rows = await demo.check()
+                versions = clients[0].metrics["consensus.compare_and_set"].count
+                counts = ix.counters()
     say(
         console,
         f"{demo.written:,} commits in {seconds:.1f} s: {demo.written / seconds:,.0f} commits/s",

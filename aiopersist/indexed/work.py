@@ -19,7 +19,7 @@ from aiopersist.indexed.arrangement import Compaction, Drain, Trim, level_after
 from aiopersist.indexed.named_parts import ZERO, of_trace, of_unsealed
 from aiopersist.indexed.raw import RawParts
 from aiopersist.parts.fetch import Fetch, Named, Selection
-from aiopersist.parts.rewrite import Budget, Rewritten, Target, goodbytes_of, rewrite, whole_bytes
+from aiopersist.parts.rewrite import Budget, Rewritten, Target, goodbytes_of, output_for, rewrite, whole_bytes
 from aiopersist.parts.sorted_parts import SortedParts
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch
@@ -134,7 +134,7 @@ async def _sorted_and_rewritten(
     if not context.is_large(parts):
         done = await rewrite(context.shard, [parts], selection, target)
         return done, done.read.rows
-    scratch = _Scratch(context, target)
+    scratch = _Scratch(context, target._replace(inline_max_bytes=0))
     try:
         runs = [run async for run in scratch.sorted_pieces(parts, selection)]
         budget = Budget.of(stack.settings)
@@ -174,14 +174,15 @@ class _Scratch:
             yield await self._sorted(buffer.take())
 
     async def _sorted(self, table: "pa.Table") -> list[Named]:
-        output = self._output()
+        shard = self.context.shard
+        output = output_for(shard, shard.stack, self.target)
+        self.outputs.append(output)
         await output.add_all(table)
         return self._run(await output.finish())
 
     async def merged(self, runs: list[list[Named]]) -> list[Named]:
         """One run, made of several."""
-        target = self.target._replace(inline_max_bytes=0)
-        done = await rewrite(self.context.shard, runs, Selection(), target)
+        done = await rewrite(self.context.shard, runs, Selection(), self.target)
         self.outputs.append(done.output)
         return self._run(done.parts)
 
@@ -189,21 +190,6 @@ class _Scratch:
         """Delete all runs."""
         for output in self.outputs:
             await output.discard()
-
-    def _output(self) -> SortedParts:
-        stack, target = self.context.shard.stack, self.target
-        output = SortedParts(
-            self.context.shard,
-            target.schema,
-            target.writer,
-            target.lower,
-            target.since,
-            part_bytes=Budget.of(stack.settings).part_bytes,
-            inline_max_bytes=0,
-            stack=stack,
-        )
-        self.outputs.append(output)
-        return output
 
     def _run(self, parts: Any) -> list[Named]:
         batch = HollowBatch.of(lower=self.target.lower, upper=Antichain(), since=ZERO, parts=parts)

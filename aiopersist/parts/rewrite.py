@@ -97,7 +97,7 @@ async def rewrite(
     written blobs are deleted. Requests for every part that is read or written."""
     is_little = goodbytes_of(runs) <= whole_bytes(shard.stack.settings)
     with nullcontext(shard.stack) if is_little else shard.stack.on_one_thread() as stack:
-        output = _output(shard, stack, target)
+        output = output_for(shard, stack, target)
         merge = _whole if is_little else _slab_by_slab
         fetch = Fetch(shard, target.schema, cached=False, range_bytes=RANGE_BYTES, stack=stack)
         try:
@@ -108,7 +108,8 @@ async def rewrite(
             raise
 
 
-def _output(shard: Shard, stack: Stack, target: Target) -> SortedParts:
+def output_for(shard: Shard, stack: Stack, target: Target) -> SortedParts:
+    """A writer of one run."""
     return SortedParts(
         shard,
         target.schema,

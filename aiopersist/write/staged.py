@@ -99,9 +99,8 @@ class StagedBatch:
     def check_free(self) -> None:
         """`InvalidUsage` of kind `CONSUMED` or `OUTCOME_PENDING` unless it is free."""
         if self.use in (Use.CONSUMED, Use.HALF_DELETED):
-            raise self.usage_error(
-                UsageKind.CONSUMED, f"batch {self.id} was appended, deleted or handed over"
-            )
+            text = f"batch {self.id} was appended, deleted or handed over"
+            raise self.usage_error(UsageKind.CONSUMED, text)
         if self.use is Use.BUSY:
             text = f"batch {self.id} is being used, or the outcome of its append is not settled"
             raise self.usage_error(UsageKind.OUTCOME_PENDING, text)
