@@ -13,7 +13,7 @@ since git knows no other.
 import asyncio
 import os
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +51,14 @@ class GitCommit(NamedTuple):
     number: int
     id: str
     changes: list[FileChange]
+
+    @property
+    def updates(self) -> Iterator[tuple[bytes, FileVersion, int]]:
+        """The changes as `(path, version, diff)`."""
+        for path, old, new in self.changes:
+            for version, diff in ((old, -1), (new, 1)):
+                if version is not None:
+                    yield path, version, diff
 
 
 class _Raw(NamedTuple):

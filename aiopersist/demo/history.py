@@ -130,7 +130,7 @@ class HistoryDemo:
         async with client.writer(self.shard, self.schema) as writer:
             while (commit := await window.next()) is not None:
                 number = commit.number
-                updates = updates_of(commit)
+                updates = [(path, version, number, diff) for path, version, diff in commit.updates]
                 self.race.started_s[number][name] = SYSTEM.monotonic()
                 try:
                     await writer.compare_and_append(updates, number, number + 1)
@@ -217,13 +217,3 @@ def _report(race: Race, seconds: float) -> list[str]:
         )
         lines.append(f"from append to subscriber: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     return lines
-
-
-def updates_of(commit: GitCommit) -> list[tuple[bytes, FileVersion, int, int]]:
-    updates = []
-    for path, old, new in commit.changes:
-        if old is not None:
-            updates.append((path, old, commit.number, -1))
-        if new is not None:
-            updates.append((path, new, commit.number, 1))
-    return updates

@@ -242,12 +242,8 @@ async def run(options: DemoOptions, console: Console) -> None:
 
 def _by_folder(commit: GitCommit, time: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-    for change in commit.changes:
-        rows = found.setdefault(_folder(change.path), [])
-        if change.old is not None:
-            rows.append((change.path, change.old, time, -1))
-        if change.new is not None:
-            rows.append((change.path, change.new, time, 1))
+    for path, version, diff in commit.updates:
+        found.setdefault(_folder(path), []).append((path, version, time, diff))
     return found
 
 

@@ -139,12 +139,8 @@ class SparkDemo:
 
 
 def _rows(commit: GitCommit) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    for path, old, new in commit.changes:
-        for version, diff in ((old, -1), (new, 1)):
-            if version is not None:
-                rows.append((path, version.mode, version.blob, version.size, commit.number, diff))
-    return rows
+    at = commit.number
+    return [(path, found.mode, found.blob, found.size, at, diff) for path, found, diff in commit.updates]
 
 
 def _write(path: Path, rows: list[tuple[Any, ...]]) -> None:

@@ -4,12 +4,11 @@ A snapshot is taken of one durable state, without an await in between, and pins 
 state names stay until the snapshot is closed, whatever is compacted, deleted or destroyed meanwhile.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
-from weakref import WeakSet
+from typing import Generic, NamedTuple, TypeVar
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import concat
@@ -20,8 +19,8 @@ from aiopersist.frontier import TIME_MAX, Antichain, frontier, shaped
 from aiopersist.indexed.arrangement import unsealed_between
 from aiopersist.indexed.named_parts import of_trace, of_unsealed
 from aiopersist.parts.fetch import Fetch, Named, Selection
-from aiopersist.read.snapshot import Items
-from aiopersist.resource import Resource, Scope, run_bounded
+from aiopersist.read.snapshot import Items, PinnedRead
+from aiopersist.resource import Scope, run_bounded
 from aiopersist.shard.hold import SharedHold
 from aiopersist.state.streams import Arrangement
 
@@ -41,23 +40,18 @@ class StreamSource(NamedTuple):
     """About how many of its updates count."""
 
 
-class StreamSnapshot(Resource, Generic[K, V]):
+class StreamSnapshot(PinnedRead, Generic[K, V]):
     """The contents of a stream: everything up to command `seqno`, and nothing later. Times are advanced to
     `since`. Close it to give up its blobs."""
 
     def __init__(
         self, scope: Scope, fetch: Fetch, hold: SharedHold, arrangement: Arrangement, seqno: int
     ) -> None:
+        super().__init__(scope, fetch, hold, fetch.shard.state.seqno)
         self.seqno = seqno
         self.since = Antichain(arrangement.since)
         self.seal = Antichain(arrangement.seal)
         self._arrangement = arrangement
-        self._scope = Scope("the snapshot", scope, fetch.shard.id)
-        self._fetch = fetch
-        self._hold = hold
-        self._reader = hold.reader
-        self._release: Callable[[], None] = fetch.shard.register.pin(fetch.shard.state.seqno)
-        self._iterations: WeakSet[Items[Any]] = WeakSet()
 
     async def rows(self) -> list[Update[K, V, int]]:
         """All updates, perhaps not consolidated: those of the trace, then the others. One request per part
@@ -102,13 +96,6 @@ class StreamSnapshot(Resource, Generic[K, V]):
             table = await self._table(of_unsealed(batches), first, end)
             return Updates(table, self._fetch.schema)
 
-    async def aclose(self) -> None:
-        """Give up its blobs; idempotent. Iterations end with `CLOSED`."""
-        self._scope.close()
-        self._release()
-        for items in list(self._iterations):
-            await items.aclose()
-
     @property
     def _trace_upper(self) -> Antichain:
         return Antichain(self._arrangement.trace_upper)
@@ -137,11 +124,6 @@ class StreamSnapshot(Resource, Generic[K, V]):
         assert isinstance(end, int)
         first = max(least, self._arrangement.trace_upper)
         return max(part.rows * (end - first) // (end - least), 1)
-
-    def _iteration(self, items: AsyncGenerator[Any, None]) -> "Items[Any]":
-        iteration = Items(self._scope, items, self._fetch.stack.supervisor)
-        self._iterations.add(iteration)
-        return iteration
 
     async def _rows_between(
         self, sources: list[StreamSource], ends: list[int], start: int, stop: int

@@ -65,7 +65,31 @@ class SnapshotStats(NamedTuple):
     """Bounds of the values of each leaf column that all parts have statistics of, by its dotted name."""
 
 
-class Snapshot(Resource, Generic[K, V]):
+class PinnedRead(Resource):
+    """The reads of one durable state, and their iterations. Its blobs stay until this is closed."""
+
+    def __init__(self, scope: Scope, fetch: Fetch, hold: SharedHold, seqno: int) -> None:
+        self._scope = Scope("the snapshot", scope, fetch.shard.id)
+        self._fetch = fetch
+        self._hold = hold
+        self._reader = hold.reader
+        self._release: Callable[[], None] = fetch.shard.register.pin(seqno)
+        self._iterations: WeakSet[Items[Any]] = WeakSet()
+
+    def _iteration(self, items: AsyncGenerator[T, None]) -> "Items[T]":
+        iteration = Items(self._scope, items, self._fetch.stack.supervisor)
+        self._iterations.add(iteration)
+        return iteration
+
+    async def aclose(self) -> None:
+        """Give up its blobs; idempotent. Iterations end with `CLOSED`."""
+        self._scope.close()  # perhaps closed before, with its handle
+        self._release()
+        for items in list(self._iterations):
+            await items.aclose()
+
+
+class Snapshot(PinnedRead, Generic[K, V]):
     """Contents at `as_of`: consolidated `(key, val, diff)` in key order."""
 
     def __init__(
@@ -78,16 +102,11 @@ class Snapshot(Resource, Generic[K, V]):
         need: Need | None,
         closed: Callable[["Snapshot[K, V]"], None],
     ) -> None:
+        super().__init__(scope, fetch, hold, state.seqno)
         self.as_of = as_of
-        self._scope = Scope("the snapshot", scope, fetch.shard.id)
-        self._fetch = fetch
-        self._hold = hold
-        self._reader = hold.reader
         self._need = need
         self._closed = closed
-        self._release: Callable[[], None] = fetch.shard.register.pin(state.seqno)
         self._parts = parts_at(state, as_of)
-        self._iterations: WeakSet[Items[Any]] = WeakSet()
 
     async def to_arrow(self, where: Any = None, columns: Columns | None = None) -> "pa.Table":
         """All contents, as columns `key`, `val`, `diff`. One request per part that is not inline.
@@ -157,19 +176,11 @@ class Snapshot(Resource, Generic[K, V]):
                 columns=columns,
             )
 
-    def _iteration(self, items: AsyncGenerator[T, None]) -> "Items[T]":
-        iteration = Items(self._scope, items, self._fetch.stack.supervisor)
-        self._iterations.add(iteration)
-        return iteration
-
     async def aclose(self) -> None:
         """Give up its blobs; idempotent. Iterations end with `CLOSED`."""
-        self._scope.close()  # perhaps closed before, with its handle
-        self._release()
         if self._need is not None:
             self._hold.drop(self._need)
-        for items in list(self._iterations):
-            await items.aclose()
+        await super().aclose()
         self._closed(self)
 
     def _query(self, where: Any = None, columns: Columns | None = None) -> Query:

@@ -162,9 +162,8 @@ def advance_of(given: Any) -> tuple[StashCollection[Any, Any], Antichain]:
 
 def listed(entries: Any) -> Any:
     """A copy of the entries, which their owner cannot change while a thread works on it."""
-    return (
-        list(entries) if isinstance(entries, Iterable) and not isinstance(entries, str | bytes) else entries
-    )
+    is_iterable = isinstance(entries, Iterable) and not isinstance(entries, str | bytes)
+    return list(entries) if is_iterable else entries
 
 
 def stored_of(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:

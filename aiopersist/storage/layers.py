@@ -33,10 +33,10 @@ def wrap_stores(
 ) -> tuple[CacheBlob, Consensus, "Metrics"]:
     """The two stores in their wrappers, and the counts of their requests. Closing a wrapper closes
     the store in it."""
-    metrics = Metrics()
+    metrics = Metrics(runtime)
     retry = Retry(settings.retry_timeout_s, runtime)
-    wrapped_blob = RetryBlob(MetricsBlob(blob, metrics, runtime), retry)
-    wrapped_consensus = RetryConsensus(MetricsConsensus(consensus, metrics, runtime), retry)
+    wrapped_blob = RetryBlob(MetricsBlob(blob, metrics), retry)
+    wrapped_consensus = RetryConsensus(MetricsConsensus(consensus, metrics), retry)
     return (CacheBlob(wrapped_blob, settings.blob_cache_bytes), wrapped_consensus, metrics)
 
 
@@ -53,7 +53,8 @@ class OpMetrics:
 class Metrics(Mapping[str, OpMetrics]):
     """The requests to the two stores, by `blob.<method>` and `consensus.<method>`."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._ops: defaultdict[str, OpMetrics] = defaultdict(OpMetrics)
 
     def __getitem__(self, op: str) -> OpMetrics:
@@ -65,9 +66,9 @@ class Metrics(Mapping[str, OpMetrics]):
     def __len__(self) -> int:
         return len(self._ops)
 
-    async def measure(self, op: str, request: Request[T], sent: int, runtime: Runtime) -> T:
+    async def measure(self, op: str, request: Request[T], sent: int) -> T:
         """Make the request, which sends values of `sent` bytes, and count it."""
-        metrics, began = self._ops[op], runtime.monotonic()
+        metrics, began = self._ops[op], self._runtime.monotonic()
         metrics.count += 1
         try:
             result = await request()
@@ -75,7 +76,7 @@ class Metrics(Mapping[str, OpMetrics]):
             metrics.errors += 1
             raise
         finally:
-            metrics.seconds += runtime.monotonic() - began
+            metrics.seconds += self._runtime.monotonic() - began
         metrics.bytes += sent + _value_bytes(result)
         return result
 
@@ -104,13 +105,12 @@ async def _following(items: AsyncIterator[tuple[str, int]]) -> tuple[str, int] |
 class MetricsBlob(WrappedBlob):
     """Counts the requests to `inner`; a list counts as one."""
 
-    def __init__(self, inner: Blob, metrics: Metrics, runtime: Runtime) -> None:
+    def __init__(self, inner: Blob, metrics: Metrics) -> None:
         super().__init__(inner)
         self._metrics = metrics
-        self._runtime = runtime
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
-        return self._metrics.measure(f"blob.{op}", request, sent, self._runtime)
+        return self._metrics.measure(f"blob.{op}", request, sent)
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         items = self.inner.list(prefix)
@@ -124,15 +124,14 @@ class MetricsConsensus(WrappedConsensus):
     """Counts the requests to `inner`, but neither `watch`, whose seconds would say nothing about the store,
     nor `now`, which as a rule reads a clock."""
 
-    def __init__(self, inner: Consensus, metrics: Metrics, runtime: Runtime) -> None:
+    def __init__(self, inner: Consensus, metrics: Metrics) -> None:
         super().__init__(inner)
         self._metrics = metrics
-        self._runtime = runtime
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
         if op in ("watch", "now"):
             return request()
-        return self._metrics.measure(f"consensus.{op}", request, sent, self._runtime)
+        return self._metrics.measure(f"consensus.{op}", request, sent)
 
 
 class Retry:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from aiopersist.storage.blob import Blob
@@ -62,15 +63,12 @@ class WrappedConsensus(Consensus):
         return await self._request("heads", lambda: self.inner.heads(known))
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
-        return await self._request(
-            "compare_and_set", lambda: self.inner.compare_and_set(key, expected, data), len(data)
-        )
+        request = partial(self.inner.compare_and_set, key, expected, data)
+        return await self._request("compare_and_set", request, len(data))
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
-        sent = sum(len(entry.data) for entry in entries)
-        return await self._request(
-            "compare_and_set_many", lambda: self.inner.compare_and_set_many(entries), sent
-        )
+        request = partial(self.inner.compare_and_set_many, entries)
+        return await self._request("compare_and_set_many", request, sum(len(e.data) for e in entries))
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         return await self._request("scan", lambda: self.inner.scan(key, from_seqno, limit))
