@@ -8,10 +8,10 @@ commit comes a quarter later does. The claim of the collection keeps two process
 from aiopersist.errors import BatchExpired
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
-from aiopersist.state.diff import checksum_of, encode_rollup
 from aiopersist.state.ids import Ids
 from aiopersist.state.lifecycle import AddRollup, ForgetTransactions
 from aiopersist.state.model import Rollup, State
+from aiopersist.state.rollup_file import checksum_of, encode_rollup
 
 FORGOTTEN_AT_ONCE = 4096  # applications in one version: some hundred kB, and applied in milliseconds
 

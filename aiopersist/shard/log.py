@@ -10,9 +10,10 @@ from math import inf
 
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import Diff, apply, decode_diff, decode_rollup, tombstone
+from aiopersist.state.diff import Diff, apply, decode_diff, tombstone
 from aiopersist.state.invariants import check_state
 from aiopersist.state.model import State
+from aiopersist.state.rollup_file import decode_rollup
 from aiopersist.storage.consensus import Versioned
 
 PREFIXES = {"s": "shard/", "i": "indexed/"}  # by the first letter of an id: of a shard, of an `Indexed`

@@ -9,8 +9,7 @@ comes from a store that was restored from a backup (`follows`).
 """
 
 import gzip
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,11 +17,13 @@ from pydantic_core import from_json
 
 from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain
-from aiopersist.state.ids import PAGE, Ids
+from aiopersist.state.ids import Ids
 from aiopersist.state.model import (
     FORMAT,
+    FORMAT_OF_IDS,
     FORMAT_OF_MOST,
     Claim,
+    Clock,
     CriticalReader,
     HollowBatch,
     LeasedReader,
@@ -53,11 +54,22 @@ MAPS = (
 COMMIT_BYTES = 256  # the commit id of a version lies within the first bytes
 
 
+class OnceChanges(Record):
+    """New ids of `once=`."""
+
+    times: dict[str, int]
+    """By hash."""
+    oldest: float
+    """The ids that came before this moment may be forgotten."""
+
+
 class Changes(Record):
     """The values that a command sets (in maps: by key) and the keys that it drops (by map). Unset fields stay
     as they are."""
 
     shard: str | None = None
+    clock: Clock = Clock.LOGICAL
+    table: bool = False
     since: Antichain | None = None
     upper: Antichain | None = None
     finalized: bool = False
@@ -69,6 +81,7 @@ class Changes(Record):
     spent: dict[str, list[str]] = {}
     """By writer, the ids that are new. The ids of a dropped writer go with it."""
     transactions: dict[str, TransactionRecord] = {}
+    once: OnceChanges | None = None
     batches: dict[int, HollowBatch] = {}
     levels: dict[int, Level] = {}
     fuel: int | None = None
@@ -102,12 +115,12 @@ class Diff(Record):
 
 def diff_of(changes: Changes, state: State | None, *, commit: str, at: float) -> Diff:
     """The version that makes `changes` of `state` (`None`: of nothing, the first version)."""
+    number = format_of(changes)
     if state is None:
-        first = {"format": FORMAT_OF_MOST, "seqno": 0, "prev": None, "rollup": None}
+        first = {"format": number, "seqno": 0, "prev": None, "rollup": None}
         return Diff.of(**first, commit=commit, at=at, changes=changes)
-    is_new = changes.spent or not are_known_earlier(changes.readers.values())
     return Diff.of(
-        format=FORMAT if is_new else FORMAT_OF_MOST,
+        format=number,
         seqno=state.seqno + 1,
         commit=commit,
         prev=state.commit,
@@ -115,6 +128,15 @@ def diff_of(changes: Changes, state: State | None, *, commit: str, at: float) ->
         rollup=_latest(changes.rollups or state.rollups),
         changes=changes,
     )
+
+
+def format_of(value: Changes | State) -> int:
+    """The least format in which `value` can be written."""
+    if value.once or value.clock is not Clock.LOGICAL or value.table:
+        return FORMAT
+    if value.spent or not are_known_earlier(value.readers.values()):
+        return FORMAT_OF_IDS
+    return FORMAT_OF_MOST
 
 
 def _latest(rollups: Mapping[int, Rollup]) -> RollupName | None:
@@ -159,6 +181,8 @@ def apply(diff: Diff, state: State | None) -> State:
     if changes.writers:
         update["writers"] = {writer: without_spent(record) for writer, record in update["writers"].items()}
     update |= _changed_ids(changes, state)
+    if changes.once is not None:
+        update["once"] = state.once.changed(changes.once.times, diff.at, changes.once.oldest)
     if changes.streams is not None:
         update["streams"] = changed_streams(changes.streams, state.streams)
     if changes.batches or "batches" in changes.drop or changes.streams is not None:
@@ -169,13 +193,14 @@ def apply(diff: Diff, state: State | None) -> State:
     return state.replace(**update)
 
 
-_CHANGED_APART = {"drop", "streams", "spent", "transactions"}
+_CHANGED_APART = {"drop", "streams", "spent", "transactions", "once"}
 
 
 def _first_state(diff: Diff) -> State:
     """The state at version 0."""
     changes = diff.changes
-    values = {name: getattr(changes, name) for name in (*MAPS, "shard", "since", "upper", "finalized")}
+    fields = (*MAPS, "shard", "clock", "table", "since", "upper", "finalized")
+    values = {name: getattr(changes, name) for name in fields}
     values["transactions"] = Ids(changes.transactions)
     streams = None if changes.streams is None else changed_streams(changes.streams, None)
     return State.of(**values, seqno=diff.seqno, commit=diff.commit, at=diff.at, streams=streams)
@@ -290,82 +315,6 @@ def reads_as(data: bytes, diff: Diff) -> None:
         ours, theirs = map(dict, sides)
         names = [name for name in ours if ours[name] != theirs.get(name)]
         raise Corruption(f"a diff of the state does not read back as it is: {names}")
-
-
-# --- rollups ---------------------------------------------------------------------------------------
-
-
-class RollupFile(Record):
-    """The first line of a rollup."""
-
-    format: int
-    state: State
-
-
-class _Page(Record):
-    """A further line: some of the ids. To build or read a page takes a millisecond, during which a worker
-    thread holds the interpreter's lock; a million ids in one piece would hold it for a second."""
-
-    transactions: dict[str, TransactionRecord] = {}
-    spent: dict[str, list[str]] = {}
-
-
-def encode_rollup(state: State) -> bytes:
-    """The state as compressed JSON: a line `{"format": 1, "state": {...}}`. Where there are many ids, they
-    follow as lines of their own."""
-    if not state.spent and len(state.transactions) <= PAGE:
-        known = are_known_earlier(state.readers.values())
-        file = RollupFile.of(format=FORMAT_OF_MOST if known else FORMAT, state=state)
-        lines = [file.model_dump_json(exclude={"state": {"spent"}}).encode()]
-    else:
-        rest = state.replace(transactions=Ids(), spent={})
-        lines = [_line(RollupFile.of(format=FORMAT, state=rest)), *map(_line, _pages(state))]
-    return gzip.compress(b"\n".join(lines), 1, mtime=0)
-
-
-def _pages(state: State) -> Iterator[_Page]:
-    for transactions in Ids.of(state.transactions).pages():
-        yield _Page.of(transactions=transactions)
-    for writer, ids in state.spent.items():
-        for page in ids.pages():
-            yield _Page.of(spent={writer: list(page)})
-
-
-def _line(record: Record) -> bytes:
-    return record.model_dump_json(exclude_unset=isinstance(record, _Page)).encode()
-
-
-def decode_rollup(data: bytes, checksum: str) -> State:
-    """The state in a rollup; `Corruption` unless the bytes have the `checksum` that the state names."""
-    if checksum_of(data) != checksum:
-        raise Corruption("a rollup's bytes do not have the checksum that the state names")
-    try:
-        first, *rest = gzip.decompress(data).split(b"\n")
-        found = RollupFile.model_validate_json(first)
-        check_format("a rollup", found.format)
-        return _with_pages(found.state, map(_Page.model_validate_json, rest))
-    except (ValidationError, OSError, EOFError) as e:
-        raise not_understood("a rollup", data, e) from e
-
-
-def _with_pages(state: State, pages: Iterator[_Page]) -> State:
-    """The whole state. Spent ids that earlier versions of the library wrote into the records of writers are
-    moved to `State.spent`."""
-    transactions, spent = state.transactions, dict(state.spent)
-    for writer, record in state.writers.items():
-        if record.spent:
-            spent[writer] = Ids(dict.fromkeys(record.spent))
-    for page in pages:
-        transactions = transactions.changed(page.transactions)
-        for writer, ids in page.spent.items():
-            spent[writer] = spent.get(writer, Ids[None]()).changed(dict.fromkeys(ids))
-    writers = {writer: without_spent(record) for writer, record in state.writers.items()}
-    return state.replace(transactions=transactions, spent=spent, writers=writers)
-
-
-def checksum_of(data: bytes) -> str:
-    """128 bits of SHA-256: enough that no other rollup passes for this one."""
-    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def check_format(what: str, found: int) -> None:

@@ -13,17 +13,20 @@ Moments are Unix seconds of the consensus store's clock.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict
 
 from aiopersist.frontier import Antichain, Description
 from aiopersist.state.ids import Ids
+from aiopersist.state.once import OnceIds
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.streams import Streams
 
-FORMAT = 2  # the latest format of diffs and rollups; a reader refuses a later one
-FORMAT_OF_MOST = 1  # of diffs and rollups that earlier versions of the library can read, too
+FORMAT = 3  # the latest format of diffs and rollups; a reader refuses a later one
+FORMAT_OF_IDS = 2  # of those with spent ids, or with a hold that keeps no version
+FORMAT_OF_MOST = 1  # of those that every version of the library can read
 
 
 class HollowBatch(Record):
@@ -170,6 +173,15 @@ class Rollup(Record):
     size: int
 
 
+class Clock(StrEnum):
+    """What the times of a shard mean."""
+
+    LOGICAL = "logical"
+    """They count."""
+    WALL = "wall"
+    """Microseconds since 1970, by the consensus store's clock."""
+
+
 class State(Record):
     """One version of a shard's state."""
 
@@ -180,6 +192,10 @@ class State(Record):
     """When this version was written."""
     since: Antichain
     upper: Antichain
+    clock: Clock = Clock.LOGICAL
+    """Set when the shard is created."""
+    table: bool = False
+    """Whether it is a table: at most one val per key. Set when the shard is created."""
     finalized: bool = False
     """Nothing can be read or written any more."""
     schemas: dict[int, dict[str, Any]] = {}
@@ -192,6 +208,8 @@ class State(Record):
     """By writer, the ids of batches that were built under it, handed over, and since then appended or
     deleted: neither can happen again. They go with the writer."""
     transactions: Ids[TransactionRecord] = Ids()
+    once: OnceIds = OnceIds()
+    """The ids of `once=`."""
     batches: dict[int, HollowBatch] = {}
     """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
     levels: dict[int, Level] = {}
@@ -210,6 +228,11 @@ class State(Record):
     """The bytes of all inline parts: kept up to date by `apply`, so that an append need not sum them up."""
     streams: Streams | None = None
     """The contents of an `Indexed`."""
+
+    @property
+    def is_wall(self) -> bool:
+        """Whether its times are those of the consensus store's clock."""
+        return self.clock is Clock.WALL
 
     @property
     def schema_id(self) -> int:

@@ -24,10 +24,11 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key
 from aiopersist.state.compaction import plan
-from aiopersist.state.diff import apply, decode_diff, decode_rollup
+from aiopersist.state.diff import apply, decode_diff
 from aiopersist.state.lifecycle import Finalize
 from aiopersist.state.model import State
 from aiopersist.state.names import live_parts
+from aiopersist.state.rollup_file import decode_rollup
 from aiopersist.state.writing import ExpireWriter
 from tests.api.maintenance_process import (
     AFTER,

@@ -12,8 +12,9 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.shard.log import consensus_key
-from aiopersist.state.diff import apply, decode_diff, decode_rollup
+from aiopersist.state.diff import apply, decode_diff
 from aiopersist.state.model import State
+from aiopersist.state.rollup_file import decode_rollup
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.support.internals import stack_of
 

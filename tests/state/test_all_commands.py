@@ -12,6 +12,7 @@ import pytest
 from aiopersist.frontier import Antichain
 from aiopersist.state import compaction, lifecycle, reading, retention, writing
 from aiopersist.state import diff as diffs
+from aiopersist.state import rollup_file
 from aiopersist.state.command import Command, Commit
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Replace, TakeClaim, Total
 from aiopersist.state.invariants import check_state
@@ -78,8 +79,8 @@ class Game:
             return
         after = self.history.live
         diffs.reads_as(self.history.versions[-1], diffs.decode_diff(self.history.versions[-1]))
-        data = diffs.encode_rollup(after)
-        read = diffs.decode_rollup(data, diffs.checksum_of(data))
+        data = rollup_file.encode_rollup(after)
+        read = rollup_file.decode_rollup(data, rollup_file.checksum_of(data))
         assert check_state(read) == after
         assert list(read.batches) == list(after.batches)
         assert {claim.writer for claim in after.claims.values()} <= after.writers.keys()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.state import diff as diffs
+from aiopersist.state import rollup_file
 from aiopersist.state.command import Command, Commit, Keep
 from aiopersist.state.compaction import Replace, Total, largest_inline_run
 from aiopersist.state.lifecycle import AddRollup, EvolveSchema, Finalize, ForgetTransactions
@@ -161,8 +162,8 @@ def test_the_state_of_the_bytes_is_the_state(steps: list[Any]) -> None:
             check_expiry(before, history.live, command, history.now)
         else:
             assert history.live is before
-    data = diffs.encode_rollup(history.live)
-    assert diffs.decode_rollup(data, diffs.checksum_of(data)) == history.live
+    data = rollup_file.encode_rollup(history.live)
+    assert rollup_file.decode_rollup(data, rollup_file.checksum_of(data)) == history.live
 
 
 @settings(max_examples=100)
@@ -174,8 +175,8 @@ def test_a_rollup_and_the_diffs_after_it_are_the_state(steps: list[Any], at: int
         if command is not None:
             history.run(command)
     at = min(at, len(history.states) - 1)
-    data = diffs.encode_rollup(history.states[at])
-    state: State | None = diffs.decode_rollup(data, diffs.checksum_of(data))
+    data = rollup_file.encode_rollup(history.states[at])
+    state: State | None = rollup_file.decode_rollup(data, rollup_file.checksum_of(data))
     for version in history.versions[at + 1 :]:
         state = diffs.apply(diffs.decode_diff(version), state)
     assert state == history.live

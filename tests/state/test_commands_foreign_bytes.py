@@ -7,6 +7,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.state import diff as diffs
+from aiopersist.state import rollup_file
 from aiopersist.state.model import FORMAT
 from aiopersist.state.writing import (
     RegisterWriter,
@@ -32,9 +33,9 @@ def test_a_later_format_is_refused(values: dict[str, Any]) -> None:
     history = created()
     with pytest.raises(ap.Corruption, match="upgrade"):
         diffs.decode_diff(_changed(history.versions[0], **values))
-    data = gzip.compress(_changed(gzip.decompress(diffs.encode_rollup(history.live)), **values))
+    data = gzip.compress(_changed(gzip.decompress(rollup_file.encode_rollup(history.live)), **values))
     with pytest.raises(ap.Corruption, match="upgrade"):
-        diffs.decode_rollup(data, diffs.checksum_of(data))
+        rollup_file.decode_rollup(data, rollup_file.checksum_of(data))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff\xfe", b"null", b'{"format":1}', b"\x1f\x8b"])
@@ -42,16 +43,16 @@ def test_garbage_is_corruption(data: bytes) -> None:
     with pytest.raises(ap.Corruption):
         diffs.decode_diff(data)
     with pytest.raises(ap.Corruption):
-        diffs.decode_rollup(data, diffs.checksum_of(data))
+        rollup_file.decode_rollup(data, rollup_file.checksum_of(data))
 
 
 def test_a_rollup_of_other_bytes_is_corruption() -> None:
     history = created()
-    data = diffs.encode_rollup(history.live)
+    data = rollup_file.encode_rollup(history.live)
     with pytest.raises(ap.Corruption):
-        diffs.decode_rollup(data[:-1], diffs.checksum_of(data))
+        rollup_file.decode_rollup(data[:-1], rollup_file.checksum_of(data))
     with pytest.raises(ap.Corruption):
-        diffs.decode_rollup(data, "0" * 32)
+        rollup_file.decode_rollup(data, "0" * 32)
 
 
 def test_a_version_of_another_history_is_corruption() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aiopersist.frontier import Antichain
 from aiopersist.state import diff as diffs
+from aiopersist.state import rollup_file
 from aiopersist.state.command import Context
 from aiopersist.state.ids import PAGE, Ids
 from aiopersist.state.invariants import check_state
@@ -128,17 +129,17 @@ def test_a_rollup_of_many_ids_is_read_page_by_page() -> None:
         spent={**state.spent, "w2": Ids({f"batch-{n}": None for n in range(MANY)})},
         transactions=Ids({f"app-{n}": TransactionRecord(n, 100.0) for n in range(MANY)}),
     )
-    data = diffs.encode_rollup(full)
+    data = rollup_file.encode_rollup(full)
     lines = [json.loads(line) for line in gzip.decompress(data).splitlines()]
     assert lines[0]["format"] == 2
     assert max(len(line.get("transactions", ())) for line in lines[1:]) <= PAGE
-    assert diffs.decode_rollup(data, diffs.checksum_of(data)) == full
+    assert rollup_file.decode_rollup(data, rollup_file.checksum_of(data)) == full
     few, _ = of(*BEGIN, append(0, transactions={"app": 3}))
-    data = diffs.encode_rollup(few)
+    data = rollup_file.encode_rollup(few)
     (line,) = gzip.decompress(data).splitlines()
     assert json.loads(line)["format"] == 1
     assert "spent" not in json.loads(line)["state"]
-    assert diffs.decode_rollup(data, diffs.checksum_of(data)) == few
+    assert rollup_file.decode_rollup(data, rollup_file.checksum_of(data)) == few
 
 
 def test_a_hold_of_no_versions_has_a_format_that_earlier_versions_refuse() -> None:
@@ -155,8 +156,8 @@ def test_a_hold_of_no_versions_has_a_format_that_earlier_versions_refuse() -> No
 
 
 def _format_of_rollup(state: State) -> int:
-    data = diffs.encode_rollup(state)
-    assert diffs.decode_rollup(data, diffs.checksum_of(data)) == state
+    data = rollup_file.encode_rollup(state)
+    assert rollup_file.decode_rollup(data, rollup_file.checksum_of(data)) == state
     return int(json.loads(gzip.decompress(data).splitlines()[0])["format"])
 
 
@@ -177,7 +178,7 @@ def replayed(*versions: str) -> State:
 def test_versions_and_rollups_of_earlier_versions_are_read() -> None:
     """Goal: batches that they spent stay spent, numbers recorded; the next diff holds the new id alone."""
     data = gzip.compress(OLD_ROLLUP.encode())
-    rolled = check_state(diffs.decode_rollup(data, diffs.checksum_of(data)))
+    rolled = check_state(rollup_file.decode_rollup(data, rollup_file.checksum_of(data)))
     state = replayed(*OLD_DIFFS)
     assert rolled == state
     assert dict(state.spent["w33c"]) == {"5969": None, "937e": None}

@@ -7,20 +7,12 @@ import pytest
 
 from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain
-from aiopersist.state.diff import (
-    Changes,
-    apply,
-    checksum_of,
-    decode_diff,
-    decode_rollup,
-    diff_of,
-    encode_diff,
-    encode_rollup,
-)
+from aiopersist.state.diff import Changes, apply, decode_diff, diff_of, encode_diff
 from aiopersist.state.invariants import check_state, check_version
 from aiopersist.state.model import State
 from aiopersist.state.names import Trail, live_parts, registered
 from aiopersist.state.record import HollowPart
+from aiopersist.state.rollup_file import checksum_of, decode_rollup, encode_rollup
 from aiopersist.state.streams import (
     Arrangement,
     Rearrangement,

@@ -13,7 +13,8 @@ from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key
-from aiopersist.state.diff import decode_diff, decode_rollup
+from aiopersist.state.diff import decode_diff
+from aiopersist.state.rollup_file import decode_rollup
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import FaultyBlob, FaultyConsensus
@@ -167,7 +168,7 @@ class Place:
 
 
 def _checksum(data: bytes) -> str:
-    from aiopersist.state.diff import checksum_of
+    from aiopersist.state.rollup_file import checksum_of
 
     return checksum_of(data)
 

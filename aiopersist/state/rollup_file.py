@@ -1,0 +1,93 @@
+"""Rollups: whole states, as bytes in the blob store."""
+
+import gzip
+import hashlib
+from collections.abc import Iterator
+
+from aiopersist.errors import Corruption
+from aiopersist.state.diff import check_format, format_of, not_understood, without_spent
+from aiopersist.state.ids import PAGE, Ids
+from aiopersist.state.model import FORMAT, FORMAT_OF_IDS, State, TransactionRecord
+from aiopersist.state.once import OnceIds, packed, unpacked
+from aiopersist.state.record import Record
+
+
+class RollupFile(Record):
+    """The first line of a rollup."""
+
+    format: int
+    state: State
+
+
+class _Page(Record):
+    """A further line: some of the ids. To build or read a page takes a millisecond, during which a worker
+    thread holds the interpreter's lock; a million ids in one piece would hold it for a second."""
+
+    transactions: dict[str, TransactionRecord] = {}
+    spent: dict[str, list[str]] = {}
+    once: list[str] = []
+
+
+def encode_rollup(state: State) -> bytes:
+    """The state as compressed JSON: a line `{"format": 1, "state": {...}}`. Where there are many ids, they
+    follow as lines of their own."""
+    number = format_of(state)
+    if not state.spent and not state.once and len(state.transactions) <= PAGE:
+        left_out = {"spent", "once"} if number == FORMAT else {"spent", "once", "clock", "table"}
+        file = RollupFile.of(format=number, state=state)
+        lines = [file.model_dump_json(exclude={"state": left_out}).encode()]
+    else:
+        rest = state.replace(transactions=Ids(), spent={}, once=OnceIds(ever=state.once.ever))
+        number = max(number, FORMAT_OF_IDS)
+        left_out = set() if number == FORMAT else {"once", "clock", "table"}
+        first = RollupFile.of(format=number, state=rest).model_dump_json(exclude={"state": left_out})
+        lines = [first.encode(), *map(_line, _pages(state))]
+    rollup = gzip.compress(b"\n".join(lines), 1, mtime=0)
+    hashes = b"".join(b"\n" + _line(_Page.of(once=[page])) for page in packed(state.once))
+    return rollup + gzip.compress(hashes, 0, mtime=0) if hashes else rollup  # hashes do not compress
+
+
+def _pages(state: State) -> Iterator[_Page]:
+    for transactions in Ids.of(state.transactions).pages():
+        yield _Page.of(transactions=transactions)
+    for writer, ids in state.spent.items():
+        for page in ids.pages():
+            yield _Page.of(spent={writer: list(page)})
+
+
+def _line(record: Record) -> bytes:
+    return record.model_dump_json(exclude_unset=isinstance(record, _Page)).encode()
+
+
+def decode_rollup(data: bytes, checksum: str) -> State:
+    """The state in a rollup; `Corruption` unless the bytes have the `checksum` that the state names."""
+    if checksum_of(data) != checksum:
+        raise Corruption("a rollup's bytes do not have the checksum that the state names")
+    try:
+        first, *rest = gzip.decompress(data).split(b"\n")
+        found = RollupFile.model_validate_json(first)
+        check_format("a rollup", found.format)
+        return _with_pages(found.state, map(_Page.model_validate_json, rest))
+    except (ValueError, OSError, EOFError) as e:
+        raise not_understood("a rollup", data, e) from e
+
+
+def _with_pages(state: State, pages: Iterator[_Page]) -> State:
+    """The whole state. Spent ids that earlier versions of the library wrote into the records of writers are
+    moved to `State.spent`."""
+    transactions, spent, once = state.transactions, dict(state.spent), state.once
+    for writer, record in state.writers.items():
+        if record.spent:
+            spent[writer] = Ids(dict.fromkeys(record.spent))
+    for page in pages:
+        transactions = transactions.changed(page.transactions)
+        once = unpacked(once, page.once)
+        for writer, ids in page.spent.items():
+            spent[writer] = spent.get(writer, Ids[None]()).changed(dict.fromkeys(ids))
+    writers = {writer: without_spent(record) for writer, record in state.writers.items()}
+    return state.replace(transactions=transactions, spent=spent, once=once, writers=writers)
+
+
+def checksum_of(data: bytes) -> str:
+    """128 bits of SHA-256: enough that no other rollup passes for this one."""
+    return hashlib.sha256(data).hexdigest()[:32]
