@@ -5,7 +5,7 @@ requests under way a moment to end, and closes the stores that it opened itself.
 """
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -43,7 +43,7 @@ from aiopersist.storage.readonly import refuse
 from aiopersist.storage.urls import Stores
 from aiopersist.write.append_many import Append, append_to_many
 from aiopersist.write.builder import BatchBuilder
-from aiopersist.write.handle import WriteHandle
+from aiopersist.write.handle import WriteHandle, happened
 from aiopersist.write.open import open_writer
 from aiopersist.write.remote import open_builder, register_writer, release_writer
 
@@ -79,17 +79,22 @@ class Client(Root):
     async def ping(self) -> None:
         """Return if both stores answer and belong together. `StorageUnavailable` after
         `settings.open_timeout_s` if a store does not answer, `InvalidLocation` if the stores do not belong
-        together. Two requests."""
+        together. Two requests, and one for the clock of a consensus store that has its own."""
         with self._shards.calls.call():
             create, deadline_s = not self._stack.readonly, self._stack.settings.open_timeout_s
-            await check_in_time(*self._hasty, self._stack.runtime, create=create, deadline_s=deadline_s)
+            runtime, then = self._stack.runtime, self._stack.clock.measure
+            await check_in_time(*self._hasty, runtime, create=create, deadline_s=deadline_s, then=then)
 
     # --- handles ---------------------------------------------------------------------------------
 
-    def writer(self, shard: str, schema: Schema[K, V, Any]) -> Opening[WriteHandle[K, V]]:
+    def writer(
+        self, shard: str, schema: Schema[K, V, Any], *, clock: str | None = None
+    ) -> Opening[WriteHandle[K, V]]:
         """A writer of the shard of that name or id. A new shard is created with `since = upper = {minimum}`.
-        `CodecMismatch` if the shard has another schema. One commit, two for a new shard."""
-        return open_writer(self._shards, shard, schema, self._ready_to_write)
+        `clock="wall"` creates one whose times are microseconds since 1970; `None`: as stored, `"logical"` for
+        a new shard. `CodecMismatch` if the shard has another schema, `INVALID_CLOCK` for another clock. One
+        commit, two for a new shard."""
+        return open_writer(self._shards, shard, schema, clock, self._ready_to_write)
 
     @overload
     def reader(
@@ -191,6 +196,20 @@ class Client(Root):
             record = (await self._shards.existing(shard)).state.transactions.get(app_id)
             return record.number if record else None
 
+    async def happened(self, once: str, shard: str) -> int | None:
+        """The time of the commit that recorded `once` in the shard; `None` if it did not happen, or is
+        forgotten by now. Appends of this client to the shard whose outcome is not known are settled first.
+        Linearizable: one request."""
+        with self._shards.calls.call():
+            return await happened(self._shards, shard, once)
+
+    def clock(self) -> tuple[float, float]:
+        """The consensus store's clock, in seconds since 1970, and by how many seconds that may be wrong. No
+        request is waited for: the clock is measured when the client opens, and in the background when a call
+        finds that the last measurement is a minute old."""
+        self._shards.calls.check()
+        return self._shards.clock()
+
     async def compare_and_append_many(self, appends: Sequence[Append]) -> None:
         """Append to several shards at one moment: all of `appends` happen, or none. `UpperMismatch` names the
         shard whose upper was not the expected one; `INVALID_APPEND` for a shard that is named twice or a
@@ -235,10 +254,10 @@ class Client(Root):
     def shared_read(
         self,
         shard: str,
-        as_of: Time | None = None,
+        as_of: Time | datetime | None = None,
         *,
-        start: int | None = None,
-        end: int | None = None,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
         wait: bool = True,
         lease_s: float | None = None,
         keep: bool = False,
@@ -316,9 +335,9 @@ class Client(Root):
     async def retain(self, shard: str, keep: int | timedelta | None) -> None:
         """Set how much history maintenance keeps, from now on and for every client. Maintenance moves since
         to `upper - keep` at most, in the long run to within `2 * keep` of upper, and no further than holds
-        allow. A `timedelta`: to the upper that the shard had that long ago. Since never passes the last
-        complete time, so the current contents stay readable. `None`: maintenance does not move since. One
-        commit."""
+        allow. A `timedelta`: to the upper that the shard had that long ago; on a wall clock, to the time of
+        that long ago. Since never passes the last complete time, so the current contents stay readable.
+        `None`: maintenance does not move since. One commit."""
         with self._shards.calls.call():
             await retain(self._shards, self._maintenance, shard, keep)
 

@@ -75,6 +75,12 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     txn_ids_max: PositiveInt = 1_000_000
     """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
 
+    once_keep_s: Seconds = 24 * 3600.0
+    """How long a shard remembers an id of `once=`, unless 100,000 newer ones come before."""
+    clock_ahead_max_s: Seconds = 3600.0
+    """How far beyond now an append may move the upper of a shard with a wall clock: its times reach every
+    table that shares a commit with it."""
+
     tombstone_retention_s: Seconds = 30 * 24 * 3600.0
     """How long the tombstone of a dropped shard, and its freed name, stay at least: longer than a process
     that was about to create the shard can stand still, or its statement can be on its way."""

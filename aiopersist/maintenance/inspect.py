@@ -12,6 +12,7 @@ from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import run_count
 from aiopersist.state.model import (
     Claim,
+    Clock,
     CriticalReader,
     HollowBatch,
     LeasedReader,
@@ -85,6 +86,10 @@ class ShardView(BaseModel, frozen=True):
     shard_id: str
     since: Antichain
     upper: Antichain
+    clock: Clock
+    """What its times mean: `logical` ones count, those of `wall` are microseconds since 1970."""
+    table: bool
+    """Whether it is a table."""
     finalized: bool
     seqno: int
     earliest_seqno: int
@@ -125,6 +130,8 @@ def _view(state: State, earliest: int) -> ShardView:
         shard_id=state.shard,
         since=state.since,
         upper=state.upper,
+        clock=state.clock,
+        table=state.table,
         finalized=state.finalized,
         seqno=state.seqno,
         earliest_seqno=earliest,

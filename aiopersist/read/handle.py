@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from aiopersist.data.types.schema import Schema
@@ -15,6 +16,7 @@ from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.hold import OwnHold
+from aiopersist.shard.instant import as_int, close_if_passed
 from aiopersist.shard.log import version_at
 from aiopersist.shard.shard import Shard
 
@@ -108,43 +110,64 @@ class ReadHandle(Resource, Generic[K, V]):
 
     # --- snapshots and listens -------------------------------------------------------------------
 
-    def snapshot(self, as_of: Time | None = None, wait: bool = True) -> Opening[Snapshot[K, V]]:
+    def snapshot(self, as_of: Time | datetime | None = None, wait: bool = True) -> Opening[Snapshot[K, V]]:
         """The contents at the time `as_of`; `None` is the greatest complete time, by one linearizable
         read, or `NotReadable` at once if nothing was appended yet. Waits until `upper` has passed `as_of`,
         or raises `NotReadable` with `wait=False`. `SinceViolation` at once if history at `as_of` is no
-        longer held. No request for a time that is known to be complete."""
+        longer held. No request for a time that is known to be complete.
+
+        On a wall clock `as_of` may be an aware `datetime`, here and wherever a time is asked for. One that
+        has passed is complete at once: if nobody has written since, an empty append says so (one commit
+        more). A readonly client cannot append, and waits. `INVALID_TIME` for a naive one, or on a logical
+        clock."""
         return Opening(lambda: self._session.snapshot(as_of, wait), "reader.snapshot(...)")
 
     def listen(
-        self, as_of: Time | None = None, cursor: str | None = None, until: Antichain | Time | None = None
+        self,
+        as_of: Time | datetime | None = None,
+        cursor: str | None = None,
+        until: Antichain | Time | datetime | None = None,
     ) -> Opening[Listen[K, V]]:
         """All updates whose time is not `<= as_of`, as they come. Without `as_of` and `cursor` it begins at
         the shard's upper, by one linearizable read. Ends with the empty frontier, or with the first progress
         at or past `until`."""
         return Opening(lambda: self._open_listen(as_of, cursor, until), "reader.listen(...)")
 
-    def subscribe(self, as_of: Time | None = None, cursor: str | None = None) -> Opening[Listen[K, V]]:
+    def subscribe(
+        self, as_of: Time | datetime | None = None, cursor: str | None = None
+    ) -> Opening[Listen[K, V]]:
         """The snapshot at `as_of` as updates at `as_of`, then all later updates: no gap, no overlap."""
         return Opening(lambda: self._open_subscribe(as_of, cursor), "reader.subscribe(...)")
 
     async def _open_listen(
-        self, as_of: Time | None, cursor: str | None, until: Antichain | Time | None
+        self,
+        as_of: Time | datetime | None,
+        cursor: str | None,
+        until: Antichain | Time | datetime | None,
     ) -> Listen[K, V]:
         with self._scope.call():
             end = None if until is None else self._session.frontier(until)
             await self._session.confirm()
-            if cursor is not None:
-                return await self._resume(as_of, cursor, end)
-            if as_of is not None:
-                self._session.time(as_of)
-                product = isinstance(as_of, tuple)
-                first = minimum(self._schema.time_length) if product else successor(as_of)
-                return await self._listen(Start(first, as_of, end))
-            if self._schema.time_length is not None:
-                raise InvalidUsage(UsageKind.INVALID_TIME, "with product times a listen needs as_of")
-            return await self._from_upper(lambda upper: Start(upper, _before(upper), end))
+            listen = await self._begun(as_of, cursor, end)
+            if isinstance(until, datetime):
+                listen.closes_until()
+            return listen
 
-    async def _open_subscribe(self, as_of: Time | None, cursor: str | None) -> Listen[K, V]:
+    async def _begun(
+        self, as_of: Time | datetime | None, cursor: str | None, end: Antichain | None
+    ) -> Listen[K, V]:
+        if cursor is not None:
+            return await self._resume(as_of, cursor, end)
+        if as_of is not None:
+            as_of = self._session.time(as_of)
+            product = isinstance(as_of, tuple)
+            first = minimum(self._schema.time_length) if product else successor(as_of)
+            return await self._listen(Start(first, as_of, end))
+        if self._schema.time_length is not None:
+            raise InvalidUsage(UsageKind.INVALID_TIME, "with product times a listen needs as_of")
+        return await self._from_upper(lambda upper: Start(upper, _before(upper), end))
+
+    async def _open_subscribe(self, as_of: Time | datetime | None, cursor: str | None) -> Listen[K, V]:
         with self._scope.call():
             await self._session.confirm()
             if cursor is not None:
@@ -153,8 +176,18 @@ class ReadHandle(Resource, Generic[K, V]):
                 if self._schema.time_length is not None:
                     raise InvalidUsage(UsageKind.INVALID_TIME, "with product times a subscribe needs as_of")
                 return await self._from_upper(_contents_before)
-            self._session.time(as_of)
-            return await self._listen(_contents(as_of))
+            time = self._session.time(as_of)
+            return await self._listen_to_contents(time, instant=isinstance(as_of, datetime))
+
+    async def _listen_to_contents(
+        self, as_of: Time, until: Antichain | None = None, *, instant: bool
+    ) -> Listen[K, V]:
+        """The contents at `as_of`, then what follows. An `instant` is complete as soon as it has passed."""
+        closed = not instant or await close_if_passed(self._shard, as_int(as_of))
+        listen = await self._listen(_contents(as_of, until))
+        if not closed:
+            listen.closes(as_int(as_of))
+        return listen
 
     async def _from_upper(self, begin: Callable[[Antichain], Start]) -> Listen[K, V]:
         """Listen from the shard's upper on. Both frontiers may move until the hold is there."""
@@ -166,7 +199,9 @@ class ReadHandle(Resource, Generic[K, V]):
                 if self._shard.state.upper == upper:
                     raise
 
-    async def _resume(self, as_of: Time | None, text: str, until: Antichain | None) -> Listen[K, V]:
+    async def _resume(
+        self, as_of: Time | datetime | None, text: str, until: Antichain | None
+    ) -> Listen[K, V]:
         if as_of is not None:
             raise InvalidUsage(UsageKind.INVALID_CURSOR, "a cursor has its own as_of: do not give both")
         shard = self._shard
@@ -182,9 +217,9 @@ class ReadHandle(Resource, Generic[K, V]):
             )
         if cursor.snapshot:
             assert cursor.as_of is not None
-            return await self._listen(_contents(cursor.as_of, until))
-        as_of = _before(cursor.frontier) if self._schema.time_length is None else cursor.as_of
-        return await self._listen(Start(cursor.frontier, as_of, until))
+            return await self._listen_to_contents(cursor.as_of, until, instant=state.is_wall)
+        at = _before(cursor.frontier) if self._schema.time_length is None else cursor.as_of
+        return await self._listen(Start(cursor.frontier, at, until))
 
     async def _listen(self, start: Start) -> Listen[K, V]:
         hold = _hold_of(start)

@@ -14,6 +14,7 @@ computes the next item and keeps it for the next call (`Puller`), and the positi
 handed over.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -32,6 +33,7 @@ from aiopersist.read.puller import Puller
 from aiopersist.read.session import ReadSession
 from aiopersist.resource import Resource, Scope, in_order
 from aiopersist.shard.hold import Need
+from aiopersist.shard.instant import as_int, close_when_passed
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 
@@ -87,7 +89,22 @@ class Listen(Resource, Generic[K, V]):
         self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
         self._held: deque[Updates[K, V, Any]] = deque()
         """Updates of a step whose wait was cancelled."""
+        self._closing: list[asyncio.Task[None]] = []
+        """They make instants complete that this waits for."""
         session.opened.add(self)
+
+    def closes(self, time: int) -> None:
+        """From now on, the instant `time` is made complete as soon as it has passed, while this is open."""
+        shard = self._fetch.shard
+        if not shard.stack.readonly:
+            work = close_when_passed(shard, time)
+            self._closing.append(shard.stack.supervisor.background(work, f"close {shard.label}"))
+
+    def closes_until(self) -> None:
+        """The same of the last time before `until`."""
+        until = self._start.until
+        if until is not None and until.elements and (time := as_int(until.elements[0])):
+            self.closes(time - 1)
 
     @property
     def as_of(self) -> Time | None:
@@ -133,6 +150,8 @@ class Listen(Resource, Generic[K, V]):
         """Stop listening; idempotent."""
         self._scope.close()  # perhaps closed before, with its handle
         self._hold.drop(self._need)
+        for task in self._closing:
+            task.cancel()
         await self._puller.aclose()
         self._session.opened.discard(self)
 

@@ -3,6 +3,7 @@ ones."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from datetime import datetime
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ from aiopersist.parts.fetch import Fetch
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import Resource, Scope
 from aiopersist.shard.hold import Need, OwnHold
+from aiopersist.shard.instant import as_int, close_if_passed, closed_when_passed, time_of
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
 
@@ -65,11 +67,12 @@ class ReadSession(Generic[K, V]):
 
     # --- snapshots -------------------------------------------------------------------------------
 
-    async def snapshot(self, as_of: Time | None, wait: bool) -> Snapshot[K, V]:
+    async def snapshot(self, as_of: Time | datetime | None, wait: bool) -> Snapshot[K, V]:
         """See `ReadHandle.snapshot`."""
         with self.scope.call():
+            closes = isinstance(as_of, datetime)
             if as_of is not None:
-                self.time(as_of)
+                as_of = self.time(as_of)
             elif self.schema.time_length is not None:
                 raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
             await self.confirm()
@@ -77,7 +80,9 @@ class ReadSession(Generic[K, V]):
             if as_of is None:
                 await self._any_complete()
             else:
-                need = await self._complete(as_of, wait)
+                if closes:
+                    await close_if_passed(self.shard, as_int(as_of))
+                need = await self._complete(as_of, wait, closes=closes)
             try:
                 return await self._snapshot(as_of, need)
             except BaseException:
@@ -111,8 +116,9 @@ class ReadSession(Generic[K, V]):
         if state.upper == minimum(None):
             raise NotReadable(None, state.upper, shard_id=self.shard.id)
 
-    async def _complete(self, as_of: Time, wait: bool) -> Need | None:
-        """Wait until `upper` has passed `as_of`; meanwhile history there is held."""
+    async def _complete(self, as_of: Time, wait: bool, *, closes: bool) -> Need | None:
+        """Wait until `upper` has passed `as_of`; meanwhile history there is held. `closes`: it is an
+        instant, and is complete as soon as it has passed."""
         known = self.shard.state
         if known.since.less_equal(as_of) and not known.upper.less_equal(as_of):
             return None
@@ -124,7 +130,8 @@ class ReadSession(Generic[K, V]):
             raise NotReadable(as_of, state.upper, shard_id=self.shard.id)
         need = await self.need(Antichain(as_of), as_of)
         try:
-            await self.shard.register.wait(partial(self._passed, as_of, need))
+            async with closed_when_passed(self.shard, as_int(as_of) if closes else None):
+                await self.shard.register.wait(partial(self._passed, as_of, need))
         except BaseException:
             self.hold.drop(need)
             raise
@@ -141,7 +148,8 @@ class ReadSession(Generic[K, V]):
             raise SinceViolation(as_of, state.since, shard_id=self.shard.id)
 
     def time(self, time: object) -> Time:
-        """`time`, if it is a time of the schema; else `INVALID_TIME`."""
+        """`time`, if it is a time of the schema, or that of an instant; else `INVALID_TIME`."""
+        time = time_of(time, self.shard)
         if isinstance(time, Antichain):
             text = f"as_of is one time, not the frontier {time}"
             raise InvalidUsage(UsageKind.INVALID_TIME, text, time=time)
@@ -149,6 +157,7 @@ class ReadSession(Generic[K, V]):
         minimum(self.schema.time_length).less_equal(found.elements[0])
         return found.elements[0]
 
-    def frontier(self, value: Antichain | Time) -> Antichain:
-        """`value` as a frontier of the schema's times; `INVALID_TIME` for another frontier."""
-        return shaped(value, self.schema.time_length)
+    def frontier(self, value: Antichain | Time | datetime) -> Antichain:
+        """`value`, perhaps an instant, as a frontier of the schema's times; `INVALID_TIME` for another
+        frontier."""
+        return shaped(time_of(value, self.shard), self.schema.time_length)

@@ -10,8 +10,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from datetime import datetime
 from functools import partial
 from operator import and_
 from typing import Any
@@ -32,6 +33,7 @@ from aiopersist.read.stream import in_batches
 from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
+from aiopersist.shard.instant import close_if_passed, closed_when_passed, time_of
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, heartbeats
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
@@ -151,9 +153,9 @@ class SharedRead(Resource):
 def shared_read(
     shards: Shards,
     name: str,
-    as_of: Time | None,
-    start: int | None,
-    end: int | None,
+    as_of: Time | datetime | None,
+    start: int | datetime | None,
+    end: int | datetime | None,
     *,
     wait: bool,
     lease_s: float | None,
@@ -168,8 +170,11 @@ def shared_read(
         schema = found.schema(found.state.schema_id)
         with shards.calls.call():  # so that closing the client ends the wait
             try:
-                wanted = checked(as_of, start, end, schema)
-                return await _leased(found, schema, wanted, wait, lease, shards.scope, keep)
+                at, first, last = (time_of(value, found) for value in (as_of, start, end))
+                wanted = checked(at, first, last, schema)  # type: ignore[arg-type]  # checked there
+                instant = isinstance(as_of, datetime) or isinstance(end, datetime)
+                async with _closed(found, wanted, instant=instant):
+                    return await _leased(found, schema, wanted, wait, lease, shards.scope, keep)
             except Error as error:
                 error.shard_id = error.shard_id or found.id
                 raise
@@ -208,6 +213,17 @@ async def _piece(
         except MissingPart as error:
             parts = (part for batch in transmitted.piece.runs for part in batch.parts)
             raise await why_missing(shard, parts, error, "read") from None
+
+
+@asynccontextmanager
+async def _closed(shard: Shard, wanted: Range, *, instant: bool) -> AsyncIterator[None]:
+    """Within it, `wanted`, which ends at an `instant`, is made complete as soon as that has passed."""
+    time = wanted.as_of if wanted.end is None else wanted.end - 1
+    if not instant or not isinstance(time, int) or time < 0 or await close_if_passed(shard, time):
+        yield
+        return
+    async with closed_when_passed(shard, time):
+        yield
 
 
 async def _leased(

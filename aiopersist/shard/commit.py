@@ -69,7 +69,7 @@ async def commit_all(intents: Sequence[Intent]) -> list[Any]:
             for intent in in_order:
                 if await intent.register.take_turn():
                     turns.append(intent.register)  # noqa: PERF401  # a cancelled wait releases those taken
-            now = await intents[0].register.stack.consensus.now()
+            now = await max(intents, key=lambda intent: intent.register.is_wall).register.now()
             attempts: list[Attempt] = []
             results = [_run(intent, now, attempts) for intent in intents]
             refusals = [result for result in results if isinstance(result, _Rejection)]
@@ -92,7 +92,8 @@ class _Rejection(NamedTuple):
 def _run(intent: Intent, now: float, attempts: list[Attempt]) -> Any:
     """The result of the command; the version that it needs, if any, is added to `attempts`."""
     register, state = intent.register, intent.register.state
-    context = Context(now=now, pinned=min(register.pins, default=None))
+    seen = register.stack.clock.seen
+    context = Context(now=now, pinned=min(register.pins, default=None), seen=seen)
     outcome = intent.command(state, context)
     if isinstance(outcome, Commit):
         attempts.append(_prepared(intent, state, outcome, now))

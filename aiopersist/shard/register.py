@@ -60,6 +60,15 @@ class Register:
         """The version of the newest known state."""
         return None if self.state is None else self.state.seqno
 
+    @property
+    def is_wall(self) -> bool:
+        """Whether its times are those of the consensus store's clock, as far as is known."""
+        return self.state is not None and self.state.is_wall
+
+    async def now(self) -> float:
+        """The consensus store's clock. No request; one a minute if the times depend on it."""
+        return await (self.stack.clock if self.is_wall else self.stack.consensus).now()
+
     def label(self) -> str:
         """The shard's name in logs."""
         return self.label_of()
@@ -124,6 +133,8 @@ class Register:
         if state is None or (self.state is not None and state.seqno <= self.state.seqno):
             return
         self.state = state
+        if state.is_wall:
+            self.stack.clock.saw(state.upper)
         self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_result(None))
         self._notify(self.on_news, state)
 

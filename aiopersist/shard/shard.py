@@ -12,7 +12,7 @@ from aiopersist.shard.hold import ReadonlyHold, SharedHold
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.lifecycle import Create, Finalize
-from aiopersist.state.model import State
+from aiopersist.state.model import Clock, State
 
 
 class Shard:
@@ -50,11 +50,14 @@ class Shard:
             raise ShardFinalized(f"{self.label} is finalized", shard_id=self.id)
         return state
 
-    async def open_or_create(self, schema: Schema[Any, Any, Any]) -> State:
-        """Open the shard, or create it by one commit more. After a creation the name is read again: if it was
-        dropped meanwhile, however long ago, the new shard is finalized, and no user has seen it."""
+    async def open_or_create(
+        self, schema: Schema[Any, Any, Any], clock: Clock = Clock.LOGICAL, *, table: bool = False
+    ) -> State:
+        """Open the shard, or create it by one commit more, with that clock, perhaps as a table. After a
+        creation the name is read again: if it was dropped meanwhile, however long ago, the new shard is
+        finalized, and no user has seen it."""
         if await self.register.refresh() is None:
-            command = Create(self.id, schema.to_record(), minimum(schema.time_length))
+            command = Create(self.id, schema.to_record(), minimum(schema.time_length), clock, table)
             await commit(self.register, command)
             if self.name is not None and await find(self.stack, self.name, type(self.id)) != self.id:
                 await commit(self.register, Finalize(self.id))

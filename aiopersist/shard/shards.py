@@ -15,6 +15,7 @@ from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Scope, Supe
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard.catalog import ShardId, resolve, resolve_or_create
+from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.follow import Follower
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -41,7 +42,8 @@ class Shards:
         """The scope of handles. It ends once they are closed."""
         owner = Supervisor(runtime, label_of)
         follower = Follower(consensus, settings.watch_timeout_s, owner)
-        self.stack = Stack(blob, consensus, settings, runtime, owner, follower, readonly=readonly)
+        clock = StoreClock(consensus, runtime)
+        self.stack = Stack(blob, consensus, settings, runtime, owner, follower, clock, readonly=readonly)
         self.on_new: Callable[[Shard], None] = lambda shard: None
         """Called with each shard that is seen for the first time."""
         self._handles: set[Handle] = set()
@@ -79,11 +81,21 @@ class Shards:
         """The opening of the handle that `opener` returns; `call` is the call as the user wrote it."""
         return Opening(lambda: self._opened(opener), call)
 
+    def clock(self) -> tuple[float, float]:
+        """See `Client.clock`."""
+        clock = self.stack.clock
+        if clock.is_due:
+            self.stack.supervisor.background(clock.renew(), "measure the clock")
+        return clock.read()
+
+    def handles(self) -> list[Handle]:
+        """Every handle that is open."""
+        return list(self._handles)
+
     async def release(self) -> None:
         """End the calls, then close every handle."""
         self.calls.close()
-        handles = list(self._handles)
-        await run_bounded(CLOSE_AT_ONCE, [self._drain, *(handle.aclose for handle in handles)])
+        await run_bounded(CLOSE_AT_ONCE, [self._drain, *(handle.aclose for handle in self.handles())])
 
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
         self.calls.check()

@@ -1,7 +1,7 @@
 """The stores, limits, clock and tasks that every part of a client uses, built once."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,7 @@ import anyio.to_thread
 from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
+from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.follow import Follower
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
@@ -34,9 +35,14 @@ class Stack:
     supervisor: Supervisor
     follower: Follower
     """Brings news of the shards that have waiters."""
+    clock: StoreClock
+    """The clock of the consensus store."""
     threads: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, THREADS))
     thread: ThreadPoolExecutor | None = None
     """The only thread to compute on; `None`: any of `threads`. See `on_one_thread`."""
+    senders: dict[Callable[[], Awaitable[None]], str] = field(default_factory=dict)
+    """Wait until no append of a handle is under way, and no outcome unknown. By shard. A handle that is
+    closed stays here until its last append is settled."""
     readonly: bool = False
     """Whether nothing may be written, leases included."""
 

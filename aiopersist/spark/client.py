@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -102,7 +103,7 @@ class SparkClient(Resource):
     def snapshot_df(
         self,
         shard: str,
-        as_of: Time | None = None,
+        as_of: Time | datetime | None = None,
         *,
         columns: Sequence[str] | None = None,
         where: Any = None,
@@ -111,8 +112,8 @@ class SparkClient(Resource):
         wait: bool = True,
     ) -> "DataFrame":
         """The contents at `as_of` (`None`: the greatest complete time, fixed by this call, not by each
-        action). Each row is there as often as its diff says; with `expand=False` it is there once, with a
-        column `_diff`.
+        action; on a wall clock an aware `datetime` will do). Each row is there as often as its diff says;
+        with `expand=False` it is there once, with a column `_diff`.
 
         `columns` selects columns of key and val, by their names in the DataFrame. `where` is a
         `pyarrow.compute` expression, as for a snapshot: parts that cannot match are not read. Both are
@@ -125,8 +126,8 @@ class SparkClient(Resource):
     def changes_df(
         self,
         shard: str,
-        start: int,
-        end: int | None = None,
+        start: int | datetime,
+        end: int | datetime | None = None,
         *,
         columns: Sequence[str] | None = None,
         where: Any = None,
@@ -187,12 +188,12 @@ class SparkClient(Resource):
         schema: "Schema[Any, Any, Any] | StructType | None" = None,
         parallelism: int | None = None,
     ) -> int:
-        """Write the rows in one commit, and return the time at which they are complete: the shard's upper,
-        which the library picks, or the last time before the new upper. Makes a missing shard, if `keys`
-        name the columns of its key; a write that fails leaves no new shard behind. The columns of a
-        new shard are those of `df`, nullable where Spark takes them to be; or `schema` fixes them, for good:
-        a `StructType`, or a `Schema` of this library, which needs no `keys`. `CodecMismatch` if the shard is
-        there with another schema.
+        """Write the rows in one commit, and return the time at which they are complete: one that the library
+        picks, the shard's upper or, on a wall clock, now; or the last time before the new upper. Makes a
+        missing shard, if `keys` name the columns of its key; a write that fails leaves no new shard behind.
+        The columns of a new shard are those of `df`, nullable where Spark takes them to be; or `schema` fixes
+        them, for good: a `StructType`, or a `Schema` of this library, which needs no `keys`. `CodecMismatch`
+        if the shard is there with another schema.
 
         `time`: a column of times, or one time, at or beyond the upper; an append of another writer then makes
         this one fail (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes

@@ -7,6 +7,8 @@ misspelt option must not silently give another result.
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from aiopersist.data.lazy import pa
@@ -94,11 +96,11 @@ class Options:
         """Names of columns, separated by commas."""
         return tuple(part.strip() for part in self._given.get(name, "").split(",") if part.strip())
 
-    def time(self, name: str) -> int | tuple[int, ...] | None:
-        """An integer; for product times a JSON list of integers."""
+    def time(self, name: str) -> int | tuple[int, ...] | datetime | None:
+        """An integer; for product times a JSON list of integers; on a wall clock an instant, too."""
         value = self._given.get(name)
         if value is None or not value.lstrip().startswith("["):
-            return self.integer(name)
+            return self.instant(name)
         try:
             found = json.loads(value)
         except ValueError:
@@ -106,6 +108,11 @@ class Options:
         if not all(type(part) is int and part >= 0 for part in found):
             raise invalid(f"option {SHOWN.get(name, name)}={value!r} is not a JSON list of integers")
         return tuple(found)
+
+    def instant(self, name: str) -> int | datetime | None:
+        """An integer, or an ISO timestamp; whether it has an offset is checked where it is used."""
+        found = instant(self._given.get(name, ""))
+        return self.integer(name) if found is None else found
 
     def integer(self, name: str, default: int | None = None, least: int = 0) -> int | None:
         value = self._given.get(name)
@@ -187,6 +194,13 @@ class Options:
             txn=None if app is None or version is None else (app, version),
             schema=self.schema(),
         )
+
+
+def instant(text: str) -> datetime | None:
+    """The ISO timestamp in `text`; `None` if there is none, or an integer, which may look like one."""
+    with suppress(ValueError):
+        return None if text.strip().isdecimal() else datetime.fromisoformat(text.strip())
+    return None
 
 
 def invalid(message: str) -> InvalidUsage:

@@ -106,7 +106,7 @@ class BatchReader(DataSourceReader):
 
 
 async def _planned(client: Client, options: Options) -> tuple[list[bytes], Columns, Any]:
-    start, end = options.integer("startingtime"), options.integer("endingtime")
+    start, end = options.instant("startingtime"), options.instant("endingtime")
     if start is None and end is not None:
         raise invalid("option endingTime needs startingTime")
     if start is not None and options.text("asof") is not None:

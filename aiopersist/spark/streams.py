@@ -19,6 +19,7 @@ shard's upper, never the clock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -42,6 +43,7 @@ from aiopersist.read.handle import ReadHandle
 from aiopersist.read.shared_read import SharedRead
 from aiopersist.settings import Settings
 from aiopersist.shard.hold import Need
+from aiopersist.shard.instant import time_of
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
@@ -55,7 +57,7 @@ from aiopersist.spark.hooks import (
     grant_write,
     read_partition,
 )
-from aiopersist.spark.options import LEASE_S, Options, invalid
+from aiopersist.spark.options import LEASE_S, Options, instant, invalid
 from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.tasks import TaskRefused, accepted
 from aiopersist.spark.write import GrantedWrite, plan_write
@@ -86,7 +88,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold: Hold | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        return {"time": self._start, "shard": self._state().shard}
+        shard = self._state().shard
+        return {"time": bridge().run(_time, self._client(), shard, self._start), "shard": shard}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows = self._options.integer("maxrowspertrigger", least=1)
@@ -225,11 +228,18 @@ async def _state(client: Client, shard: str) -> State:
     return (await client._shards.existing(shard)).state
 
 
-def _start_of(options: Options) -> int:
-    asked = (options.text("startingtime") or "snapshot").lower()
+async def _time(client: Client, shard: str, start: int | datetime) -> int:
+    """The time of `start`, which may be an instant."""
+    return time_of(start, await client._shards.existing(shard))
+
+
+def _start_of(options: Options) -> int | datetime:
+    asked = options.text("startingtime") or "snapshot"
     named = {"snapshot": SNAPSHOT, "latest": LATEST, "earliest": 0}
-    if asked in named:
-        return named[asked]
+    if asked.lower() in named:
+        return named[asked.lower()]
+    if (at := instant(asked)) is not None:
+        return at
     if not asked.isdecimal():
         raise invalid(f"option startingTime={asked!r} is neither a time nor one of {', '.join(named)}")
     return int(asked)

@@ -6,7 +6,7 @@
 3. For an upsert or an overwrite, tasks *retract* the rows that the new ones replace, as of the shard's upper
    (`tasks.retract`).
 4. *Commit*: one compare-and-append of everything. Without a column of times all batches are moved to the
-   upper as it is then; after a mismatch to the newer upper, with new retractions.
+   upper as it is then, on a wall clock to now; after a mismatch to the newer upper, with new retractions.
 
 With a column of times the upper must still be that of the plan: a mismatch fails the write.
 
@@ -34,10 +34,10 @@ from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.rows import Layout, Special, schema_of
 from aiopersist.spark.tasks import StagedTask, TaskRefused, accepted
 from aiopersist.state.lifecycle import FinalizeUnused
+from aiopersist.state.writing import last_complete
 from aiopersist.write.batch import Batch, discard_all, rebound
 from aiopersist.write.checks import Txn, check_txn
-from aiopersist.write.combine import last_complete
-from aiopersist.write.handle import WriteHandle
+from aiopersist.write.handle import WriteHandle, time_of_write
 from aiopersist.write.transmit import decode
 
 log = logging.getLogger("aiopersist")
@@ -345,8 +345,10 @@ async def _pass(writer: Writer, upper: int, since: Any) -> None:
 
 
 async def _append_at(writer: Writer, batches: Sequence[Batch], upper: int, txn: Txn | None) -> int:
-    """Append batches of one time at `upper`, if the upper is still this."""
+    """Append batches of one time if the upper is still `upper`: at that time; on a wall clock, now."""
+    moved = (last_complete(batch.upper) for batch in batches)  # by a try before, perhaps: times never go back
+    time = max(await time_of_write(writer, upper), *moved, upper)
     for batch in batches:
-        batch.rewrite_ts(upper, upper + 1)
-    await writer.compare_and_append_batch(batches, upper, upper + 1, txn)
-    return upper if txn is None else last_complete(writer.upper)  # a repeat is complete at some time before
+        batch.rewrite_ts(time, time + 1)
+    await writer.compare_and_append_batch(batches, upper, time + 1, txn)
+    return time if txn is None else last_complete(writer.upper)  # a repeat is complete at some time before

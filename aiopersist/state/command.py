@@ -34,6 +34,18 @@ class Context:
     """The consensus store's clock, Unix seconds."""
     pinned: int | None = None
     """The oldest version that an open snapshot of this process reads."""
+    seen: int = 0
+    """The first time beyond each commit time on a wall clock that this client has seen."""
+
+    @property
+    def wall(self) -> int:
+        """The time of a commit to a shard with a wall clock, if its upper allows: microseconds since 1970."""
+        return max(micros(self.now), self.seen)
+
+
+def micros(seconds: float) -> int:
+    """A moment as a time of a wall clock."""
+    return max(int(seconds * 1_000_000), 0)
 
 
 @dataclass(frozen=True, slots=True)

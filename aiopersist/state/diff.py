@@ -35,6 +35,7 @@ from aiopersist.state.model import (
     Writer,
     are_known_earlier,
 )
+from aiopersist.state.once import OnceChanges
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.streams import StreamsChanges, changed_streams, gone_parts, new_parts
 
@@ -52,15 +53,6 @@ MAPS = (
 )
 
 COMMIT_BYTES = 256  # the commit id of a version lies within the first bytes
-
-
-class OnceChanges(Record):
-    """New ids of `once=`."""
-
-    times: dict[str, int]
-    """By hash."""
-    oldest: float
-    """The ids that came before this moment may be forgotten."""
 
 
 class Changes(Record):

@@ -19,7 +19,9 @@ from aiopersist.state.command import (
     renewed,
 )
 from aiopersist.state.diff import Changes, tombstone_of
-from aiopersist.state.model import COLLECTION, LeasedReader, Rollup, State, Writer
+from aiopersist.state.model import COLLECTION, Clock, LeasedReader, Retention, Rollup, State, Writer
+
+TABLE_KEEP_S = 24 * 3600.0  # the history of a table, until its user says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,20 @@ class Create:
     shard: str
     schema: Mapping[str, Any]
     minimum: Antichain
+    clock: Clock = Clock.LOGICAL
+    table: bool = False
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is not None:
             return Keep()
-        return Commit(
-            Changes(shard=self.shard, since=self.minimum, upper=self.minimum, schemas={0: dict(self.schema)})
-        )
+        least = {"since": self.minimum, "upper": self.minimum}
+        kind: dict[str, Any] = {}
+        if self.clock is not Clock.LOGICAL:
+            kind["clock"] = self.clock
+        if self.table:
+            kind["table"] = True
+            kind["retention"] = {0: Retention(seconds=TABLE_KEEP_S, hold=self.minimum)}
+        return Commit(Changes(shard=self.shard, **least, schemas={0: dict(self.schema)}, **kind))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from struct import Struct, error
 from typing import Any, NamedTuple, Self, final
 
+from aiopersist.state.record import Record
+
 IDS_MAX = 100_000  # newer ids until one is forgotten
 PAGE = 1024  # records in a page of a rollup
-
-_BUCKETS = 256
 _RECORD = Struct(">16sqqd")  # the hash, its number among all ids ever, the time of the commit, when that was
 
 
@@ -105,6 +106,35 @@ class OnceIds:
         return core_schema.no_info_plain_validator_function(
             _from_json, serialization=core_schema.plain_serializer_function_ser_schema(_to_json)
         )
+
+
+class OnceChanges(Record):
+    """New ids of `once=`."""
+
+    times: dict[str, int]
+    """By hash."""
+    oldest: float
+    """The ids that came before this moment may be forgotten."""
+
+
+class Once(NamedTuple):
+    """The ids of `once=` that an append records."""
+
+    hashes: tuple[str, ...] = ()
+    keep_s: float = inf
+    """How long ids are remembered."""
+
+    def done_at(self, known: OnceIds, now: float) -> int | None:
+        """The time at which one of them was recorded before, if it was."""
+        oldest = now - self.keep_s
+        return next((t for h in self.hashes if (t := known.time_of(h, oldest)) is not None), None)
+
+    def changes(self, now: float, time: int) -> OnceChanges:
+        """Record them as of a commit at `time`."""
+        return OnceChanges(times=dict.fromkeys(self.hashes, time), oldest=max(now - self.keep_s, 0.0))
+
+
+UNMARKED = Once()  # an append without `once=`
 
 
 def packed(ids: OnceIds) -> list[str]:

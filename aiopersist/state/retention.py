@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from aiopersist.errors import InvalidUsage, OpaqueMismatch, UsageKind
 from aiopersist.frontier import Antichain, predecessor
-from aiopersist.state.command import Commit, Context, Keep, commit, is_ahead, live, meet_of_holds, overdue
+from aiopersist.state.command import (
+    Commit,
+    Context,
+    Keep,
+    commit,
+    is_ahead,
+    live,
+    meet_of_holds,
+    micros,
+    overdue,
+)
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 
@@ -99,7 +109,9 @@ class SetRetention:
             message = "a number of times needs int times, this shard has product times: pass a timedelta"
             return Keep(error=InvalidUsage(UsageKind.INVALID_TIME, message, time=self.times))
         known = state.retention.get(0)
-        marks = known.marks if known is not None else (Mark(at=context.now, upper=state.upper),)
+        marks = () if known is None else known.marks
+        if not marks and not state.is_wall:
+            marks = (Mark(at=context.now, upper=state.upper),)
         hold = known.hold if known is not None else state.since
         record = Retention(times=self.times, seconds=self.seconds, hold=hold, marks=marks)
         return Keep() if record == known else commit(state, context, retention={0: record})
@@ -139,6 +151,8 @@ def _target(
         due = at > hold and (exact or at - hold > record.times // 2)
         return (Antichain(at) if due else None), record.marks
     assert record.seconds is not None
+    if state.is_wall:
+        return _wall_target(record.hold, state, micros(now), micros(record.seconds), exact=exact), ()
     marks = tuple(_not_ahead(mark, now) for mark in record.marks)
     if state.upper != marks[-1].upper and now - marks[-1].at >= record.seconds / MARKS_PER_KEEP:
         marks = (*marks, Mark(at=now, upper=state.upper))
@@ -147,6 +161,15 @@ def _target(
         return None, marks
     target = old[-1].upper
     return (predecessor(target) if target == state.upper else target), marks[len(old) - 1 :]
+
+
+def _wall_target(hold: Antichain, state: State, now: int, keep: int, *, exact: bool) -> Antichain | None:
+    """The history of the last `keep` microseconds, and the last complete time."""
+    upper, held = state.upper.time, hold.time
+    if not isinstance(upper, int) or not isinstance(held, int):
+        return None
+    at = min(now - keep, upper - 1)
+    return Antichain(at) if at > held and (exact or at - held > keep // 2) else None
 
 
 def _not_ahead(mark: Mark, now: float) -> Mark:

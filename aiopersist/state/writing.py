@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from aiopersist.errors import (
     AlreadyAppended,
@@ -15,11 +15,12 @@ from aiopersist.errors import (
     UsageKind,
     shown,
 )
-from aiopersist.frontier import Antichain, successor
-from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, renewed
+from aiopersist.frontier import Antichain, last_before, successor
+from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, micros, renewed
 from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import HollowBatch, State, TransactionRecord, Writer
+from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 
@@ -69,6 +70,24 @@ class Occupy:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseTo:
+    """Move the upper to `upper`, unless it is there: nothing was written until then."""
+
+    upper: Antichain
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if self.upper <= state.upper:
+            return Keep()
+        batch = HollowBatch(lower=state.upper, upper=self.upper, since=Antichain(0))
+        return commit(state, context, upper=self.upper, **insert(state, batch))
+
+    def happened(self, state: State) -> bool:
+        """Whoever moved it: uppers never go back."""
+        return self.upper <= state.upper
+
+
+@dataclass(frozen=True, slots=True)
 class ExpireWriter:
     """End a registration: batches staged under it can no longer be appended."""
 
@@ -89,6 +108,8 @@ class Appended:
     wrote: bool
     repeats: frozenset[str] = frozenset()
     """Applications whose transaction numbers were recorded before; if any, nothing was written."""
+    done_at: int | None = None
+    """The time of the commit that recorded the id of `once=`; if there is one, nothing was written."""
 
 
 class NoRoom(Error):
@@ -129,11 +150,14 @@ class AppendHollow:
     transactions_max: float = inf
     """How many applications the shard remembers. One more is refused: if the shard forgot one instead, that
     one could append its last number twice."""
+    once: Once = UNMARKED
+    ahead_max_s: float = inf
+    """How far beyond now the append may move the upper of a shard with a wall clock."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if repeats := repeated(state, self.transactions):
-            return Keep(result=Appended(state.upper, wrote=False, repeats=repeats))
+        if (repeat := repeat_of(state, context.now, self)) is not None:
+            return Keep(result=repeat)
         if refusal := spent(state, self.staged):
             return Keep(error=refusal)
         lower = self.batch.lower
@@ -151,7 +175,8 @@ class AppendHollow:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Append `batch`, all of it at one time: the shard's upper. Int times only."""
+    """Append `batch`, all of it at one time: the shard's upper, or now, if its clock is a wall clock. Int
+    times only."""
 
     writer: str
     token: str
@@ -159,24 +184,70 @@ class Write:
     transactions: Mapping[str, int]
     inline_bytes_max: int
     transactions_max: float = inf
+    once: Once = UNMARKED
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if repeats := repeated(state, self.transactions):
-            return Keep(result=Appended(state.upper, wrote=False, repeats=repeats))
-        time = state.upper.time
-        if time is None:
+        if (repeat := repeat_of(state, context.now, self)) is not None:
+            return Keep(result=repeat)
+        if not state.upper.elements:
             return Keep(error=UpperMismatch(self.batch.lower, state.upper))
-        assert isinstance(time, int)
-        batch = self.batch
-        if batch.lower != state.upper:
-            moved = (part.replace(rewrite=state.upper) for part in batch.parts)
+        batch, time = self.batch, last_complete(self.batch.upper)
+        fits = batch.lower == state.upper or (state.is_wall and state.upper <= Antichain(time))
+        if not fits or (state.is_wall and time < context.seen):
+            time = time_of_write(state.upper, state, context)
+            moved = (part.replace(rewrite=Antichain(time)) for part in batch.parts)
             batch = batch.replace(parts=tuple(moved))
         bounds = {"lower": state.upper, "upper": successor(time)}
         return _append(state, context, self, batch.replace(**bounds))
 
     def happened(self, state: State) -> bool | None:
         return _token_is_there(state, self.writer, self.token)
+
+
+class Marked(Protocol):
+    """What is known again by a transaction number, or by an id of `once=`."""
+
+    @property
+    def transactions(self) -> Mapping[str, int]: ...
+    @property
+    def once(self) -> Once: ...
+
+
+def repeat_of(state: State, now: float, call: Marked) -> Appended | None:
+    """The result of a call that was done before, by its number or id; else `None`."""
+    repeats, done_at = repeated(state, call.transactions), call.once.done_at(state.once, now)
+    if not repeats and done_at is None:
+        return None
+    return Appended(state.upper, wrote=False, repeats=repeats, done_at=done_at)
+
+
+def time_of_write(upper: Antichain, state: State, context: Context) -> int:
+    """The time at which `Write` appends to a shard with that upper: on a wall clock, now; never before the
+    upper."""
+    least = upper.time
+    assert isinstance(least, int)
+    return max(least, context.wall) if state.is_wall else least
+
+
+def _is_ahead(state: State, now: float, command: AppendHollow | Write) -> InvalidUsage | None:
+    """The refusal to move the upper of a wall clock far beyond now: the times would infect each shard that
+    shares a commit with this one. One time more is no refusal: where the clock was wrong, and the upper is
+    far ahead already, appends go on."""
+    upper = command.batch.upper
+    if not state.is_wall or isinstance(command, Write) or not upper.elements:
+        return None
+    if upper <= Antichain(micros(now + command.ahead_max_s)) or upper <= successor(
+        last_complete(state.upper) + 1
+    ):
+        return None
+    text = f"upper {upper} is more than {command.ahead_max_s:g} s beyond the clock, which is at {micros(now)}"
+    return InvalidUsage(UsageKind.INVALID_CLOCK, text, upper=upper, now=now)
+
+
+def last_complete(upper: Antichain) -> int:
+    """The greatest int time before `upper`; 0 at the minimum."""
+    return max(last_before(upper), 0)
 
 
 def _append(
@@ -191,7 +262,7 @@ def _append(
         return Keep(error=PartsExpired(f"writers {sorted(unregistered)} are no longer registered"))
     if command.writer not in state.writers:
         return Keep(error=LeaseExpired(f"writer {command.writer} is no longer registered"))
-    if refusal := _too_many(state, command):
+    if refusal := _too_many(state, command) or _is_ahead(state, context.now, command):
         return Keep(error=refusal)
     inline = batch.inline_bytes
     if inline and state.inline_bytes + inline >= command.inline_bytes_max:
@@ -200,6 +271,7 @@ def _append(
     record = state.writers[command.writer]
     writers[command.writer] = record.replace(heartbeat=context.now, token=command.token, upper=batch.upper)
     numbers = {a: TransactionRecord(number=n, at=context.now) for a, n in command.transactions.items()}
+    is_marked = bool(command.once.hashes)  # then times are ints
     return commit(
         state,
         context,
@@ -208,6 +280,7 @@ def _append(
         writers=writers,
         spent=_spending(staged),
         transactions=numbers,
+        once=command.once.changes(context.now, last_complete(batch.upper)) if is_marked else {},
         **insert(state, batch),
     )
 

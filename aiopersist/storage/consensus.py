@@ -42,7 +42,8 @@ class Consensus(ABC):
       makes no call after `aclose`; a store may refuse both with `InvalidUsage`.
     - The library uses a handle in one event loop.
 
-    A store must define the abstract methods; `heads`, `watch_together` and `remove` have defaults.
+    A store must define the abstract methods; `heads`, `watch_together`, `remove` and `clock` have
+    defaults.
     """
 
     @abstractmethod
@@ -110,8 +111,13 @@ class Consensus(ABC):
 
     @abstractmethod
     async def now(self) -> float:
-        """Return the store's clock in Unix seconds, the same for all processes. Only the moment at which a
-        lease expires depends on it."""
+        """Return the store's clock in Unix seconds, the same for all processes. The moments at
+        which leases expire depend on it, and the times of shards with a wall clock."""
+
+    async def clock(self) -> float:
+        """Return `now()` as the store's clock says it during this call. This default is for stores whose
+        `now` looks at the clock each time; one that computes it from an earlier answer asks again here."""
+        return await self.now()
 
     @abstractmethod
     async def aclose(self) -> None:

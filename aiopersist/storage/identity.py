@@ -23,6 +23,7 @@ taken a step between the reads.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import chain, repeat
 
 from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
@@ -60,12 +61,20 @@ async def check_identity(
 
 
 async def check_in_time(
-    blob: Blob, consensus: Consensus, runtime: Runtime, *, create: bool, deadline_s: float
+    blob: Blob,
+    consensus: Consensus,
+    runtime: Runtime,
+    *,
+    create: bool,
+    deadline_s: float,
+    then: Callable[[], Awaitable[None]],
 ) -> None:
-    """`check_identity` with stores that retry for `deadline_s`; `StorageUnavailable` after that."""
+    """`check_identity` with stores that retry for `deadline_s`, and `then`; `StorageUnavailable` after
+    that."""
     try:
         async with asyncio.timeout(deadline_s * 1.5):  # stops a store that accepts requests and never answers
             await check_identity(blob, consensus, runtime, create=create)
+            await then()
     except TimeoutError as error:
         raise StorageUnavailable(f"the stores did not answer within {deadline_s} s") from error
     except Indeterminate as error:

@@ -14,7 +14,7 @@ from aiopersist.storage.watch import Watch
 T = TypeVar("T")
 Request = Callable[[], Awaitable[T]]
 
-READS = frozenset({"head", "heads", "scan", "list_keys", "watch", "now", "get", "get_range", "list"})
+READS = frozenset({"head", "heads", "scan", "list_keys", "watch", "now", "clock", "get", "get_range", "list"})
 
 
 class WrappedBlob(Blob):
@@ -90,6 +90,9 @@ class WrappedConsensus(Consensus):
 
     async def now(self) -> float:
         return await self._request("now", self.inner.now)
+
+    async def clock(self) -> float:
+        return await self._request("clock", self.inner.clock)
 
     async def aclose(self) -> None:
         await self.inner.aclose()

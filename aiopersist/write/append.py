@@ -34,7 +34,8 @@ from aiopersist.parts.upload import Upload
 from aiopersist.shard.commit import Intent, commit_all
 from aiopersist.shard.registration import LOST_MAX, Registration
 from aiopersist.state.model import HollowBatch, State
-from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpired, Write, is_spent, repeated
+from aiopersist.state.once import UNMARKED, Once
+from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpired, Write, is_spent, repeat_of
 from aiopersist.write.assemble import AppendableBatch, assembled, check_append
 from aiopersist.write.batch import Batch, inside
 from aiopersist.write.outcome import Committed, NotCommitted, PendingAppend, UnsettledCall, wait_briefly
@@ -50,6 +51,7 @@ class AppendIntent(ABC):
     lower: Antichain
     upper: Antichain
     transactions: Mapping[str, int]
+    once: Once = UNMARKED
     replica: bool = False
     pending: PendingAppend = field(default_factory=PendingAppend)
 
@@ -82,6 +84,8 @@ class AppendIntent(ABC):
             self.replica,
             tuple(staged.record for staged in batches),
             stack.settings.txn_ids_max,
+            self.once,
+            stack.settings.clock_ahead_max_s,
         )
 
 
@@ -125,19 +129,20 @@ class RowsAppend(AppendIntent):
         return self.command(upload.writer, await upload.finish(self.upper))
 
     async def _covered(self) -> bool:
-        """Whether nothing is left to write, by uppers and transaction numbers, which never go back.
-        `UpperMismatch` after a fresh look if the append cannot succeed."""
+        """Whether nothing is left to write, by uppers and transaction numbers, which never go back,
+        and by ids. `UpperMismatch` after a fresh look if the append cannot succeed."""
         shard = self.session.shard
-        if (covered := self._is_covered(shard.state)) is None:
+        now = await shard.register.now() if self.once.hashes else 0.0
+        if (covered := self._is_covered(shard.state, now)) is None:
             state = await shard.open()
-            if (covered := self._is_covered(state)) is None:
+            if (covered := self._is_covered(state, now)) is None:
                 raise UpperMismatch(self.lower, state.upper, shard_id=shard.id)
         return covered
 
-    def _is_covered(self, state: State) -> bool | None:
+    def _is_covered(self, state: State, now: float) -> bool | None:
         """As `_covered`; `None` if the append does not fit `state`."""
         lower, upper = self.lower, self.upper
-        if repeated(state, self.transactions) or (self.replica and upper <= state.upper):
+        if repeat_of(state, now, self) is not None or (self.replica and upper <= state.upper):
             return True
         fits = lower == state.upper or (self.replica and lower <= state.upper <= upper)
         return False if fits else None
@@ -216,7 +221,7 @@ async def _append_once(intents: Sequence[AppendIntent]) -> None:
             await wait_briefly(deletions)
     except (asyncio.CancelledError, Indeterminate):  # also a cancellation while it tidied up
         for intent in intents:
-            intent.session.unsettled = UnsettledCall(intent.transactions, intent.pending)
+            intent.session.unsettled = UnsettledCall(intent.transactions, intent.once, intent.pending)
         raise
 
 

@@ -3,11 +3,14 @@
 from typing import Any
 
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time, shaped
+from aiopersist.settings import Settings
 from aiopersist.shard.catalog import is_text
+from aiopersist.state.once import UNMARKED, Once, hash_of
 
 Txn = tuple[str, int]
+ONCE_BYTES_MAX = 256
 
 
 def check_frontier(value: Antichain | Time, schema: Schema[Any, Any, Any]) -> Antichain:
@@ -36,3 +39,19 @@ def check_txn(txn: Txn | None) -> dict[str, int]:
             return {app: number}
     text = f"{txn!r} is not (app_id, number): text and an int in [0, 2**63)"
     raise InvalidUsage(UsageKind.INVALID_TXN, text, txn=txn)
+
+
+def check_once(once: str | None, txn: Txn | None, settings: Settings, time_length: int | None = None) -> Once:
+    """`once` as appends record it; `InvalidUsage` of kind `INVALID_TXN` if it is no text of 1 to 256 bytes,
+    if there is a `txn` too, or for product times."""
+    if once is None:
+        return UNMARKED
+    if not is_text(once) or len(once.encode()) > ONCE_BYTES_MAX:
+        text = f"{shown(once)} is no id for once=: text of 1 to {ONCE_BYTES_MAX} bytes is"
+    elif txn is not None:
+        text = f"once={shown(once)} and txn={txn!r}: give one of them"
+    elif time_length is not None:
+        text = f"once={shown(once)} needs int times, since a repeat returns one; these are product times"
+    else:
+        return Once((hash_of(once),), settings.once_keep_s)
+    raise InvalidUsage(UsageKind.INVALID_TXN, text, once=once)

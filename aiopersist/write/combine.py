@@ -23,12 +23,22 @@ from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
-from aiopersist.frontier import Antichain, last_before, successor
+from aiopersist.frontier import Antichain, successor
 from aiopersist.parts.columns import columns_of
 from aiopersist.parts.upload import chunks_as_they_come, is_small
 from aiopersist.resource import for_each
 from aiopersist.shard.registration import LOST_MAX
-from aiopersist.state.writing import Appended, PartsExpired, Write, new_apps, repeated
+from aiopersist.state.command import Context
+from aiopersist.state.once import Once
+from aiopersist.state.writing import (
+    Appended,
+    PartsExpired,
+    Write,
+    last_complete,
+    new_apps,
+    repeat_of,
+    time_of_write,
+)
 from aiopersist.write.append import StagedAppend, commit_staged
 from aiopersist.write.outcome import PendingAppend, UnsettledCall
 from aiopersist.write.session import Session
@@ -40,8 +50,8 @@ NUMBERS_MAX = 512  # transactions in a commit: each is a record of its version, 
 class _WaitingWrite(UnsettledCall):
     """One `write` that waits. `append` is the append of the group that took it last."""
 
-    def __init__(self, transactions: Mapping[str, int]) -> None:
-        super().__init__(transactions)
+    def __init__(self, transactions: Mapping[str, int], once: Once) -> None:
+        super().__init__(transactions, once)
         self.time: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Only its caller awaits it: it is cancelled if the caller is."""
         self.table: pa.Table | None = None
@@ -84,14 +94,14 @@ class Combiner:
         """In the order in which they came."""
         self._leader: asyncio.Task[None] | None = None
 
-    async def write(self, rows: Any, diff: int, transactions: Mapping[str, int]) -> int:
+    async def write(self, rows: Any, diff: int, transactions: Mapping[str, int], once: Once) -> int:
         """See `WriteHandle.write`."""
         if self._schema.time_length is not None:
             raise InvalidUsage(UsageKind.INVALID_TIME, "write picks int times; this shard has product times")
-        call = _WaitingWrite(transactions)
+        call = _WaitingWrite(transactions, once)
         try:
             call.table = table = await self._converted(rows, diff)
-            if not table.num_rows and not transactions:
+            if not table.num_rows and not transactions and not once.hashes:
                 await self._session.idle()
                 return last_complete((await self._shard.open()).upper)
             return await self._queued(call)
@@ -159,7 +169,7 @@ class Combiner:
         """All calls that wait, or as many as one commit may have."""
         taken = numbers = 0
         for call in self._waiting:
-            if call.transactions:
+            if call.transactions or call.once.hashes:
                 numbers += 1
                 if numbers > NUMBERS_MAX:
                     break
@@ -216,11 +226,11 @@ class Combiner:
                 return
 
     async def _append(self, group: list[_WaitingWrite], upper: Antichain) -> Appended:
-        time = upper.time
-        assert isinstance(time, int)
+        time = await self.time(upper)
         transactions = {
             app: number for call in group if call.transactions for app, number in call.transactions.items()
         }
+        hashes = tuple(hashed for call in group for hashed in call.once.hashes)
         registration = await self._session.ensure_registered()
         registration.hold()  # an upload may take longer than the handle keeps it
         upload = self._session.context.upload(upper, registration)
@@ -235,12 +245,19 @@ class Combiner:
             batch = await upload.finish(successor(time))
             stack = self._shard.stack
             room, apps_max = stack.settings.inline_writes_total_max_bytes, stack.settings.txn_ids_max
-            command = Write(upload.writer, stack.runtime.token(), batch, transactions, room, apps_max)
+            once = Once(hashes, stack.settings.once_keep_s)
+            command = Write(upload.writer, stack.runtime.token(), batch, transactions, room, apps_max, once)
             (done,) = await commit_staged([StagedAppend(self._session, command, pending)])
             return done
         finally:
             registration.release()
             await pending.tidy()
+
+    async def time(self, upper: Antichain) -> int:
+        """The time of a group that is committed at `upper`, unless the upper or the clock moves on."""
+        state = self._shard.state
+        now = await self._shard.register.now() if state.is_wall else 0.0
+        return time_of_write(upper, state, Context(now=now, seen=self._shard.stack.clock.seen))
 
     async def _without_new_apps(self, group: list[_WaitingWrite], error: InvalidUsage) -> list[_WaitingWrite]:
         """The calls of `group` whose application ids the shard has room for; the others fail with `error`."""
@@ -257,25 +274,21 @@ class Combiner:
         return rest
 
     async def _without_repeats(self, group: list[_WaitingWrite]) -> list[_WaitingWrite]:
-        """The calls that are still to be committed. A group has one call of each application: later ones wait
-        for the next group, which finds out whether they are repeats."""
+        """The calls that are still to be committed. A group has one call of each application, and of each id
+        of `once=`: later ones wait for the next group, which finds out whether they are repeats."""
         rest: list[_WaitingWrite] = []
         apps: set[str] = set()
+        now = await self._shard.register.now() if any(call.once.hashes for call in group) else 0.0
         async for calls in self._slices(group):
             state = self._shard.state
             for call in calls:
                 if call.abandoned:
                     call.decide()
-                elif repeated(state, call.transactions):
-                    call.answer(last_complete(state.upper))
-                elif apps.isdisjoint(call.transactions):
-                    apps.update(call.transactions)
+                elif repeat := repeat_of(state, now, call):
+                    call.answer(last_complete(state.upper) if repeat.done_at is None else repeat.done_at)
+                elif apps.isdisjoint(call.transactions) and apps.isdisjoint(call.once.hashes):
+                    apps.update(call.transactions, call.once.hashes)
                     rest.append(call)
                 else:
                     self._waiting[call] = None
         return rest
-
-
-def last_complete(upper: Antichain) -> int:
-    """The greatest int time before `upper`; 0 at the minimum."""
-    return max(last_before(upper), 0)

@@ -22,10 +22,13 @@ from aiopersist.frontier import Antichain, Time
 from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
+from aiopersist.state.model import Clock
+from aiopersist.state.once import Once
 from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
 from aiopersist.write.batch import Batch
 from aiopersist.write.builder import BatchBuilder
-from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_txn
+from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_once, check_txn
 from aiopersist.write.combine import Combiner
 from aiopersist.write.outcome import Committed, NotCommitted
 from aiopersist.write.session import Session
@@ -47,14 +50,19 @@ class WriteHandle(Resource, Generic[K, V]):
         self._combiner = Combiner(session)
 
     @classmethod
-    async def open(cls, shard: Shard, schema: Schema[K, V, Any], scope: Scope) -> "WriteHandle[K, V]":
+    async def open(
+        cls, shard: Shard, schema: Schema[K, V, Any], scope: Scope, clock: Clock | None = None
+    ) -> "WriteHandle[K, V]":
         """Create the shard if it does not exist, and register a writer: one commit, two for a new shard."""
-        await shard.open_or_create(schema)
+        state = await shard.open_or_create(schema, clock or Clock.LOGICAL)
+        if clock is not None and state.clock is not clock:
+            text = f"{shard.label} has a {state.clock} clock, not a {clock} one: it is set once, at creation"
+            raise InvalidUsage(UsageKind.INVALID_CLOCK, text, shard_id=shard.id, clock=clock)
         session = Session(StagingContext(shard, schema, shard.schema_id(schema), scope))
         try:
             await session.ensure_registered()
         except BaseException:
-            session.scope.close()
+            await session.aclose()
             raise
         return cls(session)
 
@@ -98,16 +106,22 @@ class WriteHandle(Resource, Generic[K, V]):
         expected_upper: Antichain | Time,
         new_upper: Antichain | Time,
         txn: Txn | None = None,
+        once: str | None = None,
     ) -> None:
         """Append `updates`, whose times lie in `[expected_upper, new_upper)`, iff the shard's upper is
         `expected_upper`; else `UpperMismatch`, and nothing is written. Atomic, and durable when it returns.
 
         `txn=(app_id, number)` is for one producer that counts its appends. A number that was recorded before
         succeeds and writes nothing, and so does any *smaller* number, recorded or not. So requests that may
-        overtake each other need an `app_id` each.
+        overtake each other take `once=` instead: an id of 1 to 256 bytes of UTF-8. The shard remembers it for
+        `settings.once_keep_s`, or until 100,000 newer ones came; a repeat succeeds and writes nothing.
+        `INVALID_TXN` for another id, both at once, or product times.
+
+        `INVALID_CLOCK` for what would move the upper of a wall clock more than `settings.clock_ahead_max_s`
+        beyond now, the empty frontier aside.
 
         Costs one compare-and-set, and one request per part if the data is not small."""
-        await self._append(RowsAppend, expected_upper, new_upper, txn, updates=updates)
+        await self._append(RowsAppend, expected_upper, new_upper, txn, once, updates=updates)
 
     async def append(
         self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
@@ -117,13 +131,19 @@ class WriteHandle(Resource, Generic[K, V]):
         upper is below `lower` or incomparable: there would be a gap. Costs as `compare_and_append`."""
         await self._append(RowsAppend, lower, upper, replica=True, updates=updates)
 
-    async def write(self, rows: GivenRows[K, V], diff: int = 1, txn: Txn | None = None) -> int:
+    async def write(
+        self, rows: GivenRows[K, V], diff: int = 1, txn: Txn | None = None, once: str | None = None
+    ) -> int:
         """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return that
-        time. Calls that wait at the same moment share one commit. Int times only. `txn` as in
-        `compare_and_append`: a smaller number succeeds and writes nothing."""
+        time: the upper; on a wall clock, now. Calls that wait at the same moment share one commit. Int times
+        only. `txn` and `once` as in `compare_and_append`; a repeat of `once` returns the time of the first
+        one, and an id is recorded also where there are no rows."""
         with self._scope.call():
             self._session.unsettled = None
-            return await self._combiner.write(rows, diff, check_txn(txn))
+            return await self._combiner.write(rows, diff, check_txn(txn), self._once(once, txn))
+
+    def _once(self, once: str | None, txn: Txn | None) -> Once:
+        return check_once(once, txn, self._shard.stack.settings, self._schema.time_length)
 
     async def settle(self) -> Committed | NotCommitted | None:
         """The outcome of the last append of this handle that was cancelled, timed out or raised
@@ -186,14 +206,16 @@ class WriteHandle(Resource, Generic[K, V]):
         expected_upper: Antichain | Time,
         new_upper: Antichain | Time,
         txn: Txn | None = None,
+        once: str | None = None,
     ) -> None:
         """Append staged batches, all at one moment, iff the shard's upper is `expected_upper`. A batch that
         reaches further than `[expected_upper, new_upper)` is truncated: readers see only times within.
 
-        On success the batches are consumed; if a repeated `txn` writes nothing, their blobs are deleted.
-        After `UpperMismatch` they are yours to append again or delete. `AlreadyAppended` for a batch that
-        was appended elsewhere, `BatchExpired` for one whose writer's lease ran out. One compare-and-set."""
-        await self._append(BatchesAppend, expected_upper, new_upper, txn, batches=batches)
+        On success the batches are consumed; if a repeated `txn` or `once` writes nothing, their blobs are
+        deleted. After `UpperMismatch` they are yours to append again or delete. `AlreadyAppended` for a batch
+        that was appended elsewhere, `BatchExpired` for one whose writer's lease ran out. One
+        compare-and-set."""
+        await self._append(BatchesAppend, expected_upper, new_upper, txn, once, batches=batches)
 
     async def append_batch(self, batch: Batch, lower: Antichain | Time, upper: Antichain | Time) -> None:
         """`append` of a staged batch: updates before the shard's upper are dropped. If nothing is left the
@@ -206,12 +228,14 @@ class WriteHandle(Resource, Generic[K, V]):
         lower: Antichain | Time,
         upper: Antichain | Time,
         txn: Txn | None = None,
+        once: str | None = None,
         **given: Any,
     ) -> None:
         with self._scope.call():
             self._session.unsettled = None
             bounds = check_bounds(lower, upper, self._schema)
-            await append_all([kind(self._session, *bounds, check_txn(txn), **given)])
+            marked = check_txn(txn), self._once(once, txn)
+            await append_all([kind(self._session, *bounds, *marked, **given)])
 
     async def batch_from_transmittable(self, data: bytes) -> Batch:
         """The batch that `Batch.to_transmittable` made bytes of. The registration of its writer is kept alive
@@ -239,6 +263,21 @@ class WriteHandle(Resource, Generic[K, V]):
 
     def __repr__(self) -> str:
         return f"<WriteHandle {self.writer_id} of {self._shard.id}: upper {self.upper}>"
+
+
+async def happened(shards: Shards, name: str, once: str) -> int | None:
+    """See `Client.happened`."""
+    shard = await shards.existing(name)
+    ids = check_once(once, None, shard.stack.settings)
+    for idle in [idle for idle, sent_to in shard.stack.senders.items() if sent_to == shard.id]:
+        await idle()
+    state = await shard.open()
+    return ids.done_at(state.once, await shard.register.now())
+
+
+async def time_of_write(handle: WriteHandle[Any, Any], upper: int) -> int:
+    """The time at which `handle.write` would append to a shard with that upper."""
+    return await handle._combiner.time(Antichain(upper))
 
 
 def session_of(handle: WriteHandle[Any, Any]) -> Session:

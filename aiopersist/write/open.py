@@ -4,8 +4,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from aiopersist.data.types.schema import Schema, checked_schema
+from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.resource import Opening
 from aiopersist.shard.shards import Shards
+from aiopersist.state.model import Clock
 from aiopersist.write.handle import WriteHandle
 
 K = TypeVar("K")
@@ -13,13 +15,30 @@ V = TypeVar("V")
 
 
 def open_writer(
-    shards: Shards, name: str, schema: Schema[K, V, Any], ready: Callable[[], Awaitable[None]]
+    shards: Shards,
+    name: str,
+    schema: Schema[K, V, Any],
+    clock: str | None,
+    ready: Callable[[], Awaitable[None]],
 ) -> Opening[WriteHandle[K, V]]:
     """See `Client.writer`; `ready` is awaited before the first request."""
 
     async def open_handle() -> WriteHandle[K, V]:
         checked_schema(schema)
+        kept = _checked_clock(clock, schema)
         await ready()
-        return await WriteHandle.open(await shards.named(name), schema, shards.scope)
+        return await WriteHandle.open(await shards.named(name), schema, shards.scope, kept)
 
     return shards.opening(open_handle, f"client.writer({name!r}, ...)")
+
+
+def _checked_clock(clock: str | None, schema: Schema[Any, Any, Any]) -> Clock | None:
+    if clock is None:
+        return None
+    if clock not in list(Clock):
+        text = f"{shown(clock)} is no clock: 'logical' and 'wall' are"
+    elif clock == Clock.WALL and schema.time_length is not None:
+        text = "a wall clock needs int times, and this schema has product times"
+    else:
+        return Clock(clock)
+    raise InvalidUsage(UsageKind.INVALID_CLOCK, text, clock=clock)

@@ -9,6 +9,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.parts.put import Uploaded
 from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.attempt import Attempt
+from aiopersist.state.once import UNMARKED, Once
 from aiopersist.write.staged import StagedBatch, claim_free, delete_all
 
 
@@ -92,6 +93,7 @@ class UnsettledCall:
     """A call whose caller was not told its outcome."""
 
     transactions: Mapping[str, int]
+    once: Once = UNMARKED
     append: PendingAppend = field(default_factory=PendingAppend)
     decided: asyncio.Future[None] | None = None
     """Done once the call is decided as far as it can be without settling; `None`: it is so already."""

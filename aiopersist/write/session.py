@@ -17,7 +17,7 @@ from aiopersist.resource import RELEASE_DEADLINE_S, Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import settle
 from aiopersist.shard.registration import BATCHES_MAX, Registration
-from aiopersist.state.writing import repeated
+from aiopersist.state.writing import repeat_of
 from aiopersist.write.outcome import Committed, NotCommitted, PendingAppend, UnsettledCall
 from aiopersist.write.staged import StagingContext
 
@@ -35,6 +35,7 @@ class Session:
         """The last call whose caller does not know its outcome."""
         self.pending: PendingAppend | None = None
         """The append of the attempt in the slot, once it has ended without an answer."""
+        self.shard.stack.senders[self.idle] = self.shard.id
         self._turn = asyncio.Lock()
         self._appending: asyncio.Task[Any] | None = None
         """The task that has the turn."""
@@ -120,6 +121,8 @@ class Session:
         """Wait until no append of this handle is under way, and no outcome unknown."""
         async with self._turn:
             await self._settle()
+        if self.scope.closed:
+            self._forget()
 
     async def settled(self) -> UnsettledCall | None:
         """The last call whose caller was not told, once it is decided. Does not wait for an append under way,
@@ -139,9 +142,10 @@ class Session:
         if (call := await self.settled()) is None:
             return None
         outcome = call.append.answer()
-        if call.transactions and isinstance(outcome, NotCommitted):  # another writer may have recorded it
-            state = await self.shard.register.refresh()
-            if state is not None and repeated(state, call.transactions):
+        is_known = bool(call.transactions or call.once.hashes)
+        if is_known and isinstance(outcome, NotCommitted):  # another writer may have recorded it
+            state, now = await self.shard.register.refresh(), await self.shard.register.now()
+            if state is not None and repeat_of(state, now, call) is not None:
                 await call.append.repeated()
                 return Committed(state.upper)
         return outcome
@@ -190,16 +194,20 @@ class Session:
         for registration in self._others.values():
             registration.stop()
         if self._registration is None:
+            self._forget()
             return
         self._registration.release()
         self._registration.stop()
         release = self.shard.stack.supervisor.spawn(self._release(self._registration), "release a writer")
         await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
 
+    def _forget(self) -> None:
+        """No outcome will be unknown any more."""
+        self.shard.stack.senders.pop(self.idle, None)
+
     async def _release(self, registration: Registration) -> None:
         try:
-            async with self._turn:
-                await self._settle()
+            await self.idle()
         except Indeterminate:
             return
         if not registration.in_use:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from aiopersist.frontier import Antichain
-from aiopersist.state import compaction, lifecycle, reading, retention, writing
+from aiopersist.state import compaction, lifecycle, reading, retention, rollup_file, writing
 from aiopersist.state import diff as diffs
-from aiopersist.state import rollup_file
 from aiopersist.state.command import Command, Commit
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Replace, TakeClaim, Total
 from aiopersist.state.invariants import check_state

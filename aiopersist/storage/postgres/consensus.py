@@ -170,10 +170,14 @@ class PostgresConsensus(Consensus):
 
     async def now(self) -> float:
         if self._clock is None:
-            self._set_clock(await self._pool.read(lambda c: c.fetchval(f"SELECT {CLOCK}")))
-        assert self._clock is not None  # set above
+            return await self.clock()
         theirs, ours = self._clock
         return theirs + self._runtime.monotonic() - ours
+
+    async def clock(self) -> float:
+        now: float = await self._pool.read(lambda c: c.fetchval(f"SELECT {CLOCK}"))
+        self._set_clock(now)
+        return now
 
     async def aclose(self) -> None:
         self._hints.stop_listening()

@@ -1,0 +1,73 @@
+"""The consensus store's clock, as one client knows it: the same clock for every process.
+
+Shards with a wall clock take their times from it. A client's commits to them come at rising times, whatever
+the clock does: each is beyond every commit time that the client has seen.
+
+A *measurement* asks the store, and says how far it may be off: by half of the time that the answer took.
+Between two of them the store's other answers, where they tell its clock, are taken without a known error, so
+`read` adds what lies between the latest answer and the measurement. So a clock that was set shows as an
+error, until the next measurement.
+"""
+
+import asyncio
+
+from aiopersist.frontier import Antichain
+from aiopersist.runtime import Runtime
+from aiopersist.storage.consensus import Consensus
+
+RENEW_S = 60.0  # between two measurements: within it clocks drift by milliseconds
+DRIFT = 1e-4  # seconds by which two clocks part in a second: quartz is ten times better
+
+
+class StoreClock:
+    """See the header. Offsets are what the store's clock is ahead of the local monotonic clock."""
+
+    def __init__(self, consensus: Consensus, runtime: Runtime) -> None:
+        self._consensus = consensus
+        self._runtime = runtime
+        self._offset = self._measured_offset = runtime.wall() - runtime.monotonic()
+        self._error_s = 0.0
+        self._measured_at: float | None = None
+        self._renewing = asyncio.Lock()
+        self.seen = 0
+        """The first time beyond each commit time on a wall clock that this client has seen."""
+
+    async def now(self) -> float:
+        """The moment, as the store's latest answer tells it. No request, unless a measurement is due."""
+        await self.renew()
+        now = await self._consensus.now()
+        self._offset = now - self._runtime.monotonic()
+        return now
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last measurement is too old."""
+        return self._measured_at is None or self._runtime.monotonic() - self._measured_at > RENEW_S
+
+    async def renew(self) -> None:
+        """Measure, if that is due: one request for all who ask meanwhile."""
+        if self.is_due:
+            async with self._renewing:
+                if self.is_due:
+                    await self.measure()
+
+    async def measure(self) -> None:
+        """Ask the store for its clock. One request, if the clock is not that of this machine."""
+        began = self._runtime.monotonic()
+        now = await self._consensus.clock()
+        self._measured_at = ended = self._runtime.monotonic()
+        self._error_s = (ended - began) / 2
+        self._offset = self._measured_offset = now - ended + self._error_s
+
+    def read(self) -> tuple[float, float]:
+        """The moment, and by how much it may be wrong, both in seconds."""
+        moment = self._runtime.monotonic()
+        age = 0.0 if self._measured_at is None else moment - self._measured_at
+        apart = abs(self._offset - self._measured_offset)
+        return self._offset + moment, self._error_s + DRIFT * age + apart
+
+    def saw(self, upper: Antichain) -> None:
+        """Learn of the upper of a shard with a wall clock."""
+        time = upper.time
+        if isinstance(time, int) and time > self.seen:
+            self.seen = time
