@@ -11,7 +11,7 @@ from typing import Any
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
-from tests.support.internals import shard_of
+from tests.support.internals import shard_of, staged_of
 from tests.support.schemas import ROWS, SCHEMA, Row, Writer
 from tests.support.shards import CAS
 
@@ -82,7 +82,7 @@ async def rig(**limits: Any) -> AsyncIterator[Rig]:
             faults.latency_s = (0.0, 0.0)
             blob_faults.heal()
             for batch in r.kept:
-                batch._staged.spent_elsewhere()
+                staged_of(batch).spent_elsewhere()
 
 
 async def doubtful(r: Rig, w: Writer, work: Awaitable[Any], outcome: Outcome) -> None:

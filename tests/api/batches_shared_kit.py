@@ -11,7 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob
 from aiopersist.testing.model import gathered
-from tests.support.internals import shard_of
+from tests.support.internals import shard_of, staged_of
 from tests.support.processes import Clock
 from tests.support.schemas import SCHEMA, Writer
 from tests.support.shards import SIZES
@@ -67,7 +67,7 @@ async def world(**settings: Any) -> AsyncIterator[World]:
         finally:
             w.faults.heal()
             for copy in w.copies:
-                copy._staged.spent_elsewhere()
+                staged_of(copy).spent_elsewhere()
 
 
 @pytest.fixture(params=SIZES)

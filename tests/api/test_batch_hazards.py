@@ -13,7 +13,7 @@ import aiopersist as ap
 from aiopersist.testing.faults import Outcome
 from tests.api.batch_hazards_kit import Gate, Rig, rig
 from tests.support.cancelling import cancelled_after
-from tests.support.internals import session_of, shard_of
+from tests.support.internals import session_of, shard_of, staged_of
 from tests.support.schemas import ROWS, SCHEMA
 from tests.support.shards import refused
 
@@ -69,7 +69,7 @@ async def test_a_half_deleted_batch_can_only_be_deleted(shared: bool) -> None:
             copy = await other.batch_from_transmittable(data)
             with pytest.raises(ap.AlreadyAppended):
                 await other.compare_and_append_batch([copy], 0, 1)
-            copy._staged.spent_elsewhere()
+            staged_of(copy).spent_elsewhere()
         await batch.delete()
         assert await r.blob.parts() == set()
         assert await refused(batch.delete()) == CONSUMED
@@ -261,7 +261,7 @@ async def test_a_covered_append_that_is_cancelled_is_committed_iff_it_consumed(
                 break
             answer = await w.settle()
             assert answer in (ap.Committed(ap.Antichain(5)), ap.NotCommitted())
-            assert batch._staged.use.value == ("free" if answer == ap.NotCommitted() else "consumed")
+            assert staged_of(batch).use.value == ("free" if answer == ap.NotCommitted() else "consumed")
             answers.add(type(answer))
             if answer == ap.NotCommitted():
                 await batch.delete()

@@ -12,7 +12,7 @@ import aiopersist as ap
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.write import session
 from tests.api.batch_hazards_kit import rig
-from tests.support.internals import session_of, shard_of
+from tests.support.internals import session_of, shard_of, staged_of
 from tests.support.schemas import ROWS, SCHEMA
 
 
@@ -132,7 +132,7 @@ async def test_batches_that_are_built_at_once_rotate_too(how: str, monkeypatch: 
             for builder in builders:
                 await builder.add(*ROWS[0])
             batches = [await builder.finish(1) for builder in builders]
-        built = Counter(batch._staged.registration.writer for batch in batches)
+        built = Counter(staged_of(batch).registration.writer for batch in batches)
         for batch in batches:
             await batch.delete()
         assert max(built.values()) <= 3
@@ -145,7 +145,7 @@ async def test_a_restored_batch_without_parts_that_is_dropped_releases_its_regis
         async with (await r.another()).writer("t", SCHEMA) as there:
             data = (await there.batch([], 0, 1)).to_transmittable()
         batch = await w.batch_from_transmittable(data)
-        registration: Any = batch._staged.registration
+        registration: Any = staged_of(batch).registration
         assert registration._beating is not None
         assert session_of(w)._others
         del batch

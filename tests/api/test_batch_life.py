@@ -14,6 +14,7 @@ from aiopersist.storage.memory import MemoryConsensus
 from aiopersist.testing.faults import FaultyConsensus, Outcome
 from tests.api.batch_outcomes_kit import CONSUMED, Rig, rig
 from tests.support.cancelling import cancelled_after
+from tests.support.internals import staged_of
 from tests.support.schemas import Row, Writer
 from tests.support.shards import refused
 
@@ -50,12 +51,12 @@ class Stress:
             except ap.BatchExpired:
                 self.done["expired"] += 1
                 return
-            batch._staged.spent_elsewhere()
+            staged_of(batch).spent_elsewhere()
             await self.used(w, batch, rows)
         else:
             rows = self.rows(upper)
             batch = await self.built(w, rows, upper)
-            batch._staged.spent_elsewhere()  # it may be dropped without an owner
+            staged_of(batch).spent_elsewhere()  # it may be dropped without an owner
             if kind == "post":
                 data = batch.to_transmittable()
                 self.posted += [(data, rows)] * self.chance.choice([1, 2, 3])
@@ -102,7 +103,7 @@ class Stress:
             except (ap.InvalidUsage, ap.AlreadyAppended):
                 pass
             return
-        if batch._staged.use.value == "free":
+        if staged_of(batch).use.value == "free":
             await self.free(batch)
 
     def transaction(self) -> tuple[tuple[str, int] | None, bool]:
@@ -178,7 +179,7 @@ async def test_a_random_life(seed: int) -> None:
         await r.faults.land()
         for data, _ in stress.posted:
             batch = await writers[0].batch_from_transmittable(data)
-            batch._staged.spent_elsewhere()
+            staged_of(batch).spent_elsewhere()
             await stress.free(batch)
         await asyncio.sleep(0.02)
         assert stress.done["cancelled"] > 0  # how many depends on the pace of the machine

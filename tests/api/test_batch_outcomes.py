@@ -11,6 +11,7 @@ import aiopersist as ap
 from aiopersist.testing.faults import Outcome
 from tests.api.batch_outcomes_kit import CONSUMED, PENDING, Rig, by_compare, by_replica, doubtful, rig, staged
 from tests.support.cancelling import cancelled_after
+from tests.support.internals import staged_of
 from tests.support.schemas import ROWS, Writer
 from tests.support.shards import CAS, SIZES, refused
 
@@ -243,7 +244,7 @@ async def test_a_cancelled_repeat_that_is_committed_has_consumed_its_batch() -> 
     """Goal: `Committed` means success, and a success consumes: no caller is left to delete the blobs."""
     async with rig(inline_writes_single_max_bytes=0) as r:
         batches = [b async for answer, b in cancelled_repeats(r) if isinstance(answer, ap.Committed)]
-        assert {batch._staged.use.value for batch in batches} == {"consumed"}
+        assert {staged_of(batch).use.value for batch in batches} == {"consumed"}
 
 
 async def test_cancelled_while_the_blobs_of_a_mismatch_are_deleted() -> None:

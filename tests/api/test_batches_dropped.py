@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 import aiopersist as ap
 from tests.api.batches_kit import BLOB, BOTH, INLINE, STAGED
+from tests.support.internals import staged_of
 from tests.support.schemas import PRODUCT, SCHEMA
 from tests.support.shards import open_mem, parquet
 
@@ -33,7 +34,7 @@ async def stats_of(updates: Any, schema: Any, time: Any = 0, end: Any = 99, **li
     async with open_mem(**limits) as client, client.writer("t", schema) as w:
         b = await w.batch(updates, time, end)
         (part,) = b.parts
-        stored = b._staged.hollow.parts[0].stats
+        stored = staged_of(b).hollow.parts[0].stats
         try:
             return part.stats, part.key_lower, len(json.dumps(stored, separators=(",", ":")))
         finally:

@@ -19,7 +19,7 @@ from tests.api.remote_builder_kit import (
     swept,
 )
 from tests.conftest import StoreUrls
-from tests.support.internals import session_of, shard_of, shards_of
+from tests.support.internals import session_of, shard_of, shards_of, staged_of
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA, V1, V2
 from tests.support.shards import is_sound
@@ -181,7 +181,7 @@ async def test_a_writer_that_was_closed(place: Place) -> None:
             await v.batch_from_transmittable(third)
         with pytest.raises(ap.BatchExpired):
             await v.compare_and_append_batch([early], 1, 2)
-        early._staged.spent_elsewhere()
+        staged_of(early).spent_elsewhere()
         leaked = await swept(other)
         assert leaked
         assert not leaked & committed
@@ -204,7 +204,7 @@ async def test_a_writer_that_ends_while_a_batch_is_built(place: Place) -> None:
     with pytest.raises(ap.BatchExpired):
         await v.compare_and_append_batch([batch], 0, 1)
     assert await v.fetch_recent_upper() == ap.Antichain(0)
-    batch._staged.spent_elsewhere()
+    staged_of(batch).spent_elsewhere()
     assert await swept(client)
     assert not await place.parts()
 

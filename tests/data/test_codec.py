@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NewType, Optional, TypedDict
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
-import data_oracle as oracle
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,6 +20,7 @@ from aiopersist.data.types.schema import Codec, Schema
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, IncompatibleSchema, InvalidUpdate
+from tests.data import data_oracle as oracle
 
 
 class Money(Codec):

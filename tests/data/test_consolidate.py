@@ -3,7 +3,6 @@
 from itertools import pairwise
 from typing import Any
 
-import data_oracle as oracle
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -18,6 +17,7 @@ from aiopersist.data.updates.tiny import tiny
 from aiopersist.data.updates.updates import Updates, decode_rows
 from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Antichain
+from tests.data import data_oracle as oracle
 from tests.data.data_oracle import cases, schema_of
 
 WAYS = ("small", "medium", "large")

@@ -4,7 +4,6 @@ import datetime as dt
 from enum import Enum
 from typing import Any, NamedTuple
 
-import data_oracle as oracle
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -22,6 +21,7 @@ from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.tiny import tiny
 from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.errors import InvalidUpdate
+from tests.data import data_oracle as oracle
 
 PLAIN = Schema(key=str, val=int)
 ROWS = [("a", 1, 0, 1), ("b", 2, 3, -1)]

@@ -4,7 +4,6 @@ import datetime as dt
 import json
 from typing import Any
 
-import data_oracle as oracle
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from aiopersist.data.jsonable import column_from_texts, column_texts, to_json
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import to_table
+from tests.data import data_oracle as oracle
 
 
 @pytest.mark.parametrize("case", oracle.CASES.values(), ids=oracle.CASES.keys())

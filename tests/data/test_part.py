@@ -7,7 +7,6 @@ from decimal import Decimal
 from io import BytesIO
 from typing import Any, NamedTuple
 
-import data_oracle as oracle
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -35,6 +34,7 @@ from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, Unsupported
 from aiopersist.frontier import Antichain, Description
 from aiopersist.settings import UntrimmableColumns
+from tests.data import data_oracle as oracle
 from tests.data.data_oracle import cases, schema_of
 
 DESCRIPTION = Description(Antichain(0), Antichain(), Antichain(3))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from arrow_fuzz import Fuzz, plain
 
 import aiopersist as ap
 from aiopersist.data.part.inline import decode_inline, encode_inline
@@ -23,6 +22,7 @@ from aiopersist.errors import InvalidUpdate, Unsupported
 from aiopersist.frontier import Antichain, Description
 from aiopersist.settings import Settings
 from aiopersist.spark.rows import Layout
+from tests.data.arrow_fuzz import Fuzz, plain
 
 WHOLE = Description(Antichain(0), Antichain(), Antichain(0))
 

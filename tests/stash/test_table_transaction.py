@@ -5,14 +5,12 @@ collection."""
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
 import random
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,14 +20,8 @@ from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.stash import StashError, TableTransaction, TypedCollection, transact
+from tests.data import data_oracle as oracle
 from tests.support.schemas import INT_MAX, NAN
-
-_spec = importlib.util.spec_from_file_location(
-    "data_oracle", Path(__file__).parent / "../data/data_oracle.py"
-)
-assert _spec is not None and _spec.loader is not None
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
 
 SIZE = 6  # keys of each type
 

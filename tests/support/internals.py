@@ -25,3 +25,8 @@ def shard_of(handle: Any) -> Any:
 def session_of(handle: Any) -> Any:
     """The registration of a handle, and the calls that it has begun."""
     return handle._session
+
+
+def staged_of(batch: Any) -> Any:
+    """The parts of a batch, their registration, and their use (`aiopersist/write/staged.py`)."""
+    return batch._staged
