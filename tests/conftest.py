@@ -306,7 +306,7 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Heavy modules are imported once, before any loop runs: the first test that needs one would
     seem to block its loop."""
-    if xdist.is_xdist_controller(session) or session.config.option.collectonly:  # it runs no test
+    if xdist.is_xdist_controller(session):  # it runs no test
         return
     for name in (
         "pandas",

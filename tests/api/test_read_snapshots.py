@@ -319,3 +319,18 @@ async def test_bad_product_times(mem: ap.Client, bad: Any) -> None:
     with pytest.raises(ap.InvalidUsage) as caught:
         await reader.snapshot(bad)
     assert caught.value.kind is ap.UsageKind.INVALID_TIME
+
+
+@pytest.mark.parametrize(
+    ("schema", "times"), [(SCHEMA, (0, 1, 5)), (PRODUCT, ((0, 0), (1, 1), (5, 5)))], ids=["ints", "product"]
+)
+async def test_a_part_without_updates_as_of_a_time(mem: ap.Client, schema: Any, times: Any) -> None:
+    """Goal: fetched elsewhere it has none either."""
+    as_of, time, upper = times
+    writer = await mem.writer("p", schema)
+    await writer.compare_and_append([("a", 1, time, 1)], as_of, upper)
+    reader = await mem.reader("p", schema)
+    for at, expected in ((as_of, []), (time, [("a", 1, time, 1)])):
+        async with reader.snapshot(at) as snapshot:
+            sent = [part.to_transmittable() for part in snapshot.parts()]
+            assert [tuple(u) for data in sent for u in await mem.fetch_part(data)] == expected

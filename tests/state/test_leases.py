@@ -21,12 +21,15 @@ from aiopersist.state.model import COLLECTION, Claim, HollowBatch, Rollup
 from aiopersist.state.reading import KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import HollowPart
 from aiopersist.state.writing import (
+    Appended,
     AppendHollow,
     ExpireWriter,
     HeartbeatWriter,
+    NoRoom,
     RegisterWriter,
     Spend,
     Staged,
+    Write,
 )
 from tests.state.commands_kit import LEASE_S, History, created
 from tests.state.test_commands import ROOM, batch
@@ -279,6 +282,32 @@ def test_only_a_shard_without_use_is_given_up() -> None:
     for used in (written("w1"), held):
         assert used.run(FinalizeUnused(SHARD)) == Keep(result=False)
     assert held.run(Create(SHARD, {"key": "other"}, ZERO)) == Keep()
+
+
+def test_a_state_has_room_for_so_many_inline_bytes() -> None:
+    """Goal: always fewer than the limit; blobs need no room."""
+    history = written("w1", batches=2)  # of two bytes each
+    for room, fits in ((6, False), (7, True)):
+        outcome = AppendHollow("w1", "t", batch(2, 3), {}, room)(history.live, Context(now=history.now))
+        assert isinstance(outcome, Commit) is fits
+        assert fits or (isinstance(outcome, Keep) and isinstance(outcome.error, NoRoom))
+    assert isinstance(history.run(AppendHollow("w1", "t", batch(2, 3, writer="w1"), {}, 0)), Commit)
+
+
+@pytest.mark.parametrize(("number", "repeats"), [(4, True), (5, True), (6, False)])
+def test_a_transaction_number_is_taken_once(number: int, repeats: bool) -> None:
+    """Goal: with its append, and then neither it nor an earlier one again."""
+    history = written("w1")
+    history.run(AppendHollow("w1", "t", batch(0, 1), {"app": 5}, ROOM))
+    before = history.live.upper
+    for command in (
+        AppendHollow("w1", "u", batch(1, 2), {"app": number}, ROOM),
+        Write("w1", "u", batch(1, 2), {"app": number}, ROOM),
+    ):
+        outcome = command(history.live, Context(now=history.now))
+        expected = Appended(before, wrote=False, repeats=frozenset({"app"}))
+        assert (outcome == Keep(result=expected)) is repeats
+        assert isinstance(outcome, Keep) is repeats
 
 
 def test_a_batch_is_spent_once() -> None:

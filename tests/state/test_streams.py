@@ -9,7 +9,7 @@ from aiopersist.errors import Corruption
 from aiopersist.frontier import Antichain
 from aiopersist.state.diff import Changes, apply, decode_diff, diff_of, encode_diff
 from aiopersist.state.invariants import check_state, check_version
-from aiopersist.state.model import State
+from aiopersist.state.model import State, Writer
 from aiopersist.state.names import Trail, live_parts, registered
 from aiopersist.state.record import HollowPart
 from aiopersist.state.rollup_file import checksum_of, decode_rollup, encode_rollup
@@ -21,6 +21,7 @@ from aiopersist.state.streams import (
     TraceBatch,
     UnsealedBatch,
     difference,
+    gone_parts,
     rearranged,
 )
 
@@ -102,6 +103,18 @@ def test_a_life_of_streams() -> None:
     assert state.streams is not None
     assert (state.streams.destroyed, list(state.streams.arrangements)) == (frozenset({"a"}), ["b"])
     assert state.streams.revision == 9
+
+
+def test_a_version_without_changes_of_streams_keeps_them() -> None:
+    log = Log()
+    log.commit(schemas={0: {}}, streams=StreamsChanges(names={"a": 0}))
+    before = log.change("a", seqno=1, unsealed={0: unsealed(0, 1, blob("1"))})
+    after = log.commit(writers={"w": Writer(heartbeat=1.0, lease_s=9.0)})
+    assert (after.streams, after.dropped_at) == (before.streams, before.dropped_at)
+    assert log.trail.dropped == set()
+    assert gone_parts(None, after.streams) == []
+    made = StreamsChanges(owner=OWNER, arrangements={"a": Rearrangement(seqno=1)})
+    assert gone_parts(made, None) == []
 
 
 def test_a_reader_of_the_log_sees_the_same_as_who_wrote_it() -> None:

@@ -30,6 +30,7 @@ def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Ta
     """Rows of `key`, `val`, `diff` as updates at `time`."""
     field = schema.arrow_schema.field("time")
     scalar = int64_scalar(time) if isinstance(time, int) else pa.scalar(time, field.type)
-    column = pa.repeat(scalar, table.num_rows)
+    rows = table.num_rows
+    column = pa.repeat(scalar, rows) if rows else pa.nulls(0, field.type)  # Arrow repeats no list zero times
     columns = [table.column("key"), table.column("val"), column, table.column("diff")]
     return pa.table(columns, schema=schema.arrow_schema)
