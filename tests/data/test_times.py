@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates import times
+from aiopersist.data.updates import sizes, times
 from aiopersist.data.updates.assemble import at_time
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.data.updates.convert import to_table
@@ -117,3 +117,15 @@ def test_a_few_rows_of_ints_are_measured_as_one_by_one() -> None:
     schema = Schema(key=int, val=int)
     made = tiny([(1, 2, 3, 4), (5, 6, 7, 8)], schema)
     assert made is not None and made.goodbytes == 64
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary()], ids=str)
+def test_bytes_of_texts_of_any_width_of_offsets(kind: Any) -> None:
+    """Goal: of a slice, only what lies in it."""
+    values = ["ab", "cde", "f", None, "ghij"]
+    column = pa.array(values, pa.string()).cast(kind)
+    assert sizes.column_bytes(column) == 10
+    assert sizes.column_bytes(column.slice(1, 2)) == 4
+    assert sizes.column_bytes(column.slice(2)) == 5
+    assert sizes.column_bytes(column.slice(5)) == 0
+    assert sizes.column_bytes(pa.chunked_array([column, column.slice(4)])) == 14
