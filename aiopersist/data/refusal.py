@@ -10,3 +10,7 @@ class Refusal(Exception):
         super().__init__(reason)
         self.row = row
         self.reason = reason
+
+
+class TooMuchText(Exception):
+    """These values have 2 GiB of text or bytes, which one array cannot hold: fewer of them may do."""

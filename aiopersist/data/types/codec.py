@@ -31,18 +31,20 @@ NONE = type(None)
 
 class Codec(ABC):
     """How values of one type are stored. An own codec is a subclass with the class attributes
-    `name` (its identity, kept in the shard) and `arrow_type`, given as an instance."""
+    `name` (its identity, kept in the shard) and `arrow_type`, given as an instance. Several threads
+    may call it at once."""
 
     name: str
     arrow_type: pa.DataType
 
     @abstractmethod
     def encode(self, values: Sequence[Any]) -> pa.Array:
-        """The values as an array of `arrow_type`, one element each. It may raise anything to refuse."""
+        """The values as an array of `arrow_type`, one element each, which is copied before the next call on
+        its thread. It may raise anything to refuse."""
 
     @abstractmethod
     def decode(self, array: pa.Array) -> list[Any]:
-        """The values again, in order."""
+        """The values again, in order, one for each element."""
 
 
 class BuiltIn(Codec):
@@ -103,9 +105,11 @@ class Field(NamedTuple):
     def decode(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
         if isinstance(array, pa.ChunkedArray):
             return [value for chunk in array.chunks for value in self.decode(chunk)]
-        if isinstance(self.codec, BuiltIn) or not array.null_count:
+        if isinstance(self.codec, BuiltIn):
             return self.codec.decode(array)
-        values = iter(self.codec.decode(array.drop_null()))
+        if not array.null_count:
+            return _decode_own(self.codec, array)
+        values = iter(_decode_own(self.codec, array.drop_null()))
         return [next(values) if valid else None for valid in array.is_valid().to_pylist()]
 
 
@@ -201,10 +205,9 @@ class Times(Moments):
     """Times of day, without a zone."""
 
     def _check_values(self, values: Sequence[Any]) -> None:
-        if {v.tzinfo for v in values if v is not None} <= {None}:
-            return
-        row = next(i for i, v in enumerate(values) if v is not None and v.tzinfo is not None)
-        raise Refusal(row, f"{short(values[row])} has a time zone")
+        for row, value in enumerate(values):
+            if value is not None and value.tzinfo is not None:
+                raise Refusal(row, f"{short(value)} has a time zone")
 
 
 class Timestamps(Moments):
@@ -218,7 +221,7 @@ class Timestamps(Moments):
         return array
 
     def _check_values(self, values: Sequence[Any]) -> None:
-        zones = {v.tzinfo: v for v in values if v is not None}
+        zones = {id(v.tzinfo): v for v in values if v is not None}  # the zones of dateutil have no hash
         naive = {zone for zone, v in zones.items() if v.utcoffset() is None}
         wrong = naive if self.arrow_type.tz else zones.keys() - naive
         fault = "is naive: it has no time zone" if self.arrow_type.tz else "has a time zone"
@@ -226,7 +229,7 @@ class Timestamps(Moments):
             wrong = {zone for zone, v in zones.items() if zone not in naive and v.utcoffset().microseconds}
             fault = "is no whole number of seconds from UTC"
         if wrong:
-            row = next(i for i, v in enumerate(values) if v is not None and v.tzinfo in wrong)
+            row = next(i for i, v in enumerate(values) if v is not None and id(v.tzinfo) in wrong)
             raise Refusal(row, f"{short(values[row])} {fault}")
 
     def _check_readable(self, moment: pa.Scalar, values: Sequence[Any], array: pa.Array) -> None:
@@ -279,7 +282,10 @@ class Enums(BuiltIn):
 
     def decode(self, array: pa.Array) -> list[Any]:
         members = self.cls.__members__
-        return [None if v is None else members[v] for v in array.to_pylist()]
+        try:
+            return [None if v is None else members[v] for v in array.to_pylist()]
+        except KeyError as e:  # another version of the program has more members
+            raise Unsupported(f"{e} is no member of {self.name}: read it as text") from e
 
 
 class Units(BuiltIn):
@@ -381,4 +387,11 @@ def _checked(codec: Codec, values: Sequence[Any]) -> pa.Array:
     check_array(array)
     if null_where_none_may_be(array, pa.field("", codec.arrow_type, nullable=False)) is not None:
         raise ValueError("gave null where there may be none")
-    return canonical(array)
+    return canonical(array.filter(pa.repeat(pa.scalar(True), len(array))))  # a copy
+
+
+def _decode_own(codec: Codec, array: pa.Array) -> list[Any]:
+    values = list(codec.decode(array))
+    if len(values) != len(array):
+        raise TypeError(f"codec {codec.name} gave {len(values)} values for {len(array)} elements")
+    return values

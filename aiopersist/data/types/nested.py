@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from itertools import islice
 from operator import attrgetter
@@ -17,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.refusal import Refusal
+from aiopersist.data.refusal import Refusal, TooMuchText
 from aiopersist.data.types.codec import NONE, BuiltIn, Field, first_failure, scatter, short
 from aiopersist.data.valid import list_of, raise_first
 
@@ -44,7 +45,7 @@ class Lists(BuiltIn):
             elements += value or ()
             ends.append(len(elements))
         try:
-            encoded = self.element.encode(elements)
+            encoded = _whole(self.element.encode(elements))
         except Refusal as e:
             raise Refusal(bisect_right(ends, e.row) - 1, f"in a list: {e.reason}") from e
         offsets: list[int | None] = [*ends]
@@ -118,7 +119,7 @@ class Structs(BuiltIn):
 
     def _child(self, name: str, field: Field, present: Sequence[Any], rows: list[int] | None) -> pa.Array:
         try:
-            return field.encode(self._values(name, present))
+            return _whole(field.encode(self._values(name, present)))
         except Refusal as e:
             raise Refusal(e.row if rows is None else rows[e.row], f"field {name!r}: {e.reason}") from e
 
@@ -161,12 +162,17 @@ class Instances(Structs):
         return attrgetter(name)
 
     def make(self, fields: dict[str, Any]) -> Any:
-        """The instance with exactly these fields, even if its class changes them in `__post_init__`: a reader
-        gets the stored values, so it can retract them."""
-        made = self.cls(**fields)
-        if hasattr(self.cls, "__post_init__"):
-            for name, value in fields.items():
-                object.__setattr__(made, name, value)  # a frozen dataclass refuses `setattr`
+        """The instance with exactly these fields, whatever its class makes of arguments: a reader gets the
+        stored values, so it can retract them."""
+        if issubclass(self.cls, tuple):
+            return tuple.__new__(self.cls, fields.values())
+        try:
+            made = self.cls(**fields)
+            changed = {name: v for name, v in fields.items() if getattr(made, name, made) is not v}
+        except Exception:  # it takes other values than it keeps, such as text that it parses
+            made, changed = object.__new__(self.cls), fields
+        for name, value in changed.items():
+            object.__setattr__(made, name, value)  # a frozen dataclass refuses `setattr`
         return made
 
     def decode(self, array: pa.Array) -> list[Any]:
@@ -192,9 +198,16 @@ def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
     put(model, "__pydantic_private__", None)
     if cls.__pydantic_post_init__:
         stored = dict(fields)
-        model.model_post_init(None)
+        with suppress(Exception):  # as that of text that it parses
+            model.model_post_init(None)
         fields |= stored
     return model
+
+
+def _whole(child: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(child, pa.ChunkedArray):
+        raise TooMuchText
+    return child
 
 
 def _fields_of(cls: Any) -> set[str]:

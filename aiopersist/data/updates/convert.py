@@ -13,13 +13,17 @@ must stay the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from datetime import datetime
 from itertools import chain, islice
 from typing import Any
 
+from pydantic import BaseModel
+
 from aiopersist.data.lazy import ipc, pa, pc
-from aiopersist.data.refusal import Refusal
+from aiopersist.data.refusal import Refusal, TooMuchText
 from aiopersist.data.types.cast import cast_column
-from aiopersist.data.types.codec import short
+from aiopersist.data.types.codec import Field, short
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.valid import check_table
 from aiopersist.errors import InvalidUpdate
@@ -30,6 +34,7 @@ ROW = ("key", "val", "diff")  # the columns that `write` takes: the time is chos
 ROWS_AT_ONCE = 8192  # rows of an iterator that are converted together,
 BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, if they are large
 ELEMENTS_MEASURED = 1000  # of a list: a longer list is large anyway
+_FLAT = {int, float, bool, type(None), datetime}  # most values of one size
 COPIED_BYTES = 32 * 1024 * 1024  # of Arrow data that is given as a whole: copied together,
 COPIED_ROWS = 1024  # but no fewer rows: a slice counts all the bytes that it shares with others
 
@@ -66,14 +71,27 @@ def rough_bytes(row: Any) -> int:
     return sum(map(_rough, row)) if isinstance(row, tuple | list) else 0
 
 
-def _rough(value: Any) -> int:
+def _rough(value: Any, depth: int = 4) -> int:
     if isinstance(value, str | bytes):
         return len(value)
-    if not isinstance(value, list | tuple):
+    if type(value) in _FLAT or not depth:
         return 0
-    if value and not isinstance(value[0], int | float):
-        return sum(map(_rough, islice(value, ELEMENTS_MEASURED))) + 16 * len(value)
-    return 16 * len(value)
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        return 16 * len(value)
+    size = 16 * len(value) if isinstance(value, list | tuple) else 0
+    some = islice(_parts(value), ELEMENTS_MEASURED)
+    return size + sum([_rough(part, depth - 1) for part in some if type(part) not in _FLAT])
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """The elements of a list, or the fields of a struct."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, BaseModel):
+        return value.__dict__.values()
+    if is_dataclass(value):
+        return [getattr(value, name, None) for name in value.__dataclass_fields__]
+    return value.values() if isinstance(value, dict) else ()
 
 
 class RowBuffer:
@@ -211,16 +229,33 @@ def _columns(rows: Sequence[Any], names: list[str], diff: int | None) -> list[Se
     return list(zip(*full, strict=True))
 
 
-def _encode(name: str, values: Sequence[Any], schema: Schema[Any, Any, Any]) -> pa.Array:
+def _encode(name: str, values: Sequence[Any], schema: Schema[Any, Any, Any]) -> pa.Array | pa.ChunkedArray:
     if name == "time":
         return _encode_times(values, schema)
     if name == "diff":
         return _encode_ints(values, -TIME_MAX - 1, "diff")
     field = schema.key if name == "key" else schema.val
     try:
-        return field.encode(values)
+        return _column(values, field)
     except Refusal as e:
         raise Refusal(e.row, f"{name}: {e.reason}") from e
+
+
+def _column(values: Sequence[Any], field: Field) -> pa.Array | pa.ChunkedArray:
+    """The column of the values, in halves where structs or lists have too much text for one array."""
+    try:
+        return field.encode(values)
+    except TooMuchText as e:
+        if len(values) == 1:
+            raise Refusal(0, "2 GiB of text or bytes in one value") from e
+    half = len(values) // 2
+    first = _column(values[:half], field)
+    try:
+        second = _column(values[half:], field)
+    except Refusal as e:
+        raise Refusal(half + e.row, e.reason) from e
+    chunks = [c.chunks if isinstance(c, pa.ChunkedArray) else [c] for c in (first, second)]
+    return pa.chunked_array([*chunks[0], *chunks[1]])
 
 
 def _encode_ints(values: Sequence[Any], least: int, name: str) -> pa.Array:

@@ -1,0 +1,196 @@
+"""Goal: values of classes with ways of their own (constructors that change or parse what they are given,
+codecs that use their memory again, zones without a hash) are read as they were given."""
+
+import array
+import datetime as dt
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic.dataclasses import dataclass as validated
+
+from aiopersist.data.types.schema import Codec, Schema
+from aiopersist.data.updates.convert import chunks_of, to_table
+from aiopersist.data.updates.updates import Updates
+from aiopersist.errors import InvalidUpdate, Unsupported
+
+
+@validated(frozen=True, slots=True)
+class Salted:
+    text: Annotated[str, AfterValidator(lambda text: f"{text}!")]
+
+
+@validated
+class Stripped:
+    number: Annotated[int, BeforeValidator(lambda text: int(text.strip()))]
+
+
+@dataclass
+class InCents:
+    cents: int
+
+    def __init__(self, cents: int) -> None:
+        self.cents = 100 * cents
+
+
+@dataclass
+class Parsed:
+    day: dt.date
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        self.day = dt.date.fromisoformat(self.day)  # type: ignore[arg-type]
+
+
+class Pair(NamedTuple):
+    left: int
+
+
+class Doubled(Pair):
+    __slots__ = ()
+
+    def __new__(cls, left: int) -> "Doubled":
+        return super().__new__(cls, 2 * left)
+
+
+class Told(BaseModel):
+    day: dt.date
+    by: str = ""
+
+    def model_post_init(self, context: Any) -> None:
+        self.by = context["by"]
+
+
+VALUES = [
+    Salted("a"),
+    Stripped(" 7 "),  # type: ignore[arg-type]
+    InCents(3),
+    Parsed("2024-05-06"),  # type: ignore[arg-type]
+    Doubled(4),
+    Told.model_validate({"day": "2024-05-06"}, context={"by": "ada"}),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_a_class_that_makes_other_values_of_its_arguments(value: Any) -> None:
+    """A reader gets the fields as they were, also where the class refuses them as arguments."""
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=type(value))
+    table = to_table([(1, value, 0, 1)], schema)
+    (row,) = Updates(table, schema).rows()
+    assert row.val == value
+    assert type(row.val) is type(value)
+    assert to_table([row], schema).equals(table)
+
+
+class Scratch(Codec):
+    """Gives views of its own memory, which it fills again; and as many values as it likes."""
+
+    name = "scratch"
+    arrow_type = pa.int64()
+
+    def __init__(self, more: int = 0) -> None:
+        self.memory = array.array("q", [0] * 100)
+        self.more = more
+
+    def encode(self, values: Any) -> pa.Array:
+        self.memory[: len(values)] = array.array("q", values)
+        return pa.Array.from_buffers(self.arrow_type, len(values), [None, pa.py_buffer(self.memory)])
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        values: list[Any] = array.to_pylist()
+        return values + [0] * self.more
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_codec_that_uses_its_memory_again(wrapped: bool) -> None:
+    codec = Scratch()
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=list[Annotated[int, codec]] if wrapped else codec)
+    first, second = ([(i, [val] if wrapped else val, 0, 1) for i in range(10)] for val in (1, 2))
+    table = to_table(first, schema)
+    to_table(second, schema)
+    assert Updates(table, schema).rows() == first
+
+
+@pytest.mark.parametrize("vals", [[[1], [2, 3]], [[None, 1], [2]]], ids=str)
+def test_a_codec_that_gives_more_values_than_there_are(vals: list[Any]) -> None:
+    schemas = [Schema(key=int, val=list[Annotated[int, Scratch(more)] | None]) for more in (0, 1)]
+    table = to_table([(i, val, 0, 1) for i, val in enumerate(vals)], schemas[0])
+    with pytest.raises(TypeError, match="codec scratch gave"):
+        Updates(table, schemas[1]).rows()
+
+
+class NoHash(dt.tzinfo):
+    """A zone as those of dateutil are: without a hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def utcoffset(self, moment: dt.datetime | None) -> dt.timedelta:
+        return dt.timedelta(hours=2)
+
+    def dst(self, moment: dt.datetime | None) -> None:
+        return None
+
+    def tzname(self, moment: dt.datetime | None) -> str:
+        return "no hash"
+
+
+def test_zones_without_a_hash() -> None:
+    moment = dt.datetime(2024, 5, 6, 7, tzinfo=NoHash())
+    schema = Schema(key=dt.datetime, val=int)
+    (row,) = Updates(to_table([(moment, 0, 0, 1)], schema), schema).rows()
+    assert row.key == moment
+    with pytest.raises(InvalidUpdate, match="has a time zone"):
+        to_table([(moment, 0, 0, 1)], Schema(key=pa.timestamp("us"), val=int))
+    with pytest.raises(InvalidUpdate, match="has a time zone"):
+        to_table([(moment.timetz(), 0, 0, 1)], Schema(key=pa.time64("us"), val=int))
+
+
+class Before(enum.Enum):
+    RED = 1
+
+
+class After(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+def test_a_member_of_a_later_version_of_an_enum() -> None:
+    """Its text can be read."""
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=After)
+    table = to_table([(1, After.BLUE, 0, 1)], schema)
+    with pytest.raises(Unsupported, match="'BLUE' is no member of Before"):
+        Updates(table, Schema(key=int, val=Before)).rows()
+    assert Updates(table, Schema(key=int, val=str)).rows() == [(1, "BLUE", 0, 1)]
+
+
+@dataclass
+class Document:
+    number: int
+    texts: list[str]
+
+
+@pytest.mark.parametrize("wrap", [lambda doc: doc, vars, lambda doc: [doc], lambda doc: (0, doc)])
+def test_structs_of_much_text_are_converted_few_at_a_time(wrap: Any) -> None:
+    """Goal: the memory of an iterator is bounded however large its rows are."""
+    text = "x" * 1_000_000
+    sizes = [len(chunk) for chunk in chunks_of((i, wrap(Document(i, [text])), 0, 1) for i in range(40))]
+    assert sum(sizes) == 40
+    assert max(sizes) <= 9
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_structs_and_lists_of_more_text_than_one_array_holds(wrapped: bool) -> None:
+    texts = ["x" * 2**26] * 33
+    vals = [[text] if wrapped else Document(i, [text]) for i, text in enumerate(texts)]
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=list[str] if wrapped else Document)
+    column = to_table([(i, val, 0, 1) for i, val in enumerate(vals)], schema)["val"]
+    assert len(column) == 33
+    assert all(column[i].as_py() == (val if wrapped else vars(val)) for i, val in enumerate(vals))
+    with pytest.raises(InvalidUpdate) as e:
+        to_table([*((i, val, 0, 1) for i, val in enumerate(vals)), (33, 5, 0, 1)], schema)
+    assert e.value.row == 33
