@@ -7,7 +7,7 @@ at once with every state that is possible by what callers were told: there is mo
 was lost, until something that is read decides.
 
 No time passes and no thread runs: clock, ids, delays and the order of tasks come from the seed, so a game is
-repeated exactly. A failure names its seed and what was done last.
+repeated, but for the order in which sets of tasks end. A failure names its seed and what was done last.
 
 | module | holds |
 |---|---|
