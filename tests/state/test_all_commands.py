@@ -37,6 +37,7 @@ from aiopersist.state.retention import (
 )
 from aiopersist.state.writing import (
     AppendHollow,
+    CloseTo,
     ExpireWriter,
     HeartbeatWriter,
     Occupy,
@@ -83,6 +84,9 @@ class Game:
         assert check_state(read) == after
         assert list(read.batches) == list(after.batches)
         assert {claim.writer for claim in after.claims.values()} <= after.writers.keys()
+        holds = [record.since for name in ("readers", "critical") for record in getattr(after, name).values()]
+        holds += [policy.hold for policy in after.retention.values()]
+        assert after.finalized or all(after.since <= hold for hold in holds), "since passes a hold"
         if (happened := getattr(command, "happened", None)) is not None:
             assert happened(after) is not False
 
@@ -213,6 +217,7 @@ WRITES: list[Draw] = [
     Game.append,
     Game.replicated,
     Game.write,
+    lambda g: CloseTo(Antichain(g.upper + g.rng.randrange(4))),
 ]
 MAINTENANCE: list[Draw] = [
     Game.compaction,
