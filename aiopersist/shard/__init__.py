@@ -12,6 +12,7 @@ bytes of updates: `parts/` does.
 | `hold`, `registration`, `lease` | readers and writers, kept alive by heartbeats                     |
 | `catalog`              | names of shards                                                            |
 | `shard`, `shards`, `stack` | one shard; all shards of a client; the stores and limits they use      |
+| `clock`, `instant`     | the consensus store's clock; datetimes in the place of times               |
 | `evolve`               | the change of a shard's schema                                             |
 
 Imports `state`, `storage`, and of `data` the schema.

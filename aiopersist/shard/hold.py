@@ -3,12 +3,11 @@
 A client has one leased reader per shard (`SharedHold`) that serves all its handles. The reader holds
 only the blobs of the versions that it may still read, and the history that open
 snapshots and listens need: each of them *needs* history from a frontier on, and the hold is the
-meet of all needs. An opening whose need is older than the hold commits that; a need that ends
-is told by the next heartbeat. After an expiry the reader registers anew by itself; only the snapshots and
-listens that were open at that moment are lost (`LeaseExpired`).
+meet of all needs. An opening that needs older history than the hold keeps commits the older hold; after a
+need has ended, the next heartbeat moves the hold. After an expiry the reader registers anew by itself; only
+the snapshots and listens that were open at that moment are lost (`LeaseExpired`).
 
-A client that may not write has no lease (`ReadonlyHold`): it reads the history that the retention of others
-leaves.
+A client that may not write has no lease (`ReadonlyHold`): it reads the history that others hold.
 
 A handle that was opened with `hold=` has a second reader of its own (`OwnHold`), perhaps under
 a name that a restarted process takes over. It moves when its user moves it, and its expiry is final. It holds

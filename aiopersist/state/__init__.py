@@ -9,7 +9,8 @@ next version; nothing else writes versions. No I/O, no clock, no randomness.
 | `command`                       | what a command is                                               |
 | `writing`, `reading`, `compaction`, `retention`, `lifecycle` | the commands                       |
 | `spine`                         | which neighbouring batches become one                           |
-| `diff`, `names`                 | diffs and rollups; the blobs that versions name                 |
+| `diff`, `rollup_file`, `names`  | diffs; rollups; the blobs that versions name                    |
+| `once`                          | the ids of `once=` that a shard remembers                       |
 | `invariants`                    | predicates true of every state, checked before each write       |
 | `streams`, `streams_invariants` | what an `Indexed` keeps in a shard's state                      |
 """

@@ -9,8 +9,8 @@ attempt; limits come with the command. The one loop that makes commands durable
 a fresh state. Without, it is a success that follows from a frontier (or a transaction number)
 that never goes back, so a cached state suffices.
 
-A commit renews the handle that it is made for, then drops the readers and writers that are overdue: so leases
-end without a process for that. A heartbeat in the future comes from a clock that was wrong; a commit sets it
+A commit renews the handle that it is made for, then drops the readers and writers that are overdue: so no
+process is needed to end leases. A heartbeat in the future comes from a clock that was wrong; a commit sets it
 to now, so a lease ends at most its own length after the clock is right again.
 """
 

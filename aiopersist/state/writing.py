@@ -83,7 +83,7 @@ class CloseTo:
         return commit(state, context, upper=self.upper, **insert(state, batch))
 
     def happened(self, state: State) -> bool:
-        """Whoever moved it: uppers never go back."""
+        """Whichever command moved the upper: it never goes back."""
         return self.upper <= state.upper
 
 
@@ -148,8 +148,8 @@ class AppendHollow:
     replica: bool = False
     staged: tuple[Staged, ...] = ()
     transactions_max: float = inf
-    """How many applications the shard remembers. One more is refused: if the shard forgot one instead, that
-    one could append its last number twice."""
+    """How many applications the shard remembers. One more is refused: an application that the shard forgot
+    could append its last number twice."""
     once: Once = UNMARKED
     ahead_max_s: float = inf
     """How far beyond now the append may move the upper of a shard with a wall clock."""

@@ -1,4 +1,4 @@
-"""A long wait is written to the log: a user cannot find out why a caller hangs in silence."""
+"""A long wait is written to the log, so that a user finds out why a call hangs."""
 
 import logging
 from collections.abc import Callable

@@ -4,3 +4,7 @@
 `storage` and `stash` are conformance suites for stores; `model` is an oracle for shards; `strategies` are for
 Hypothesis. Needs pytest. The library imports none of this.
 """
+
+import pytest
+
+pytest.register_assert_rewrite(f"{__name__}.storage", f"{__name__}.stash")  # so that a failure shows values

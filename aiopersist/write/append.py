@@ -1,11 +1,14 @@
 """The steps of an append, of one handle or of several at one moment.
 
-1. *Prepare*, before the handle's turn: take the rows, or claim the staged batches.
-2. *Stage*, in the turn: upload the rest, and make the command.
+1. *Prepare*, before the handle's turn: take and check the rows and upload whole parts, or claim the staged
+   batches.
+2. *Stage*, in the turn, once an earlier append of the handle is settled: return early from a repeat or a
+   mismatch, by frontiers and transaction numbers, which never go back; upload the rest, and make the command.
 3. *Commit* (`commit_staged`). An obstacle is repaired, and the same append is tried again. After a lease that
    ran out, the parts that were uploaded under it are copied to another writer (`parts/copies.py`); a state
    without room for more inline parts is flushed.
-4. *Tidy up* by the outcome. If the caller is not told it, the session keeps the call for `settle`.
+4. *Tidy up* by the outcome: delete the parts of a refused append, which no state names. If the caller is not
+   told the outcome, the session keeps the call for `settle`.
 """
 
 import asyncio

@@ -1,15 +1,8 @@
 """The write handle: append by compare-and-append, and learn the outcome.
 
-1. Check the call, without any I/O: bounds, the form of `txn`, rows, times, batches.
-2. Settle an append of this handle whose outcome is not known yet.
-3. Return early from a repeat or a mismatch, by frontiers and transaction numbers, which never go back.
-4. Stage the rows (`parts/upload.py`): a small batch in the state, others as parts in the blob store.
-5. Commit one `AppendHollow`. If it is refused, delete the staged parts: nothing references them.
-
-`write` takes these steps once for all calls that wait, with a `Write` (`combine.py`).
-
-`append.py` has the steps, `session.py` what they share; `builder.py` and `batch.py` stage apart from a
-commit.
+A call checks its bounds and the form of `txn` without any I/O. `append.py` has the steps that follow,
+`session.py` what they share. `combine.py` takes these steps once for all calls of `write` that wait.
+`builder.py` and `batch.py` stage without a commit.
 """
 
 from collections.abc import Sequence

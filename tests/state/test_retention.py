@@ -127,8 +127,8 @@ def test_what_proves_a_registration_and_a_release() -> None:
     [
         pytest.param(4, 10, True, 6, id="exactly so many times are kept"),
         pytest.param(4, 6, False, 0, id="half too many are not worth a version"),
-        pytest.param(4, 7, False, 3, id="more are"),
-        pytest.param(4, 5, True, 1, id="unless asked for"),
+        pytest.param(4, 7, False, 3, id="more than half too many are"),
+        pytest.param(4, 5, True, 1, id="one too many, if an exact move is asked for"),
         pytest.param(4, 4, True, 0, id="no more than to keep"),
         pytest.param(1, 10, True, 9, id="the last complete time"),
         pytest.param(0, 10, True, 9, id="the last complete time stays readable, whatever is asked"),

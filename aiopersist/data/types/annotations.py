@@ -27,8 +27,9 @@ from uuid import UUID
 from pydantic import AwareDatetime, BaseModel
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.types.codec import NONE, Codec, Enums, Field, Units, Uuids, plain
+from aiopersist.data.types.codec import NONE, Codec, Field, Units, plain
 from aiopersist.data.types.nested import Instances, Lists, Models, Structs
+from aiopersist.data.types.objects import Enums, Uuids
 
 KNOWN = (
     "a schema takes bytes, str, int, float, bool, None, datetime, date, Decimal, UUID, Enums, list[T] and "

@@ -1,0 +1,68 @@
+"""Codecs of Python types that Arrow lacks: a step to a value that Arrow has, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.codec import NONE, BuiltIn, short
+from aiopersist.errors import Unsupported
+
+
+class Uuids(BuiltIn):
+    """UUIDs as their 16 bytes."""
+
+    name = "uuid"
+
+    def __init__(self) -> None:
+        self.arrow_type = pa.binary(16)
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        _refuse_others(values, types, UUID, self.name)
+        return pa.array([None if v is None else v.bytes for v in values], self.arrow_type)
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        return [None if v is None else UUID(bytes=v) for v in array.to_pylist()]
+
+
+class Enums(BuiltIn):
+    """Members of an `Enum` as their names."""
+
+    def __init__(self, cls: type[Enum]) -> None:
+        self.cls = cls
+        self.name = cls.__name__
+        self.arrow_type = pa.string()
+
+    def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        _refuse_others(values, types, self.cls, self.name)
+        names = [None if v is None else v.name for v in values]
+        for unnamed in set(names) - self.cls.__members__.keys() - {None}:  # a combination of flags
+            raise Refusal(names.index(unnamed), f"{short(unnamed)} is no member of {self.name}")
+        return pa.array(names, self.arrow_type)
+
+    def check_stored(self, array: pa.Array) -> None:
+        """Rows write the member's own name, so an alias would be another value than its member."""
+        own = [name for name, member in self.cls.__members__.items() if member.name == name]
+        known = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array(own, self.arrow_type)))
+        row = pc.index(known, pa.scalar(False)).as_py()
+        if row >= 0:
+            raise Refusal(row, f"{short(array[row].as_py())} is no member of {self.name}")
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        members = self.cls.__members__
+        try:
+            return [None if v is None else members[v] for v in array.to_pylist()]
+        except KeyError as e:  # another version of the program has more members
+            raise Unsupported(f"{e} is no member of {self.name}: read it as text") from e
+
+
+def _refuse_others(values: Sequence[Any], types: set[type], cls: type, name: str) -> None:
+    if types <= {cls, NONE}:
+        return
+    for row, value in enumerate(values):
+        if value is not None and not isinstance(value, cls):
+            raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {name}")
