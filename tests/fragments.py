@@ -24,8 +24,8 @@ def problems(changed: Iterable[str], there: Iterable[str]) -> list[str]:
     told = [path for path in changed if NAME.fullmatch(path) or path == "CHANGELOG.md"]
     if library and not told:
         wrong.append(
-            f"{library[0]} and {len(library) - 1} more files of the library changed without a fragment: "
-            "add changes/+WORDS.TYPE.md (changes/README.md), or say in it that users see no difference"
+            f"{len(library)} files of the library changed, {library[0]} first, without a fragment: add "
+            "changes/+WORDS.TYPE.md (changes/README.md), which may say that users see no difference"
         )
     return wrong
 

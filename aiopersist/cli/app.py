@@ -20,6 +20,9 @@ from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
 CANNOT_BEGIN = 2
 CHECK_FAILED = 1
 
+BlobUrl = Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")]
+ConsensusUrl = Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")]
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -32,8 +35,8 @@ def root() -> None:
 def demo(
     repo: Annotated[Path, typer.Argument(help="A git repository.")] = Path(),
     location: Annotated[str | None, typer.Option(help="Keep the data in this directory.")] = None,
-    blob: Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")] = None,
-    consensus: Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")] = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N commits.")] = None,
     indexed: Annotated[
         bool, typer.Option("--indexed", help="By author date, one stream per top-level folder.")
@@ -58,8 +61,8 @@ def maintain(
     location: Annotated[
         str | None, typer.Option(help="A directory, or what $AIOPERSIST_LOCATION says.")
     ] = None,
-    blob: Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")] = None,
-    consensus: Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")] = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
     once: Annotated[bool, typer.Option("--once", help="One round and a sweep, then end.")] = False,
     every_s: Annotated[float, typer.Option(min=0.01, help="Seconds between two rounds.")] = 10.0,
     sweep_every_s: Annotated[

@@ -101,7 +101,7 @@ class _Named(NamedTuple):
 
 
 async def _shards(stack: Stack) -> AsyncIterator[str]:
-    """All shards that are more than a tombstone."""
+    """All shards but tombstones."""
     async for heads in read_heads(stack, await list_shards(stack), {}):
         for shard in heads.moved:
             yield shard

@@ -45,7 +45,7 @@ class StreamUpdates:
 
 class StreamCommand(ABC):
     """A command of a caller. It raises if it is refused; then it has consumed the seqno and changed nothing
-    else. A command that stands `alone` shares its commit with none before it."""
+    else. A command that stands `alone` has a commit of its own."""
 
     begun = False
     """Whether a commit of the command was begun: if not, the command surely does not happen."""

@@ -92,7 +92,7 @@ class Rounds:
             self._tombstones |= heads.tombstones
             counted = len(self._idle.keys() & heads.moved.keys())
             jobs = [partial(self._maintain_or_report, *moved) for moved in heads.moved.items()]
-            rounds.append(MaintenanceRound(shards=-counted))
+            rounds.append(MaintenanceRound(shards=-counted))  # the jobs count these again
             rounds += await run_bounded(self._stack.settings.compactions_max, jobs)
         await self._remove_tombstones()
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())

@@ -1,9 +1,9 @@
 """Open folders that files are moved into, while other processes may remove empty folders.
 
-A name is durable once its folder is fsynced and the names of the folders above are durable. This is done once
-per folder, which is held open from then on. Either a file that is moved into the folder by its descriptor
-lies in that very folder: then the folder and all above it have existed all the time, since a folder that is
-not empty cannot be removed. Or the move fails, since the folder was removed, and the folder is made anew:
+A name is durable once its folder is fsynced and the names of the folders above are durable. The store makes
+a folder durable once, holds it open from then on, and moves files into it by its descriptor. A file that was
+moved lies in that very folder, so the folder and all above it have existed all the time: a folder that is not
+empty cannot be removed. If the folder was removed, the move fails, and the store makes it durable anew:
 another folder may have its name by now, perhaps not durably.
 """
 
