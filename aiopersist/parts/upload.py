@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from threading import Event
 from typing import Any, NamedTuple
 
 import anyio.to_thread
@@ -326,10 +327,14 @@ def _time(value: Any) -> Any:
 
 async def chunks_on_a_thread(updates: Any) -> AsyncGenerator[Any, None]:
     """The input in chunks that `to_table` takes, computed on a thread of their own: an iterator may be large,
-    or may wait."""
-    chunks, thread = chunks_of(updates), anyio.CapacityLimiter(1)
-    while (chunk := await anyio.to_thread.run_sync(next, chunks, None, limiter=thread)) is not None:
-        yield chunk
+    or may wait. If the caller is cancelled, the thread stops after the item that it is taking."""
+    stopped, thread = Event(), anyio.CapacityLimiter(1)
+    chunks = chunks_of(updates, stopped)
+    try:
+        while (chunk := await anyio.to_thread.run_sync(next, chunks, None, limiter=thread)) is not None:
+            yield chunk
+    finally:
+        stopped.set()
 
 
 async def chunks_as_they_come(updates: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

@@ -10,7 +10,7 @@ of the loop in between.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing
 from copy import copy
 from functools import partial
@@ -19,13 +19,13 @@ from typing import Any
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import at_time, concat, joined
-from aiopersist.data.updates.convert import ROW, chunks_of, to_table
+from aiopersist.data.updates.convert import ROW, chunks_of, is_arrow, to_table
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain, successor
 from aiopersist.parts.columns import columns_of
-from aiopersist.parts.upload import chunks_as_they_come, is_small
+from aiopersist.parts.upload import chunks_as_they_come, chunks_on_a_thread, is_small
 from aiopersist.resource import for_each
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.command import Context
@@ -125,19 +125,20 @@ class Combiner:
         stack, rows = self._shard.stack, taken(rows)
         if isinstance(rows, Sequence):
             return await columns_of(stack, rows, partial(self._columns, diff), self._schema)
-        if isinstance(rows, AsyncIterable):
-            return await self._as_they_come(rows, diff)
-        return await stack.compute(self._table, chunks_of(rows), diff)
+        if is_arrow(rows) and isinstance(rows, Sized):
+            return await stack.compute(self._table, chunks_of(rows), diff)
+        in_chunks = chunks_as_they_come if isinstance(rows, AsyncIterable) else chunks_on_a_thread
+        return await self._in_chunks(in_chunks(rows), diff)
 
-    async def _as_they_come(self, rows: AsyncIterable[Any], diff: int) -> "pa.Table":
+    async def _in_chunks(self, given: AsyncGenerator[Any, None], diff: int) -> "pa.Table":
         """The columns of the rows. Each chunk is converted before the next is asked for: an iterator may fill
         the same memory again."""
         tables, count = [], 0
-        async with aclosing(chunks_as_they_come(rows)) as chunks:
+        async with aclosing(given) as chunks:
             async for chunk in chunks:
-                table = await self._shard.stack.compute(self._columns, diff, chunk, count)
-                tables.append(table)
-                count += table.num_rows
+                small, work = is_small(chunk), partial(self._columns, diff, chunk, count)
+                tables.append(work() if small else await self._shard.stack.compute(work))
+                count += tables[-1].num_rows
         return concat(tables or [self._columns(diff, [], 0)], self._schema)
 
     def _table(self, chunks: Iterable[Any], diff: int) -> "pa.Table":

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import datetime
 from itertools import chain, islice
+from threading import Event
 from typing import Any
 
 from pydantic import BaseModel
@@ -112,8 +113,9 @@ class RowBuffer:
         return rows
 
 
-def chunks_of(updates: Any) -> Iterator[Any]:
-    """The input in chunks that `to_table` takes: batches of Arrow data, lists of rows."""
+def chunks_of(updates: Any, stopped: Event | None = None) -> Iterator[Any]:
+    """The input in chunks that `to_table` takes: batches of Arrow data, lists of rows. Once another thread
+    sets `stopped`, no further item is taken."""
     if is_arrow(updates):
         yield from _reader(updates)
         return
@@ -125,6 +127,8 @@ def chunks_of(updates: Any) -> Iterator[Any]:
             yield from _reader(item)
         elif gathered.add(item):
             yield gathered.take()
+        if stopped is not None and stopped.is_set():
+            return
     if gathered.rows:
         yield gathered.take()
 

@@ -34,7 +34,10 @@ def row_slices(rows: Sequence[Any], columns: int) -> Iterator[tuple[int, Sequenc
     """Rows with so many leaf columns, slice by slice, each with the number of its first row."""
     step = max(min(ROWS_MAX, VALUES // columns), 1)
     for start in range(0, len(rows), step):
-        yield start, rows[start : start + step]
+        if isinstance(rows, list | tuple):
+            yield start, rows[start : start + step]
+        else:  # a sequence need not take slices
+            yield start, [rows[at] for at in range(start, min(start + step, len(rows)))]
 
 
 def grow_old() -> None:
