@@ -35,9 +35,9 @@ def to_json(scalar: pa.Scalar) -> Any:
     value = scalar.as_py()
     if isinstance(value, bytes):
         return b64encode(value).decode()
-    if isinstance(value, Decimal) or (isinstance(value, float) and not isfinite(value)):
-        return str(value)
-    return value
+    if isinstance(value, Decimal):
+        return _decimal_text(value)
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def from_json(value: Any, t: pa.DataType) -> Any:
@@ -66,6 +66,11 @@ def scalar_from_json(value: Any, t: pa.DataType) -> pa.Scalar:
     kept = compared(t)
     scalar = pa.scalar(from_json(value, kept), kept)
     return scalar if kept == t else scalar.cast(t)
+
+
+def _decimal_text(value: Decimal) -> str:
+    """Its text, with a capital E whatever the decimal context says."""
+    return str(value).upper()
 
 
 def _is_bytes(t: pa.DataType) -> bool:
@@ -131,7 +136,7 @@ def _plain_values(column: Any) -> list[Any]:
         column = column.cast(integer_of(t))
     values: list[Any] = column.to_pylist()
     if pa.types.is_decimal(t):
-        return [None if value is None else str(value) for value in values]
+        return [None if value is None else _decimal_text(value) for value in values]
     if _is_bytes(t):
         return [None if value is None else b64encode(value).decode() for value in values]
     if pa.types.is_floating(t) and not all(value is None or isfinite(value) for value in values):

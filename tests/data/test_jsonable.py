@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pyarrow as pa
@@ -61,3 +62,12 @@ def test_columns_come_back(case: oracle.Case) -> None:
 def test_texts(column: pa.Array, texts: list[str]) -> None:
     assert column_texts(column) == texts
     assert column_from_texts(texts, column.type).equals(column)
+
+
+def test_texts_do_not_depend_on_the_decimal_context() -> None:
+    """Goal: a stash finds a key by its text."""
+    column = pa.array([Decimal(0), Decimal("1E-9")], pa.decimal128(38, 9))
+    with localcontext(capitals=0, prec=1):
+        assert column_texts(column) == ['"0E-9"', '"1E-9"']
+        assert [to_json(scalar) for scalar in column] == ["0E-9", "1E-9"]
+        assert column_from_texts(column_texts(column), column.type).equals(column)
