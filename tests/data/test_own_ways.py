@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, create_model
 from pydantic.dataclasses import dataclass as validated
 
 from aiopersist.data.types.schema import Codec, Schema
@@ -83,6 +83,19 @@ def test_a_class_that_makes_other_values_of_its_arguments(value: Any) -> None:
     assert row.val == value
     assert type(row.val) is type(value)
     assert to_table([row], schema).equals(table)
+
+
+class Inner(BaseModel):
+    city: str
+
+
+def test_a_field_whose_name_looks_like_a_way_to_another() -> None:
+    names: dict[str, Any] = {"address": (Inner, ...), "address.city": (str, ...)}
+    model = create_model("Dotted", **names)
+    value = model(**{"address": Inner(city="inner"), "address.city": "outer"})
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=model)
+    (row,) = Updates(to_table([(1, value, 0, 1)], schema), schema).rows()
+    assert row.val == value
 
 
 class Scratch(Codec):

@@ -159,7 +159,8 @@ class Instances(Structs):
                 raise Refusal(row, f"{short(value)} ({type(value).__name__}) has {more}, {self.name} has not")
 
     def getter(self, name: str) -> Callable[[Any], Any]:
-        return attrgetter(name)
+        # To `attrgetter` a dot is a way through several objects, and not a part of a name.
+        return attrgetter(name) if "." not in name else lambda value: getattr(value, name)
 
     def make(self, fields: dict[str, Any]) -> Any:
         """The instance with exactly these fields, whatever its class makes of arguments: a reader gets the
