@@ -32,7 +32,7 @@ from aiopersist.resource import Opening, Root
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard import catalog
-from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.catalog import ShardId, check_name
 from aiopersist.shard.evolve import evolve_schema
 from aiopersist.shard.shards import Shards
 from aiopersist.stash.open import DEFAULT_NAME, Mode, opened, stash_beside
@@ -41,6 +41,9 @@ from aiopersist.storage.identity import check_in_time
 from aiopersist.storage.layers import Metrics, wrap_stores
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.urls import Stores
+from aiopersist.table.kind import Kind
+from aiopersist.table.open import Tables
+from aiopersist.table.table import Table
 from aiopersist.write.append_many import Append, append_to_many
 from aiopersist.write.builder import BatchBuilder
 from aiopersist.write.handle import WriteHandle, happened
@@ -65,6 +68,7 @@ class Client(Root):
         self._stores = stores
         self._shards = Shards(blob, consensus, settings, runtime, readonly=readonly)
         self._stack = self._shards.stack
+        self._tables = Tables(self._shards)
         self._maintenance = Maintenance(self._stack, background=maintenance and not readonly)
         self._shards.on_new = self._maintenance.add
         self._rounds = Rounds(
@@ -137,6 +141,15 @@ class Client(Root):
         return open_reader(
             self._shards, shard, schema, hold=hold, hold_name=hold_name, lease_s=lease_s, create=create
         )
+
+    def table(self, name: str, key: Any, val: Any) -> Table[Any, Any]:
+        """The table of that name, with keys and vals of those types: at most one val per key. It is created
+        at its first use, as a shard with a wall clock that keeps a day of history until `retain` says
+        otherwise. `TypeError` for types that cannot be stored, `INVALID_TYPE` for those that admit `None`;
+        its first use raises `NOT_A_TABLE` for a shard that is no table, `CodecMismatch` for other types. No
+        request."""
+        self._shards.calls.check()
+        return Table(self._tables, Kind(check_name(name), key, val))
 
     def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
         """The hold of that id, which never expires. A new hold is made at the shard's since, with `opaque`.

@@ -4,7 +4,7 @@
   `InvalidLocation`, `Unsupported`.
 - An expected race, look and go on: `UpperMismatch`, `SinceViolation`, `NotReadable`,
   `OpaqueMismatch`, `SchemaMismatch`, `LeaseExpired`, `BatchExpired`, `AlreadyAppended`,
-  `UnknownShard`, `ShardFinalized`.
+  `UnknownShard`, `ShardFinalized`, `KeyExists`.
 - The store failed: `StorageUnavailable` is *determinate* (the operation surely did not happen),
   `Indeterminate` is not (it may have happened, or may still). There is nothing in between: a backend maps
   each error of its driver to one of the two, once, at its edge.
@@ -196,6 +196,15 @@ class BatchExpired(Error):
 
 class AlreadyAppended(Error):
     """This very batch was appended before, perhaps by another process. Nothing was written."""
+
+
+class KeyExists(Error):
+    """The table has a val of this key. Nothing was written."""
+
+    def __init__(self, key: object, *, table: str, shard_id: str | None = None) -> None:
+        super().__init__(f"table {table!r} has key {shown(key)}", shard_id=shard_id)
+        self.key = key
+        self.table = table
 
 
 class StorageUnavailable(Error):

@@ -18,8 +18,8 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.annotations import field_of
 from aiopersist.data.updates.order import row_keys
+from aiopersist.plain import call_plain
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.plain import call_plain
 
 K = TypeVar("K")
 V = TypeVar("V")

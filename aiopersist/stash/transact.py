@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, overload
 
 from aiopersist.frontier import TIME_MAX, Antichain, int_time
+from aiopersist.plain import call_plain
 from aiopersist.stash import rules
 from aiopersist.stash.collection import StashCollection, stored_of
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Change, Move, Select, Stored, StoredRows
-from aiopersist.stash.plain import call_plain
 from aiopersist.stash.rows import Item, by_key, compute, table_at
 from aiopersist.stash.stash import Stash
 from aiopersist.stash.table import TableTransaction

@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from aiopersist.data.types.schema import Schema
 from aiopersist.frontier import Antichain
+from aiopersist.plain import call_plain
 from aiopersist.stash.collection import StashCollection, check_absence, check_keys, check_name
 from aiopersist.stash.errors import NothingSealed, StaleLower
 from aiopersist.stash.model import StoredRows
-from aiopersist.stash.plain import call_plain
 from aiopersist.stash.rows import Item, compute, encode
 from aiopersist.stash.stash import Stash
 

@@ -48,6 +48,9 @@ class WriteHandle(Resource, Generic[K, V]):
     ) -> "WriteHandle[K, V]":
         """Create the shard if it does not exist, and register a writer: one commit, two for a new shard."""
         state = await shard.open_or_create(schema, clock or Clock.LOGICAL)
+        if state.table:
+            text = f"{shard.label} is a table: open it with client.table, which keeps one val per key"
+            raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
         if clock is not None and state.clock is not clock:
             text = f"{shard.label} has a {state.clock} clock, not a {clock} one: it is set once, at creation"
             raise InvalidUsage(UsageKind.INVALID_CLOCK, text, shard_id=shard.id, clock=clock)

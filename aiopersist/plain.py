@@ -1,4 +1,4 @@
-"""The user's functions that a table calls: plain functions, not coroutine functions."""
+"""Calls of functions that a user gives: plain functions, not coroutine functions."""
 
 from collections.abc import Callable
 from inspect import isawaitable, iscoroutine

@@ -1,0 +1,80 @@
+"""Which entries a read of a table asks for, as one condition on rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from operator import and_, or_
+from typing import Any, NamedTuple
+
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
+
+
+class _Leaf(NamedTuple):
+    """One leaf of a key, and its value in a bound."""
+
+    field: pc.Expression
+    value: pa.Scalar
+
+    def equal(self) -> pc.Expression:
+        return self.field == self.value if self.value.is_valid else ~self.field.is_valid()
+
+    def beyond(self) -> pc.Expression:
+        """Whether the leaf of a row is greater. Nulls come first."""
+        return self.field > self.value if self.value.is_valid else self.field.is_valid()
+
+
+def condition(
+    schema: Schema[Any, Any, Any], *, start: Any, stop: Any, prefix: Any, where: Any
+) -> pc.Expression | None:
+    """The entries with `start <= key < stop`, with keys that begin with `prefix`, and of `where`."""
+    found = [] if where is None else [where]
+    if start is not None:
+        found.append(_from(schema, start))
+    if stop is not None:
+        found.append(~_from(schema, stop))
+    if prefix is not None:
+        found += _prefixed(schema, prefix)
+    return reduce(and_, found) if found else None
+
+
+def is_key(schema: Schema[Any, Any, Any], key: Any) -> pc.Expression:
+    """The entry of one key."""
+    return reduce(and_, (leaf.equal() for leaf in _leaves(_scalar(schema, key))))
+
+
+def _from(schema: Schema[Any, Any, Any], key: Any) -> pc.Expression:
+    """The keys at or beyond `key`: the first leaf that differs is greater, or none differs."""
+    leaves = list(_leaves(_scalar(schema, key)))
+    differs = [
+        reduce(and_, [*(leaf.equal() for leaf in leaves[:number]), last.beyond()])
+        for number, last in enumerate(leaves)
+    ]
+    return reduce(or_, [*differs, reduce(and_, (leaf.equal() for leaf in leaves))])
+
+
+def _prefixed(schema: Schema[Any, Any, Any], prefix: Any) -> list[pc.Expression]:
+    t = schema.key.codec.arrow_type
+    is_text = pa.types.is_string(t) or pa.types.is_binary(t)
+    if not is_text or type(prefix) is not (str if pa.types.is_string(t) else bytes):
+        text = f"prefix={shown(prefix)}: only keys that are str or bytes have prefixes, of their own type"
+        raise InvalidUsage(UsageKind.INVALID_TYPE, text)
+    return [_from(schema, prefix), pc.starts_with(pc.field("key"), pattern=prefix)]
+
+
+def _scalar(schema: Schema[Any, Any, Any], key: Any) -> pa.Scalar:
+    try:
+        return schema.key.encode([key])[0]
+    except Refusal as refusal:
+        raise InvalidUpdate(f"key: {refusal.reason}") from refusal
+
+
+def _leaves(scalar: pa.Scalar, path: tuple[str, ...] = ("key",)) -> Iterator[_Leaf]:
+    if not pa.types.is_struct(scalar.type):
+        yield _Leaf(pc.field(*path), scalar)
+        return
+    for name, child in scalar.items():
+        yield from _leaves(child, (*path, name))

@@ -1,0 +1,122 @@
+"""The keys and vals of one table, as Python values, as texts, and as columns.
+
+Inside, a key and a val are canonical JSON (`data/jsonable.py`): two texts are equal if and only if the values
+are. Python's equality will not do: to it 1 equals True, and NaN does not equal itself. What is handed out is
+made of the text anew, so a caller may change it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aiopersist.data.jsonable import column_from_texts, column_texts
+from aiopersist.data.lazy import pa
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.nested import Instances, Lists, Structs
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.convert import chunks_of, is_arrow, to_table
+from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
+from aiopersist.table.texts import reader_of, writer_of
+
+if TYPE_CHECKING:
+    from aiopersist.data.types.codec import Field
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Kind(Generic[K, V]):
+    """See the header."""
+
+    def __init__(self, name: str, key: Any, val: Any) -> None:
+        self.name = name
+        self.schema: Schema[K, V, int] = Schema(key, val)
+        for what, field in (("keys", self.schema.key), ("vals", self.schema.val)):
+            if field.nullable or pa.types.is_null(field.codec.arrow_type):
+                text = f"table {name!r}: its {what} admit None, which stands for absent"
+                raise InvalidUsage(UsageKind.INVALID_TYPE, text)
+        if not _is_hashable(self.schema.key):
+            text = f"table {name!r}: its keys are or hold lists or dicts, which cannot be looked up"
+            raise InvalidUsage(UsageKind.INVALID_TYPE, text)
+        self._key_text, self._val_text = writer_of(self.schema.key), writer_of(self.schema.val)
+        self._val = reader_of(self.schema.val)
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def key_text(self, key: Any) -> str:
+        """The text of one key; `InvalidUpdate` for a value that is no key."""
+        return self._key_text(key) or self.key_texts([key])[0]
+
+    def key_texts(self, keys: Sequence[Any]) -> list[str]:
+        """The texts of the keys, in order."""
+        return self._texts("key", self.schema.key, keys)
+
+    def val_text(self, val: Any) -> str:
+        """The text of one val; `InvalidUpdate` for a value that is no val."""
+        return self._val_text(val) or self._texts("val", self.schema.val, [val])[0]
+
+    def _texts(self, what: str, field: "Field", values: Sequence[Any]) -> list[str]:
+        try:
+            return column_texts(field.encode(values))
+        except Refusal as refusal:
+            row = refusal.row if len(values) > 1 else None
+            raise InvalidUpdate(f"table {self.name!r}: {what}: {refusal.reason}", row=row) from refusal
+
+    def entries(self, given: Any) -> dict[str, str]:
+        """Vals by keys, of a mapping, of pairs, or of Arrow data; of several vals of a key the last."""
+        pairs = given.items() if isinstance(given, Mapping) else given
+        if not is_arrow(pairs) and not isinstance(pairs, Iterable):
+            text = f"table {self.name!r}: {shown(given)} is neither a mapping, nor pairs, nor Arrow data"
+            raise InvalidUpdate(text)
+        found: dict[str, str] = {}
+        rows = 0
+        for chunk in chunks_of(pairs):
+            table = to_table(chunk, self.schema, columns=("key", "val"), row_base=rows)
+            keys, vals = (column_texts(table.column(name)) for name in ("key", "val"))
+            found.update(zip(keys, vals, strict=True))
+            rows += table.num_rows
+        return found
+
+    def texts(self, contents: "pa.Table") -> tuple[list[str], list[str]]:
+        """The texts of the keys and of the vals of a table of columns."""
+        return column_texts(contents.column("key")), column_texts(contents.column("val"))
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def keys(self, texts: Sequence[str]) -> list[K]:
+        """The keys of these texts."""
+        return self.schema.key.decode(column_from_texts(texts, self.schema.key.codec.arrow_type))
+
+    def val(self, text: str) -> V:
+        """The val of this text, the caller's own."""
+        val: V = self.vals([text])[0] if self._val is None else self._val(text)
+        return val
+
+    def vals(self, texts: Sequence[str]) -> list[V]:
+        """The vals of these texts, the caller's own."""
+        return self.schema.val.decode(column_from_texts(texts, self.schema.val.codec.arrow_type))
+
+    def updates(
+        self, changes: Mapping[str, str | None], old: Mapping[str, str | None], time: int
+    ) -> "pa.Table":
+        """The updates that give each key its new val, `None` for absent, in place of the old one."""
+        gone = [(key, val, -1) for key in changes if (val := old[key]) is not None]
+        new = [(key, val, 1) for key, val in changes.items() if val is not None]
+        keys, vals, diffs = zip(*gone, *new, strict=True)
+        schema = self.schema.arrow_schema
+        columns = [
+            column_from_texts(keys, schema.field("key").type),
+            column_from_texts(vals, schema.field("val").type),
+            pa.array([time] * len(keys), pa.int64()),
+            pa.array(diffs, pa.int64()),
+        ]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def __repr__(self) -> str:
+        return f"<Kind of table {self.name!r}: {self.schema!r}>"
+
+
+def _is_hashable(field: "Field") -> bool:
+    codec = field.codec
+    if isinstance(codec, Instances):
+        return all(map(_is_hashable, codec.fields.values()))
+    return not isinstance(codec, Lists | Structs)

@@ -1,0 +1,156 @@
+"""The tables that a client has open: one view and one writer for each, shared by all who name it."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from aiopersist.errors import InvalidUsage, ShardFinalized, UsageKind
+from aiopersist.failures import Backoff
+from aiopersist.read.session import ReadSession
+from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
+from aiopersist.state.model import Clock
+from aiopersist.storage.readonly import refuse
+from aiopersist.table.group import GroupCommit, Member
+from aiopersist.table.kind import Kind
+from aiopersist.table.view import View
+from aiopersist.write.session import Session
+from aiopersist.write.staged import StagingContext
+
+
+class OpenTable(Resource):
+    """One table of this client: its view, which follows the shard, and its writer."""
+
+    def __init__(self, kind: Kind[Any, Any], reading: ReadSession[Any, Any], writing: Session | None) -> None:
+        self.kind = kind
+        self.shard = reading.shard
+        self.reading = reading
+        self.view = View(kind, reading)
+        self._writing = writing
+        self._member = None if writing is None else Member(self.view, writing)
+        self._following: asyncio.Task[None] | None = None
+        self._scope = reading.scope
+
+    @classmethod
+    async def open(cls, shards: Shards, kind: Kind[Any, Any]) -> "OpenTable":
+        """Create the shard if it does not exist, and read its contents."""
+        shard = await _table_shard(shards, kind)
+        await shard.hold.acquire()
+        reading: ReadSession[Any, Any] = ReadSession(shard, kind.schema, shards.scope, None)
+        try:
+            writing = None
+            if not shards.stack.readonly:
+                context = StagingContext(shard, kind.schema, shard.schema_id(kind.schema), shards.scope)
+                writing = Session(context)
+            table = cls(kind, reading, writing)
+            await table.view.open()
+        except BaseException:
+            reading.scope.close()
+            shards.stack.supervisor.spawn(reading.release(), "release a table")
+            raise
+        work = table._follow()
+        table._following = shards.stack.supervisor.background(work, f"follow {shard.label}")
+        return table
+
+    @property
+    def scope(self) -> Scope:
+        """The scope of calls on it."""
+        return self._scope
+
+    @property
+    def member(self) -> Member:
+        """What the group commit writes; `Unsupported` for a readonly client."""
+        if self._member is None:
+            refuse("a change of a table")
+        return self._member
+
+    async def _follow(self) -> None:
+        """Keep the view near the newest state, for gets that look at no head."""
+        register = self.shard.register
+        backoff = Backoff(self.shard.stack.supervisor.failures, f"following {self.shard.label}")
+        while True:
+            try:
+                await register.wait(lambda state: True if self.view.is_behind else None)
+                await self.view.catch_up()
+                backoff.succeeded()
+            except ShardFinalized:
+                return
+            except Exception as error:
+                await backoff.failed(error)
+
+    async def aclose(self) -> None:
+        """Stop following, and release the writer and what is held. Idempotent."""
+        if not self._scope.close():
+            return
+        if self._following is not None:
+            self._following.cancel()
+        self.view.close()
+        if self._writing is not None:
+            await self._writing.aclose()
+        release = self.shard.stack.supervisor.spawn(self.reading.release(), "release a table")
+        await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
+
+
+class Tables:
+    """See the header. One per client."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        self.group = GroupCommit(shards.stack)
+        self._open: dict[str, asyncio.Task[OpenTable]] = {}
+        self._users: Counter[str] = Counter()
+
+    def acquiring(self, kind: Kind[Any, Any]) -> "asyncio.Task[OpenTable]":
+        """A task that acquires the table, whoever waits for it."""
+        self.shards.calls.check()
+        return self.shards.stack.supervisor.spawn(self.acquire(kind), "open a table")
+
+    async def acquire(self, kind: Kind[Any, Any]) -> OpenTable:
+        """The open table of that name, opened if it is not; `CodecMismatch` if its types differ."""
+        name = kind.name
+        task = self._open.get(name)
+        if task is not None and task.done() and (task.cancelled() or task.exception() or _is_over(task)):
+            task = None
+        if task is None:
+            opening = self.shards.opening(
+                lambda: OpenTable.open(self.shards, kind), f"client.table({name!r})"
+            )
+            task = self._open[name] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
+        table: OpenTable = await asyncio.shield(task)
+        table.shard.schema_id(kind.schema)
+        self._users[name] += 1
+        return table
+
+    async def release(self, table: OpenTable) -> None:
+        """The last user closes it."""
+        name = table.kind.name
+        self._users[name] -= 1
+        if not self._users[name]:
+            del self._users[name]
+            self._open.pop(name, None)
+            await table.aclose()
+
+
+async def opened(opening: Opening[OpenTable]) -> OpenTable:
+    return await opening
+
+
+def _is_over(task: "asyncio.Task[OpenTable]") -> bool:
+    table = task.result()
+    return table._scope.closed or table.shard.state.finalized
+
+
+async def _table_shard(shards: Shards, kind: Kind[Any, Any]) -> Shard:
+    if shards.stack.readonly:
+        shard = await shards.existing(kind.name)
+    else:
+        shard = await shards.named(kind.name)
+        await shard.open_or_create(kind.schema, Clock.WALL, table=True)
+    if not shard.state.table:
+        text = (
+            f"{shard.label} is a shard, not a table: read and write it with client.reader and client.writer"
+        )
+        raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
+    shard.schema_id(kind.schema)
+    return shard

@@ -1,0 +1,119 @@
+"""Operations on one table: what each reads and writes, by key. Pure.
+
+An operation runs against `Cells`, which remember what it read. If that is still so when it would run again,
+it need not.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from aiopersist.errors import KeyExists
+from aiopersist.plain import call_plain
+from aiopersist.table.kind import Kind
+
+
+class Cells:
+    """The vals of one table as one operation sees them."""
+
+    def __init__(self, val_of: Callable[[str], str | None]) -> None:
+        self._val_of = val_of
+        self.read: dict[str, str | None] = {}
+        """What the operation has read, by key."""
+        self.written: dict[str, str | None] = {}
+        """What it has written, by key; `None`: deleted."""
+
+    def get(self, key: str) -> str | None:
+        """The val of a key, as text."""
+        if key in self.written:
+            return self.written[key]
+        self.read[key] = val = self._val_of(key)
+        return val
+
+
+class Action(Protocol):
+    """What an operation does. It may run several times, and leaves nothing behind but what it writes."""
+
+    def __call__(self, cells: Cells) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Give keys vals, or no val."""
+
+    entries: Mapping[str, str | None]
+
+    def __call__(self, cells: Cells) -> None:
+        cells.written.update(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Give a key a val, unless it has one."""
+
+    kind: Kind[Any, Any]
+    key: str
+    val: str
+
+    def __call__(self, cells: Cells) -> None:
+        if cells.get(self.key) is not None:
+            raise KeyExists(self.kind.keys([self.key])[0], table=self.kind.name)
+        cells.written[self.key] = self.val
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Replace the val of a key by what a user's function makes of it."""
+
+    kind: Kind[Any, Any]
+    key: str
+    change: Callable[[Any], Any]
+
+    def __call__(self, cells: Cells) -> Any:
+        text = cells.get(self.key)
+        old = None if text is None else self.kind.val(text)
+        new = call_plain(self.change, old)
+        cells.written[self.key] = changed = None if new is None else self.kind.val_text(new)
+        return None if changed is None else self.kind.val(changed)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one run of an action gave."""
+
+    cells: Cells
+    result: Any = None
+    error: Exception | None = None
+
+    def is_still_so(self, val_of: Callable[[str], str | None]) -> bool:
+        """Whether the action would do the same on these vals."""
+        return all(val_of(key) == val for key, val in self.cells.read.items())
+
+
+def run(action: Action, val_of: Callable[[str], str | None]) -> Outcome:
+    """Run it. One that raises writes nothing."""
+    cells = Cells(val_of)
+    try:
+        return Outcome(cells, action(cells))
+    except Exception as error:
+        cells.written.clear()
+        return Outcome(cells, error=error)
+
+
+@dataclass(slots=True)
+class Overlay:
+    """The vals of one table within a group: those of the view, and on top what operations wrote."""
+
+    view: Mapping[str, str]
+    written: dict[str, str | None] = field(default_factory=dict)
+
+    def val_of(self, key: str) -> str | None:
+        return self.written[key] if key in self.written else self.view.get(key)
+
+    def changes(self) -> dict[str, str | None]:
+        """The net changes: a key that has its val again is not among them."""
+        return {key: val for key, val in self.written.items() if self.view.get(key) != val}
+
+    def old(self, keys: Iterable[str]) -> dict[str, str | None]:
+        """The vals before the group."""
+        return {key: self.view.get(key) for key in keys}

@@ -1,0 +1,270 @@
+"""The handle of a table: the latest val by key."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+
+from aiopersist.data.part.select import project, resolve_columns
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.given import taken
+from aiopersist.errors import InvalidUsage, NotReadable, UsageKind
+from aiopersist.frontier import Antichain
+from aiopersist.read.query import Columns
+from aiopersist.read.snapshot import Snapshot
+from aiopersist.resource import Resource
+from aiopersist.state.once import Once
+from aiopersist.table.filters import condition, is_key
+from aiopersist.table.group import Done, Repeated
+from aiopersist.table.kind import Kind
+from aiopersist.table.open import OpenTable, Tables
+from aiopersist.table.operation import Action, Insert, Put, Update
+from aiopersist.write.checks import Txn, check_once, check_txn
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
+    import polars as pl
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class TableView(NamedTuple):
+    """What this process holds of a table."""
+
+    resident: bool
+    """Whether all contents are in memory."""
+    keys: int
+    bytes: int
+    """About the bytes of the keys and vals in memory, as JSON."""
+    upper: Antichain
+    """The contents in memory are those before it."""
+
+
+class Table(Resource, Generic[K, V]):
+    """At most one val per key. Opens at its first use; may be awaited or entered, which opens it at once.
+    Serves many tasks at once; all handles of a client on one table share its view."""
+
+    def __init__(self, tables: Tables, kind: Kind[K, V]) -> None:
+        self._tables = tables
+        self._kind = kind
+        self._opening: asyncio.Task[OpenTable] | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self._kind.name
+
+    @property
+    def schema(self) -> Schema[K, V, int]:
+        """The schema of the shard."""
+        return self._kind.schema
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        async def opened() -> Self:
+            await self._open()
+            return self
+
+        return opened().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self
+
+    # --- reads -----------------------------------------------------------------------------------
+
+    async def get(self, key: K, as_of: int | datetime | None = None, stale: bool = False) -> V | None:
+        """The val of `key`, or `None`. Linearizable, by one read of the head, which all calls share that
+        began before it was sent. `stale=True`: by what this process has heard, without a request. `as_of`:
+        at that time, as `Snapshot` reads it."""
+        text = self._kind.key_text(key)
+        if as_of is not None:
+            return (await self.get_many([key], as_of, stale)).get(key)
+        found = (await self._vals(stale)).get(text)
+        return None if found is None else self._kind.val(found)
+
+    async def get_many(
+        self, keys: Iterable[K], as_of: int | datetime | None = None, stale: bool = False
+    ) -> dict[K, V]:
+        """The vals of those of `keys` that are there, all of one moment. As `get`."""
+        wanted = list(keys)
+        texts = self._kind.key_texts(wanted) if wanted else []
+        if as_of is not None:
+            if stale:
+                raise InvalidUsage(UsageKind.INVALID_TIME, "give stale=True, or as_of, not both", time=as_of)
+            return await self._get_as_of(dict(zip(texts, wanted, strict=True)), as_of)
+        vals = await self._vals(stale)
+        there = [(key, val) for key, text in zip(wanted, texts, strict=True) if (val := vals.get(text))]
+        decoded = self._kind.vals([val for _, val in there]) if there else []
+        return {key: val for (key, _), val in zip(there, decoded, strict=True)}
+
+    async def _get_as_of(self, keys: Mapping[str, K], as_of: int | datetime) -> dict[K, V]:
+        found: dict[K, V] = {}
+        async with self._snapshot(as_of) as snapshot:
+            if snapshot is not None:
+                for key in keys.values():
+                    found.update((key, val) for _, val, _ in await snapshot.rows(is_key(self.schema, key)))
+        return found
+
+    async def items(
+        self,
+        start: K | None = None,
+        stop: K | None = None,
+        prefix: Any = None,
+        where: Any = None,
+        as_of: int | datetime | None = None,
+    ) -> AsyncIterator[tuple[K, V]]:
+        """The entries with `start <= key < stop`, in key order, of one moment (now, or `as_of`), in bounded
+        memory. `prefix`: those whose keys begin with it, for keys that are str or bytes. `where`: as in
+        `Snapshot.to_arrow`."""
+        chosen = condition(self.schema, start=start, stop=stop, prefix=prefix, where=where)
+        async with self._snapshot(as_of) as snapshot:
+            if snapshot is None:
+                return
+            async for batch in snapshot.batches(chosen):
+                keys = self.schema.key.decode(batch.column("key"))
+                for entry in zip(keys, self.schema.val.decode(batch.column("val")), strict=True):
+                    yield entry
+
+    async def count(
+        self,
+        start: K | None = None,
+        stop: K | None = None,
+        prefix: Any = None,
+        where: Any = None,
+        as_of: int | datetime | None = None,
+    ) -> int:
+        """The number of such entries; arguments as those of `items`."""
+        return int((await self.to_arrow(start, stop, prefix, where, as_of, columns=["key"])).num_rows)
+
+    async def to_arrow(
+        self,
+        start: K | None = None,
+        stop: K | None = None,
+        prefix: Any = None,
+        where: Any = None,
+        as_of: int | datetime | None = None,
+        *,
+        columns: Columns | None = None,
+    ) -> "pa.Table":
+        """Such entries as columns `key` and `val`, or those asked for, in key order, one row per key;
+        arguments as those of `items`."""
+        chosen = condition(self.schema, start=start, stop=stop, prefix=prefix, where=where)
+        async with self._snapshot(as_of) as snapshot:
+            if snapshot is None:
+                table = self.schema.contents_schema.empty_table()
+            else:
+                table = await snapshot.to_arrow(chosen)
+        return table.drop_columns(["diff"]) if columns is None else _projected(table, columns, self.schema)
+
+    async def to_polars(self, *args: Any, **filters: Any) -> "pl.DataFrame":
+        """As `to_arrow`, as a polars frame."""
+        table = await self.to_arrow(*args, **filters)
+        import polars
+
+        frame = polars.from_arrow(table)
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    async def to_pandas(self, *args: Any, **filters: Any) -> "pd.DataFrame":
+        """As `to_arrow`, as a pandas frame."""
+        table = await self.to_arrow(*args, **filters)
+        frame: pd.DataFrame = table.to_pandas()
+        return frame
+
+    async def view(self) -> TableView:
+        """What this process holds of the table."""
+        view = (await self._open()).view
+        return TableView(True, len(view.vals), view.bytes, view.upper)
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    async def put(self, key: K, val: V, once: str | None = None) -> int:
+        """Give `key` that val. Returns the time at which it is in. A val that is there already writes
+        nothing."""
+        entries = {self._kind.key_text(key): self._kind.val_text(val)}
+        return (await self._do(Put(entries), once)).time
+
+    async def put_many(self, entries: Any, txn: Txn | None = None, once: str | None = None) -> int:
+        """Give keys their vals, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas data,
+        or an iterator of these. Of several vals of a key the last counts."""
+        self._once(once, txn)
+        table = await self._open()
+        texts = await table.shard.stack.compute(self._kind.entries, taken(entries))
+        return (await self._do(Put(texts), once, txn)).time
+
+    async def delete(self, *keys: K, once: str | None = None) -> int:
+        """Delete the keys that are there, all at one time."""
+        return (await self._do(Put(dict.fromkeys(self._kind.key_texts(keys))), once)).time
+
+    async def insert(self, key: K, val: V, once: str | None = None) -> int:
+        """Give `key` that val; `KeyExists` if it has one."""
+        action = Insert(self._kind, self._kind.key_text(key), self._kind.val_text(val))
+        return (await self._do(action, once)).time
+
+    async def update(
+        self, key: K, f: Callable[[V | None], V | None], once: str | None = None
+    ) -> V | Repeated | None:
+        """Replace the val of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain function
+        and may run several times. Returns the new val; `Repeated` for a repeat of `once`."""
+        done = await self._do(Update(self._kind, self._kind.key_text(key), f), once)
+        return done if isinstance(done, Repeated) else done.result
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _open(self) -> OpenTable:
+        """The table, opened if it is not. One attempt serves all calls that wait."""
+        if self._closed:
+            raise InvalidUsage(UsageKind.CLOSED, f"table {self.name!r} is closed")
+        opening = self._opening
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            opening = self._opening = self._tables.acquiring(self._kind)
+        return await asyncio.shield(opening)
+
+    async def _vals(self, stale: bool) -> Mapping[str, str]:
+        """The vals by key, as texts: as of a moment after this call began, or as this process has heard."""
+        table = await self._open()
+        if not stale:
+            with table.scope.call():
+                await table.shard.open()
+                await table.view.catch_up()
+        return table.view.vals
+
+    @asynccontextmanager
+    async def _snapshot(self, as_of: int | datetime | None) -> AsyncIterator[Snapshot[K, V] | None]:
+        """A snapshot of now, or at `as_of`; `None` if nothing was ever put."""
+        table = await self._open()
+        try:
+            snapshot = await table.reading.snapshot(as_of, wait=True)
+        except NotReadable as error:
+            if error.as_of is not None:
+                raise
+            yield None
+            return
+        async with snapshot:
+            yield snapshot
+
+    async def _do(self, action: Action, once: str | None, txn: Txn | None = None) -> Done | Repeated:
+        marked = check_txn(txn), self._once(once, txn)
+        table = await self._open()
+        with table.scope.call():
+            return await self._tables.group.do(table.member, action, *marked)
+
+    def _once(self, once: str | None, txn: Txn | None) -> Once:
+        return check_once(once, txn, self._tables.shards.stack.settings)
+
+    async def aclose(self) -> None:
+        """Release what this handle holds; the view goes with the last handle. Idempotent."""
+        self._closed = True
+        opening, self._opening = self._opening, None
+        if opening is not None and opening.done() and not opening.cancelled() and not opening.exception():
+            await self._tables.release(opening.result())
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r}: {self.schema!r}>"
+
+
+def _projected(table: "pa.Table", columns: Columns, schema: Schema[Any, Any, Any]) -> "pa.Table":
+    """The chosen columns, row by row."""
+    return project(table, resolve_columns(columns, schema)).drop_columns(["diff"])

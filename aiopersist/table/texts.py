@@ -1,0 +1,114 @@
+"""Single values as canonical JSON and back, without Arrow: for calls about one key.
+
+`writer_of` and `reader_of` give functions for types whose values JSON can say: str, int, float, bool, and
+structs of these. The functions give exactly what `data/jsonable.py` gives for a column; a value that they do
+not take (`None` for its text) takes the way by a column, which checks it.
+"""
+
+import json
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from pydantic_core import from_json
+
+from aiopersist.data.lazy import pa
+from aiopersist.data.types.codec import Field, Plain
+from aiopersist.data.types.nested import Instances
+
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+INT64 = range(-(2**63), 2**63)
+
+Plainly = Callable[[Any], Any]
+"""A value to what `json` writes, or back. `LookupError` for what takes the other way."""
+
+
+def writer_of(field: Field) -> Callable[[Any], str | None]:
+    """A function from a value to its text."""
+    to_plain = _to_plain(field)
+    if to_plain is None:
+        return lambda value: None
+
+    def text_of(value: Any) -> str | None:
+        try:
+            text = _dumps(to_plain(value))
+            text.encode()
+        except (LookupError, ValueError):  # also a lone surrogate
+            return None
+        return text
+
+    return text_of
+
+
+def reader_of(field: Field) -> Callable[[str], Any] | None:
+    """A function from a text to its value; `None` for types that need a column."""
+    of_plain = _of_plain(field)
+    return None if of_plain is None else lambda text: of_plain(from_json(text))
+
+
+def _kinds(t: "pa.DataType") -> tuple[type, ...]:
+    if pa.types.is_string(t):
+        return (str,)
+    if pa.types.is_int64(t):
+        return (int,)
+    if pa.types.is_boolean(t):
+        return (bool,)
+    return (float,) if pa.types.is_float64(t) else ()
+
+
+def _to_plain(field: Field) -> Plainly | None:
+    codec = field.codec
+    if isinstance(codec, Instances):
+        return _struct_to_plain(codec, nullable=field.nullable)
+    kinds = _kinds(codec.arrow_type) if type(codec) is Plain else ()
+    if not kinds:
+        return None
+    (kind,) = kinds
+    nullable = field.nullable
+
+    def leaf(value: Any) -> Any:
+        if value is None and nullable:
+            return None
+        if type(value) is not kind or (kind is int and value not in INT64):
+            raise LookupError
+        if kind is float and not isfinite(value):
+            raise LookupError
+        return value
+
+    return leaf
+
+
+def _struct_to_plain(codec: Instances, *, nullable: bool) -> Plainly | None:
+    fields = {name: _to_plain(field) for name, field in codec.fields.items()}
+    if None in fields.values():
+        return None
+
+    def struct(value: Any) -> Any:
+        if type(value) is not codec.cls:
+            if value is None and nullable:
+                return None
+            raise LookupError
+        return {name: to_plain(getattr(value, name)) for name, to_plain in fields.items()}  # type: ignore[misc]
+
+    return struct
+
+
+def _of_plain(field: Field) -> Plainly | None:
+    codec = field.codec
+    if isinstance(codec, Instances):
+        fields = {name: _of_plain(inner) for name, inner in codec.fields.items()}
+        if None in fields.values():
+            return None
+        make = codec.make
+        return lambda plain: (
+            None
+            if plain is None
+            else make({name: of_plain(plain[name]) for name, of_plain in fields.items()})  # type: ignore[misc]
+        )
+    kinds = _kinds(codec.arrow_type) if type(codec) is Plain else ()
+    if not kinds:
+        return None
+    if kinds == (float,):
+        return lambda plain: None if plain is None else float(plain)
+    return lambda plain: plain
