@@ -21,6 +21,7 @@ from aiopersist.errors import (
     InvalidLocation,
     InvalidUpdate,
     InvalidUsage,
+    KeyExists,
     LeaseExpired,
     MissingPart,
     NotReadable,
@@ -59,6 +60,9 @@ from aiopersist.storage.urls import (
     register_blob_scheme,
     register_consensus_scheme,
 )
+from aiopersist.table.feed import Change, Feed, FeedStep
+from aiopersist.table.group import Repeated
+from aiopersist.table.table import Table, TableView
 from aiopersist.write.append_many import Append
 from aiopersist.write.batch import Batch, Part
 from aiopersist.write.builder import Added, BatchBuilder
@@ -77,6 +81,7 @@ __all__ = [
     "BatchExpired",
     "Blob",
     "BlobKey",
+    "Change",
     "Client",
     "Codec",
     "CodecMismatch",
@@ -89,12 +94,15 @@ __all__ = [
     "DiffOverflow",
     "Entry",
     "Error",
+    "Feed",
+    "FeedStep",
     "FsckReport",
     "IncompatibleSchema",
     "Indeterminate",
     "InvalidLocation",
     "InvalidUpdate",
     "InvalidUsage",
+    "KeyExists",
     "LeaseExpired",
     "MissingPart",
     "LeasedPart",
@@ -107,6 +115,7 @@ __all__ = [
     "Part",
     "Progress",
     "ReadHandle",
+    "Repeated",
     "Schema",
     "SchemaMismatch",
     "Settings",
@@ -122,6 +131,8 @@ __all__ = [
     "Step",
     "StorageUnavailable",
     "Sweep",
+    "Table",
+    "TableView",
     "UnknownShard",
     "Unsupported",
     "UntrimmableColumns",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import and_, or_
 from typing import Any, NamedTuple
@@ -44,6 +44,21 @@ def condition(
 def is_key(schema: Schema[Any, Any, Any], key: Any) -> pc.Expression:
     """The entry of one key."""
     return reduce(and_, (leaf.equal() for leaf in _leaves(_scalar(schema, key))))
+
+
+def after(schema: Schema[Any, Any, Any], key: Any) -> pc.Expression:
+    """The keys beyond `key`."""
+    return _from(schema, key) & ~is_key(schema, key)
+
+
+def any_key(schema: Schema[Any, Any, Any], keys: Sequence[Any]) -> pc.Expression:
+    """The entries of these keys."""
+    if not keys:
+        return pc.scalar(False)
+    column = schema.key.encode(keys)
+    if not pa.types.is_struct(column.type):
+        return pc.field("key").isin(column)
+    return reduce(or_, (is_key(schema, key) for key in keys))
 
 
 def _from(schema: Schema[Any, Any, Any], key: Any) -> pc.Expression:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from aiopersist.errors import Unsupported, UpperMismatch
+from aiopersist.errors import Error, InvalidUsage, ShardFinalized, Unsupported, UpperMismatch
 from aiopersist.frontier import Antichain, successor
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import micros
@@ -27,7 +27,7 @@ from aiopersist.state.once import Once
 from aiopersist.state.writing import last_complete, repeat_of
 from aiopersist.table.operation import Action, Outcome, Overlay, run
 from aiopersist.table.view import View
-from aiopersist.write.append import RowsAppend, append_all
+from aiopersist.write.append import ColumnsAppend, append_all
 from aiopersist.write.session import Session
 
 OPERATIONS_MAX = 4096  # in a group: bounds how long the loop is busy with one
@@ -122,19 +122,42 @@ class GroupCommit:
             group = list(self._waiting)[:OPERATIONS_MAX]
             for waiting in group:
                 del self._waiting[waiting]
-            try:
-                await self._carry_out(group)
-            except BaseException as error:
-                for waiting in group:
-                    _answer(waiting, error)
-                if not isinstance(error, Exception):
-                    raise
+            await self._answered(group)
+
+    async def _answered(self, group: Sequence[Waiting]) -> None:
+        """Carry them out; each gets an answer, or the error."""
+        try:
+            await self._carry_out(group)
+        except (InvalidUsage, ShardFinalized, Unsupported) as error:  # of one of them: the others go on
+            await self._apart(group, error)
+        except BaseException as error:
+            for waiting in group:
+                _answer(waiting, error)
+            if not isinstance(error, Exception):
+                raise
+
+    async def _apart(self, group: Sequence[Waiting], error: Error) -> None:
+        """Nothing was written because of `error`: carry them out in smaller groups, by table, then one by
+        one."""
+        left = [waiting for waiting in group if not waiting.answer.done()]
+        members = dict.fromkeys(waiting.member for waiting in left)
+        if len(left) == 1:
+            _answer(left[0], error)
+        elif len(members) > 1:
+            self._together = self._together and not isinstance(error, Unsupported)
+            for member in members:
+                await self._answered([waiting for waiting in left if waiting.member is member])
+        else:
+            for waiting in left:
+                await self._answered([waiting])
 
     async def _carry_out(self, group: Sequence[Waiting]) -> None:
         """Answer all of them."""
         looked: set[Member] = set()
         while group := [waiting for waiting in group if not waiting.answer.done()]:
             members = dict.fromkeys(waiting.member for waiting in group)
+            if len(members) > 1 and not self._together:
+                raise Unsupported("the store writes one table at a time")
             for member in members:
                 await member.view.catch_up()
             now = await self._stack.clock.now()
@@ -146,25 +169,15 @@ class GroupCommit:
                 except UpperMismatch:
                     looked.update(plan.member for plan in writing)  # it follows a look at each of them
                     continue
-                except Unsupported:
-                    if len(writing) == 1 or not self._together:
-                        raise
-                    self._together = False
-                    await self._one_by_one(group, members)
-                    return
                 for plan in writing:
                     _answer_all(group, plan.member, time)
-            elif members.keys() <= looked:
-                for member in members:
-                    _answer_all(group, member, last_complete(member.view.upper))
-            for member in members.keys() - looked:
-                if not writing or not planned[member].writes:
+            written = {plan.member for plan in writing}
+            for member in members.keys() - written:
+                if member not in looked:
                     await member.writer.shard.open()
                     looked.add(member)
-
-    async def _one_by_one(self, group: Sequence[Waiting], members: Iterable[Member]) -> None:
-        for member in members:
-            await self._carry_out([waiting for waiting in group if waiting.member is member])
+                elif not writing:
+                    _answer_all(group, member, last_complete(member.view.upper))
 
     async def _commit(self, writing: Sequence[Planned], now: float) -> int:
         """Write these tables at one time, and return it."""
@@ -178,10 +191,10 @@ class GroupCommit:
         return time
 
 
-def _append(plan: Planned, upper: Antichain, time: int, keep_s: float) -> RowsAppend:
+def _append(plan: Planned, upper: Antichain, time: int, keep_s: float) -> ColumnsAppend:
     kind, once = plan.member.view.kind, Once(tuple(plan.hashes), keep_s)
-    updates: Any = kind.updates(plan.changes, plan.overlay.old(plan.changes), time) if plan.changes else ()
-    return RowsAppend(plan.member.writer, plan.lower, upper, plan.transactions, once, updates=updates)
+    updates = kind.updates(plan.changes, plan.overlay.old(plan.changes), time)
+    return ColumnsAppend(plan.member.writer, plan.lower, upper, plan.transactions, once, updates=updates)
 
 
 def _plan(group: Sequence[Waiting], now: float) -> dict[Member, Planned]:

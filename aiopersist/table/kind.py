@@ -14,11 +14,14 @@ from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.nested import Instances, Lists, Structs
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import chunks_of, is_arrow, to_table
+from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 from aiopersist.table.texts import reader_of, writer_of
 
 if TYPE_CHECKING:
     from aiopersist.data.types.codec import Field
+
+SURELY_SMALL = 1024 * 1024  # bytes of JSON
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -61,8 +64,9 @@ class Kind(Generic[K, V]):
             row = refusal.row if len(values) > 1 else None
             raise InvalidUpdate(f"table {self.name!r}: {what}: {refusal.reason}", row=row) from refusal
 
-    def entries(self, given: Any) -> dict[str, str]:
-        """Vals by keys, of a mapping, of pairs, or of Arrow data; of several vals of a key the last."""
+    def entries(self, given: Any, size_max: int) -> dict[str, str]:
+        """Vals by keys, of a mapping, of pairs, or of Arrow data; of several vals of a key the last.
+        `InvalidUpdate` for an entry of more than `size_max` bytes."""
         pairs = given.items() if isinstance(given, Mapping) else given
         if not is_arrow(pairs) and not isinstance(pairs, Iterable):
             text = f"table {self.name!r}: {shown(given)} is neither a mapping, nor pairs, nor Arrow data"
@@ -71,6 +75,7 @@ class Kind(Generic[K, V]):
         rows = 0
         for chunk in chunks_of(pairs):
             table = to_table(chunk, self.schema, columns=("key", "val"), row_base=rows)
+            check_update_size(table, size_max, row_base=rows)
             keys, vals = (column_texts(table.column(name)) for name in ("key", "val"))
             found.update(zip(keys, vals, strict=True))
             rows += table.num_rows
@@ -79,6 +84,12 @@ class Kind(Generic[K, V]):
     def texts(self, contents: "pa.Table") -> tuple[list[str], list[str]]:
         """The texts of the keys and of the vals of a table of columns."""
         return column_texts(contents.column("key")), column_texts(contents.column("val"))
+
+    def check_size(self, key: str, val: str, size_max: int) -> None:
+        """`InvalidUpdate` if the entry is larger than `settings.update_size_max`."""
+        if len(key) + len(val) <= min(size_max, SURELY_SMALL) // 4:  # a character has up to four bytes
+            return
+        check_update_size(self.updates({key: val}, {key: None}, 0), size_max, row_base=0)
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -95,14 +106,20 @@ class Kind(Generic[K, V]):
         """The vals of these texts, the caller's own."""
         return self.schema.val.decode(column_from_texts(texts, self.schema.val.codec.arrow_type))
 
+    def columns(self) -> "tuple[tuple[str, Field], tuple[str, Field]]":
+        """The names and fields of the columns of keys and vals."""
+        return ("key", self.schema.key), ("val", self.schema.val)
+
     def updates(
         self, changes: Mapping[str, str | None], old: Mapping[str, str | None], time: int
     ) -> "pa.Table":
         """The updates that give each key its new val, `None` for absent, in place of the old one."""
         gone = [(key, val, -1) for key in changes if (val := old[key]) is not None]
         new = [(key, val, 1) for key, val in changes.items() if val is not None]
-        keys, vals, diffs = zip(*gone, *new, strict=True)
         schema = self.schema.arrow_schema
+        if not gone and not new:
+            return schema.empty_table()
+        keys, vals, diffs = zip(*gone, *new, strict=True)
         columns = [
             column_from_texts(keys, schema.field("key").type),
             column_from_texts(vals, schema.field("val").type),

@@ -68,13 +68,18 @@ class Update:
     kind: Kind[Any, Any]
     key: str
     change: Callable[[Any], Any]
+    size_max: int
 
     def __call__(self, cells: Cells) -> Any:
         text = cells.get(self.key)
         old = None if text is None else self.kind.val(text)
         new = call_plain(self.change, old)
-        cells.written[self.key] = changed = None if new is None else self.kind.val_text(new)
-        return None if changed is None else self.kind.val(changed)
+        if new is None:
+            cells.written[self.key] = None
+            return None
+        cells.written[self.key] = changed = self.kind.val_text(new)
+        self.kind.check_size(self.key, changed, self.size_max)
+        return self.kind.val(changed)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import Resource
 from aiopersist.state.once import Once
+from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition, is_key
 from aiopersist.table.group import Done, Repeated
 from aiopersist.table.kind import Kind
@@ -173,6 +174,21 @@ class Table(Resource, Generic[K, V]):
         frame: pd.DataFrame = table.to_pandas()
         return frame
 
+    def changes(
+        self,
+        cursor: str | None = None,
+        as_of: int | datetime | None = None,
+        start: str | None = None,
+        keys: Iterable[K] | None = None,
+    ) -> Feed[K, V]:
+        """The contents (of now, or at `as_of`) as changes from `None`, in steps of bounded size, then each
+        later change. `start="now"`: without the contents. `cursor`: go on behind that step, in any process.
+        `keys`: of these keys alone.
+
+        Opens when it is entered, or at its first step: `SinceViolation` if the history of the cursor is gone,
+        `INVALID_CURSOR` for one that is no cursor of this table."""
+        return Feed(self._open, self._kind, cursor, as_of, start, keys)
+
     async def view(self) -> TableView:
         """What this process holds of the table."""
         view = (await self._open()).view
@@ -183,15 +199,14 @@ class Table(Resource, Generic[K, V]):
     async def put(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that val. Returns the time at which it is in. A val that is there already writes
         nothing."""
-        entries = {self._kind.key_text(key): self._kind.val_text(val)}
-        return (await self._do(Put(entries), once)).time
+        return (await self._do(Put(dict([self._entry(key, val)])), once)).time
 
     async def put_many(self, entries: Any, txn: Txn | None = None, once: str | None = None) -> int:
         """Give keys their vals, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas data,
         or an iterator of these. Of several vals of a key the last counts."""
         self._once(once, txn)
         table = await self._open()
-        texts = await table.shard.stack.compute(self._kind.entries, taken(entries))
+        texts = await table.shard.stack.compute(self._kind.entries, taken(entries), self._size_max)
         return (await self._do(Put(texts), once, txn)).time
 
     async def delete(self, *keys: K, once: str | None = None) -> int:
@@ -200,18 +215,26 @@ class Table(Resource, Generic[K, V]):
 
     async def insert(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that val; `KeyExists` if it has one."""
-        action = Insert(self._kind, self._kind.key_text(key), self._kind.val_text(val))
-        return (await self._do(action, once)).time
+        return (await self._do(Insert(self._kind, *self._entry(key, val)), once)).time
 
     async def update(
         self, key: K, f: Callable[[V | None], V | None], once: str | None = None
     ) -> V | Repeated | None:
         """Replace the val of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain function
         and may run several times. Returns the new val; `Repeated` for a repeat of `once`."""
-        done = await self._do(Update(self._kind, self._kind.key_text(key), f), once)
+        done = await self._do(Update(self._kind, self._kind.key_text(key), f, self._size_max), once)
         return done if isinstance(done, Repeated) else done.result
 
     # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _size_max(self) -> int:
+        return self._tables.shards.stack.settings.update_size_max
+
+    def _entry(self, key: K, val: V) -> tuple[str, str]:
+        entry = self._kind.key_text(key), self._kind.val_text(val)
+        self._kind.check_size(*entry, self._size_max)
+        return entry
 
     async def _open(self) -> OpenTable:
         """The table, opened if it is not. One attempt serves all calls that wait."""

@@ -64,7 +64,7 @@ def _to_plain(field: Field) -> Plainly | None:
     kinds = _kinds(codec.arrow_type) if type(codec) is Plain else ()
     if not kinds:
         return None
-    (kind,) = kinds
+    kind: Any = kinds[0]
     nullable = field.nullable
 
     def leaf(value: Any) -> Any:

@@ -120,8 +120,11 @@ class RowsAppend(AppendIntent):
         self.registration.hold()  # an upload may take longer than the handle keeps it
         self.upload = upload = self.session.context.upload(self.lower, self.registration)
         self.pending.uploads.append(upload)
-        await upload.take_whole(self.updates)
+        await self._take(upload)
         upload.check_upper(self.upper)
+
+    async def _take(self, upload: Upload) -> None:
+        await upload.take_whole(self.updates)
 
     async def stage(self) -> AppendHollow | None:
         if await self._covered():
@@ -149,6 +152,13 @@ class RowsAppend(AppendIntent):
             return True
         fits = lower == state.upper or (self.replica and lower <= state.upper <= upper)
         return False if fits else None
+
+
+class ColumnsAppend(RowsAppend):
+    """An append of a table in the columns of the schema, which the library made itself."""
+
+    async def _take(self, upload: Upload) -> None:
+        await upload.add(self.updates)
 
 
 @dataclass(eq=False)
