@@ -13,6 +13,7 @@ from aiopersist.errors import (
     AlreadyAppended,
     BatchExpired,
     CodecMismatch,
+    Conflict,
     Corruption,
     DiffOverflow,
     Error,
@@ -61,8 +62,9 @@ from aiopersist.storage.urls import (
     register_consensus_scheme,
 )
 from aiopersist.table.feed import Change, Feed, FeedStep
-from aiopersist.table.group import Repeated
+from aiopersist.table.plan import Repeated
 from aiopersist.table.table import Table, TableView
+from aiopersist.table.transaction import KeyRange, Transaction
 from aiopersist.write.append_many import Append
 from aiopersist.write.batch import Batch, Part
 from aiopersist.write.builder import Added, BatchBuilder
@@ -88,6 +90,7 @@ __all__ = [
     "ColumnStats",
     "Collected",
     "Committed",
+    "Conflict",
     "Consensus",
     "Corruption",
     "Description",
@@ -103,6 +106,7 @@ __all__ = [
     "InvalidUpdate",
     "InvalidUsage",
     "KeyExists",
+    "KeyRange",
     "LeaseExpired",
     "MissingPart",
     "LeasedPart",
@@ -133,6 +137,7 @@ __all__ = [
     "Sweep",
     "Table",
     "TableView",
+    "Transaction",
     "UnknownShard",
     "Unsupported",
     "UntrimmableColumns",

@@ -4,7 +4,7 @@ A client belongs to the process and the event loop that opened it. Closing it cl
 requests under way a moment to end, and closes the stores that it opened itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -43,9 +43,13 @@ from aiopersist.storage.readonly import refuse
 from aiopersist.storage.urls import Stores
 from aiopersist.table.kind import Kind
 from aiopersist.table.open import Tables
+from aiopersist.table.plan import Repeated
 from aiopersist.table.table import Table
+from aiopersist.table.transact import Transactions
+from aiopersist.table.transaction import Transaction
 from aiopersist.write.append_many import Append, append_to_many
 from aiopersist.write.builder import BatchBuilder
+from aiopersist.write.checks import Txn
 from aiopersist.write.handle import WriteHandle, happened
 from aiopersist.write.open import open_writer
 from aiopersist.write.remote import open_builder, register_writer, release_writer
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class Client(Root):
@@ -69,6 +74,7 @@ class Client(Root):
         self._shards = Shards(blob, consensus, settings, runtime, readonly=readonly)
         self._stack = self._shards.stack
         self._tables = Tables(self._shards)
+        self._transactions = Transactions(self._tables)
         self._maintenance = Maintenance(self._stack, background=maintenance and not readonly)
         self._shards.on_new = self._maintenance.add
         self._rounds = Rounds(
@@ -209,12 +215,33 @@ class Client(Root):
             record = (await self._shards.existing(shard)).state.transactions.get(app_id)
             return record.number if record else None
 
-    async def happened(self, once: str, shard: str) -> int | None:
-        """The time of the commit that recorded `once` in the shard; `None` if it did not happen, or is
-        forgotten by now. Appends of this client to the shard whose outcome is not known are settled first.
-        Linearizable: one request."""
+    async def transact(
+        self,
+        body: Callable[[Transaction], Awaitable[T]],
+        *,
+        txn: Txn | None = None,
+        once: str | None = None,
+        max_attempts: int | None = None,
+    ) -> T | Repeated:
+        """Run `body`, which reads and writes tables through the `Transaction` that it is given, and return
+        what it returns. Strictly serializable: all of it happens at one moment, between the call and its
+        return. `body` runs again if what it read has changed meanwhile, without end, or `max_attempts` times:
+        then `Conflict`. What it raises leaves nothing behind.
+
+        A repeat of `once`, or of `txn` or a smaller number, runs nothing and returns `Repeated`; both are
+        remembered per location. `Unsupported` where the store cannot write several shards at one moment. One
+        commit; a request for each table if another process has written since."""
         with self._shards.calls.call():
-            return await happened(self._shards, shard, once)
+            return await self._transactions.run(body, txn, once, max_attempts)
+
+    async def happened(self, once: str, shard: str | None = None) -> int | None:
+        """The time of the commit that recorded `once` in the shard (`None`: that of the transaction); `None`
+        if it did not happen, or is forgotten by now. Appends of this client whose outcome is not known are
+        settled first. Linearizable: one request; for a transaction two."""
+        with self._shards.calls.call():
+            if shard is not None:
+                return await happened(self._shards, shard, once)
+            return await self._transactions.happened(once)
 
     def clock(self) -> tuple[float, float]:
         """The consensus store's clock, in seconds since 1970, and by how many seconds that may be wrong. No

@@ -4,7 +4,7 @@
   `InvalidLocation`, `Unsupported`.
 - An expected race, look and go on: `UpperMismatch`, `SinceViolation`, `NotReadable`,
   `OpaqueMismatch`, `SchemaMismatch`, `LeaseExpired`, `BatchExpired`, `AlreadyAppended`,
-  `UnknownShard`, `ShardFinalized`, `KeyExists`.
+  `UnknownShard`, `ShardFinalized`, `KeyExists`, `Conflict`.
 - The store failed: `StorageUnavailable` is *determinate* (the operation surely did not happen),
   `Indeterminate` is not (it may have happened, or may still). There is nothing in between: a backend maps
   each error of its driver to one of the two, once, at its edge.
@@ -205,6 +205,15 @@ class KeyExists(Error):
         super().__init__(f"table {table!r} has key {shown(key)}", shard_id=shard_id)
         self.key = key
         self.table = table
+
+
+class Conflict(Error):
+    """What a transaction read has changed, as often as it was tried (`max_attempts=`). `keys` are pairs of
+    the name of a table and a key, or a `KeyRange`. Nothing was written."""
+
+    def __init__(self, keys: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"other writes came first: {shown(keys, 200)}", shard_id=shard_id)
+        self.keys = keys
 
 
 class StorageUnavailable(Error):

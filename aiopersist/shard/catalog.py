@@ -70,6 +70,14 @@ class IndexedId(ShardId):
     names = "indexed-name/"
 
 
+class RecordId(ShardId):
+    """The id of a shard that the library itself keeps. Its names are apart from those of users."""
+
+    __slots__ = ()
+    kind = "record"
+    names = "record-name/"
+
+
 Id = TypeVar("Id", bound=ShardId)
 
 

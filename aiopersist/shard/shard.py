@@ -1,6 +1,7 @@
 """A shard as one client sees it: its register, its schemas, and the reader that all handles share."""
 
 from typing import Any
+from weakref import WeakSet
 
 from aiopersist.data.types.evolve import mismatch
 from aiopersist.data.types.schema import Schema
@@ -26,6 +27,8 @@ class Shard:
         self.register = Register(stack, shard_id)
         self.register.label_of = lambda: self.label
         self.hold: SharedHold = (ReadonlyHold if stack.readonly else SharedHold)(stack, self.register)
+        self.writers: WeakSet[Any] = WeakSet()
+        """The sessions of this client that append to it."""
         self._schemas: dict[int, Schema[Any, Any, Any]] = {}
 
     @property

@@ -1,95 +1,38 @@
 """Group commit of tables: operations of one client that wait at the same moment share one commit, over all
-their tables, at one time.
+their shards, at one time.
 
 A task of the client, the *leader*, takes all operations that wait. It applies them to the views in their
-order: each sees what those before it did, and one that raises fails alone. Then it writes the net changes of
-each table by one commit.
+order (`plan.py`): each sees what those before it did, and one that raises fails alone. Then it writes what
+that makes of each shard by one commit.
 
-- The commit wins only if every table is as its view has it. So a win proves, to each operation on these
-  tables, that what it read was so at the moment of the commit.
+- The commit wins only if every shard is as it was planned. So a win proves, to each operation whose tables
+  take part, that what it read was so at the moment of the commit.
 - If another client came first, the views catch up, and the operations whose reads changed run again.
 - An operation that wrote nothing, and one that raised, is answered only after a look at the head that was
-  sent after it began.
+  sent after it began. One that read several tables needs a look at all of them which finds none moved: then
+  each was as it was read at the moment at which the look began.
 
 So no answer rests on a state older than the call.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from aiopersist.errors import Error, InvalidUsage, ShardFinalized, Unsupported, UpperMismatch
-from aiopersist.frontier import Antichain, successor
+from aiopersist.frontier import successor
+from aiopersist.resource import run_bounded
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import micros
 from aiopersist.state.once import Once
-from aiopersist.state.writing import last_complete, repeat_of
-from aiopersist.table.operation import Action, Outcome, Overlay, run
-from aiopersist.table.view import View
+from aiopersist.state.writing import last_complete
+from aiopersist.table.member import Member
+from aiopersist.table.plan import Done, Plan, Planned, Repeated, Waiting
 from aiopersist.write.append import ColumnsAppend, append_all
-from aiopersist.write.session import Session
 
 OPERATIONS_MAX = 4096  # in a group: bounds how long the loop is busy with one
-
-
-class Repeated(NamedTuple):
-    """The operation was done before, by a call with the same `once=`; `time` is the time of its commit."""
-
-    time: int
-
-
-class Done(NamedTuple):
-    """The operation is in at `time`."""
-
-    time: int
-    result: Any
-
-
-@dataclass(eq=False)
-class Member:
-    """One table, as the group commit writes it."""
-
-    view: View
-    writer: Session
-
-    @property
-    def id(self) -> str:
-        return str(self.writer.shard.id)
-
-
-@dataclass(eq=False)
-class Waiting:
-    """One operation that waits for its answer."""
-
-    member: Member
-    action: Action
-    transactions: Mapping[str, int]
-    once: Once
-    answer: "asyncio.Future[Done | Repeated]"
-    outcome: Outcome | None = None
-
-
-@dataclass
-class Planned:
-    """What a group makes of one table."""
-
-    member: Member
-    overlay: Overlay
-    lower: Antichain
-    hashes: dict[str, None] = field(default_factory=dict)
-    transactions: dict[str, int] = field(default_factory=dict)
-    changes: dict[str, str | None] = field(default_factory=dict)
-
-    def is_repeated(self, waiting: Waiting) -> bool:
-        """Whether the group has an operation of the same id or application."""
-        ids, apps = self.hashes.keys(), self.transactions.keys()
-        return not (ids.isdisjoint(waiting.once.hashes) and apps.isdisjoint(waiting.transactions))
-
-    @property
-    def writes(self) -> bool:
-        """Whether a commit is needed."""
-        return bool(self.changes or self.hashes or self.transactions)
+LOOKS_AT_ONCE = 16  # heads read at the same time
+ALONE_S = 1.0  # how long others wait for a transaction that runs alone
 
 
 class GroupCommit:
@@ -100,16 +43,22 @@ class GroupCommit:
         self._waiting: dict[Waiting, None] = {}
         """In the order of the calls."""
         self._leader: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        """Set when an operation comes, or the time of one that goes alone has ended."""
+        self._alone_until: float | None = None
+        self._alone = asyncio.Lock()
         self._together = True
-        """Whether the store writes several tables at one moment, as far as is known."""
+        """Whether the store writes several shards at one moment, as far as is known."""
 
-    async def do(
-        self, member: Member, action: Action, transactions: Mapping[str, int], once: Once
-    ) -> Done | Repeated:
-        """Carry out `action`, and return once it is durable. A call that is cancelled before its group was
-        taken does nothing; later it may happen."""
-        waiting = Waiting(member, action, transactions, once, asyncio.get_running_loop().create_future())
+    def begin(self) -> "asyncio.Future[Done | Repeated]":
+        """The answer of a new operation."""
+        return asyncio.get_running_loop().create_future()
+
+    async def do(self, waiting: Waiting) -> Done | Repeated:
+        """Carry it out, and return once it is durable. A call that is cancelled before its group was taken
+        does nothing; later it may happen."""
         self._waiting[waiting] = None
+        self._news.set()
         if self._leader is None or self._leader.done():
             self._leader = self._stack.supervisor.spawn(self._lead(), "commit the operations of tables")
         try:
@@ -117,12 +66,37 @@ class GroupCommit:
         finally:
             self._waiting.pop(waiting, None)
 
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Within it only operations that are `is_alone` go, for `ALONE_S` at most."""
+        async with self._alone:
+            self._alone_until = self._stack.runtime.monotonic() + ALONE_S
+            try:
+                yield
+            finally:
+                self._alone_until = None
+                self._news.set()
+
     async def _lead(self) -> None:
         while self._waiting:
-            group = list(self._waiting)[:OPERATIONS_MAX]
+            self._news.clear()
+            left_s = self._alone_left_s()
+            group = [w for w in self._waiting if not left_s or w.is_alone][:OPERATIONS_MAX]
+            if not group:
+                await self._news_within(left_s)
             for waiting in group:
                 del self._waiting[waiting]
             await self._answered(group)
+
+    def _alone_left_s(self) -> float:
+        """For how long others wait."""
+        until = self._alone_until
+        return 0.0 if until is None else max(until - self._stack.runtime.monotonic(), 0.0)
+
+    async def _news_within(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
 
     async def _answered(self, group: Sequence[Waiting]) -> None:
         """Carry them out; each gets an answer, or the error."""
@@ -132,21 +106,23 @@ class GroupCommit:
             await self._apart(group, error)
         except BaseException as error:
             for waiting in group:
-                _answer(waiting, error)
+                waiting.give(error)
             if not isinstance(error, Exception):
                 raise
 
     async def _apart(self, group: Sequence[Waiting], error: Error) -> None:
-        """Nothing was written because of `error`: carry them out in smaller groups, by table, then one by
-        one."""
+        """Nothing was written because of `error`: carry them out in smaller groups, by their shards, then one
+        by one."""
         left = [waiting for waiting in group if not waiting.answer.done()]
-        members = dict.fromkeys(waiting.member for waiting in left)
+        by_shards: dict[frozenset[Member], list[Waiting]] = {}
+        for waiting in left:
+            by_shards.setdefault(frozenset(waiting.shards), []).append(waiting)
         if len(left) == 1:
-            _answer(left[0], error)
-        elif len(members) > 1:
+            left[0].give(error)
+        elif len(by_shards) > 1:
             self._together = self._together and not isinstance(error, Unsupported)
-            for member in members:
-                await self._answered([waiting for waiting in left if waiting.member is member])
+            for some in by_shards.values():
+                await self._answered(some)
         else:
             for waiting in left:
                 await self._answered([waiting])
@@ -155,91 +131,56 @@ class GroupCommit:
         """Answer all of them."""
         looked: set[Member] = set()
         while group := [waiting for waiting in group if not waiting.answer.done()]:
-            members = dict.fromkeys(waiting.member for waiting in group)
-            if len(members) > 1 and not self._together:
-                raise Unsupported("the store writes one table at a time")
+            members = dict.fromkeys(member for waiting in group for member in waiting.shards)
+            if len(members) > 1 and not self._together and len({frozenset(w.shards) for w in group}) > 1:
+                raise Unsupported("the store writes one shard at a time")
             for member in members:
-                await member.view.catch_up()
+                await member.catch_up()
             now = await self._stack.clock.now()
-            planned = _plan(group, now)
-            writing = [plan for plan in planned.values() if plan.writes]
-            if writing:
+            plan = Plan(group, now)
+            if parts := plan.parts:
+                written = {planned.member for planned in parts}
                 try:
-                    time = await self._commit(writing, now)
+                    time = await self._commit(parts, now)
                 except UpperMismatch:
-                    looked.update(plan.member for plan in writing)  # it follows a look at each of them
+                    looked |= written  # it follows a look at each of them
                     continue
-                for plan in writing:
-                    _answer_all(group, plan.member, time)
-            written = {plan.member for plan in writing}
-            for member in members.keys() - written:
-                if member not in looked:
-                    await member.writer.shard.open()
-                    looked.add(member)
-                elif not writing:
-                    _answer_all(group, member, last_complete(member.view.upper))
+                for waiting in group:
+                    if written.issuperset(waiting.members):
+                        waiting.give_outcome(time)
+            else:
+                _answer(group, looked, together=False)
+                _answer(group, await self._settled(group, looked), together=True)
 
-    async def _commit(self, writing: Sequence[Planned], now: float) -> int:
-        """Write these tables at one time, and return it."""
-        least = (plan.lower.time for plan in writing)
+    async def _settled(self, group: Iterable[Waiting], looked: set[Member]) -> set[Member]:
+        """Look at the tables of those that have no answer yet; returns those that had not moved."""
+        left = dict.fromkeys(m for waiting in group if not waiting.answer.done() for m in waiting.members)
+        before = {member: member.state.seqno for member in left}
+        await run_bounded(LOOKS_AT_ONCE, [member.look for member in left])
+        looked.update(left)
+        return {member for member, seqno in before.items() if member.state.seqno == seqno}
+
+    async def _commit(self, parts: Sequence[Planned], now: float) -> int:
+        """Write these shards at one time, and return it."""
+        least = (planned.lower.time for planned in parts)
         time = max(micros(now), self._stack.clock.seen, *(t for t in least if isinstance(t, int)))
         upper = successor(time)
-        appends = [_append(plan, upper, time, self._stack.settings.once_keep_s) for plan in writing]
-        await append_all(appends)
-        for plan in writing:
-            plan.member.view.committed(plan.lower, upper, plan.changes)
+        await append_all([_append(planned, time, self._stack.settings.once_keep_s) for planned in parts])
+        for planned in parts:
+            planned.member.committed(planned.lower, upper, planned.changes)
         return time
 
 
-def _append(plan: Planned, upper: Antichain, time: int, keep_s: float) -> ColumnsAppend:
-    kind, once = plan.member.view.kind, Once(tuple(plan.hashes), keep_s)
-    updates = kind.updates(plan.changes, plan.overlay.old(plan.changes), time)
-    return ColumnsAppend(plan.member.writer, plan.lower, upper, plan.transactions, once, updates=updates)
+def _append(planned: Planned, time: int, keep_s: float) -> ColumnsAppend:
+    member, once = planned.member, Once(tuple(planned.hashes), keep_s)
+    updates = member.updates(planned.changes, planned.rows, time)
+    return ColumnsAppend(
+        member.writer, planned.lower, successor(time), planned.transactions, once, updates=updates
+    )
 
 
-def _plan(group: Sequence[Waiting], now: float) -> dict[Member, Planned]:
-    """Apply the operations to the views, in their order. Those that were done before are answered."""
-    planned: dict[Member, Planned] = {}
+def _answer(group: Iterable[Waiting], known: set[Member], *, together: bool) -> None:
+    """Answer those whose tables are known to be as they saw them: all at one moment, or there is only one."""
     for waiting in group:
-        member = waiting.member
-        plan = planned.get(member)
-        if plan is None:
-            view = member.view
-            plan = planned[member] = Planned(member, Overlay(view.vals), view.upper)
-        repeat = repeat_of(member.writer.shard.state, now, waiting)
-        if repeat is not None:
-            time = last_complete(repeat.upper) if repeat.done_at is None else repeat.done_at
-            _answer(waiting, Repeated(time))
-        elif plan.is_repeated(waiting):  # it waits until the first one is decided
-            waiting.outcome = None
-        else:
-            _apply(waiting, plan)
-    for plan in planned.values():
-        plan.changes = plan.overlay.changes()
-    return planned
-
-
-def _apply(waiting: Waiting, plan: Planned) -> None:
-    outcome = waiting.outcome
-    if outcome is None or not outcome.is_still_so(plan.overlay.val_of):
-        outcome = waiting.outcome = run(waiting.action, plan.overlay.val_of)
-    plan.overlay.written.update(outcome.cells.written)
-    if outcome.error is None:
-        plan.hashes.update(dict.fromkeys(waiting.once.hashes))
-        plan.transactions.update(waiting.transactions)
-
-
-def _answer_all(group: Iterable[Waiting], member: Member, time: int) -> None:
-    """Answer the operations on one table, which is known to be as they saw it."""
-    for waiting in group:
-        if waiting.member is member and waiting.outcome is not None:
-            _answer(waiting, waiting.outcome.error or Done(time, waiting.outcome.result))
-
-
-def _answer(waiting: Waiting, outcome: Done | Repeated | BaseException) -> None:
-    if waiting.answer.done():
-        return
-    if isinstance(outcome, BaseException):
-        waiting.answer.set_exception(outcome)
-    else:
-        waiting.answer.set_result(outcome)
+        if known.issuperset(waiting.members) and (together or len(waiting.members) == 1):
+            waiting.give_outcome(max(last_complete(member.upper) for member in waiting.members))

@@ -85,6 +85,12 @@ class Kind(Generic[K, V]):
         """The texts of the keys and of the vals of a table of columns."""
         return column_texts(contents.column("key")), column_texts(contents.column("val"))
 
+    def entry(self, key: Any, val: Any, size_max: int) -> tuple[str, str]:
+        """The texts of one entry, of at most `size_max` bytes; `InvalidUpdate`."""
+        entry = self.key_text(key), self.val_text(val)
+        self.check_size(*entry, size_max)
+        return entry
+
     def check_size(self, key: str, val: str, size_max: int) -> None:
         """`InvalidUpdate` if the entry is larger than `settings.update_size_max`."""
         if len(key) + len(val) <= min(size_max, SURELY_SMALL) // 4:  # a character has up to four bytes

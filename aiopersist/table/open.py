@@ -12,8 +12,9 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import Clock
 from aiopersist.storage.readonly import refuse
-from aiopersist.table.group import GroupCommit, Member
+from aiopersist.table.group import GroupCommit
 from aiopersist.table.kind import Kind
+from aiopersist.table.member import TableMember
 from aiopersist.table.view import View
 from aiopersist.write.session import Session
 from aiopersist.write.staged import StagingContext
@@ -28,7 +29,7 @@ class OpenTable(Resource):
         self.reading = reading
         self.view = View(kind, reading)
         self._writing = writing
-        self._member = None if writing is None else Member(self.view, writing)
+        self._member = None if writing is None else TableMember(self.view, writing)
         self._following: asyncio.Task[None] | None = None
         self._scope = reading.scope
 
@@ -59,7 +60,7 @@ class OpenTable(Resource):
         return self._scope
 
     @property
-    def member(self) -> Member:
+    def member(self) -> TableMember:
         """What the group commit writes; `Unsupported` for a readonly client."""
         if self._member is None:
             refuse("a change of a table")

@@ -4,20 +4,35 @@ An operation runs against `Cells`, which remember what it read. If that is still
 it need not.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from aiopersist.errors import KeyExists
 from aiopersist.plain import call_plain
 from aiopersist.table.kind import Kind
 
 
+@dataclass(slots=True)
+class Overlay:
+    """The vals of one table within a group: those of the view, and on top what operations wrote."""
+
+    view: Mapping[str, str]
+    written: dict[str, str | None] = field(default_factory=dict)
+
+    def val_of(self, key: str) -> str | None:
+        return self.written[key] if key in self.written else self.view.get(key)
+
+    def changes(self) -> dict[str, str | None]:
+        """The net changes: a key that has its val again is not among them."""
+        return {key: val for key, val in self.written.items() if self.view.get(key) != val}
+
+
 class Cells:
     """The vals of one table as one operation sees them."""
 
-    def __init__(self, val_of: Callable[[str], str | None]) -> None:
-        self._val_of = val_of
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay = overlay
         self.read: dict[str, str | None] = {}
         """What the operation has read, by key."""
         self.written: dict[str, str | None] = {}
@@ -27,14 +42,26 @@ class Cells:
         """The val of a key, as text."""
         if key in self.written:
             return self.written[key]
-        self.read[key] = val = self._val_of(key)
+        self.read[key] = val = self._overlay.val_of(key)
         return val
 
+    @property
+    def before(self) -> Iterable[str]:
+        """The keys that operations before this one have written in the group."""
+        return self._overlay.written
 
-class Action(Protocol):
-    """What an operation does. It may run several times, and leaves nothing behind but what it writes."""
 
-    def __call__(self, cells: Cells) -> Any: ...
+class Conflicted(Exception):  # never leaves the package
+    """What a transaction read is no longer so; `keys` has what changed, with the names of the tables."""
+
+    def __init__(self, keys: Sequence[tuple[str, Any]]) -> None:
+        super().__init__("what the transaction read has changed")
+        self.keys = keys
+
+
+Action: TypeAlias = Callable[..., Any]
+"""What an operation does: a function of the cells of its tables. It may run several times, and leaves nothing
+behind but what it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,39 +113,26 @@ class Update:
 class Outcome:
     """What one run of an action gave."""
 
-    cells: Cells
+    cells: list[Cells]
+    """Of each of its tables."""
     result: Any = None
     error: Exception | None = None
 
-    def is_still_so(self, val_of: Callable[[str], str | None]) -> bool:
+    def is_still_so(self, overlays: Sequence[Overlay]) -> bool:
         """Whether the action would do the same on these vals."""
-        return all(val_of(key) == val for key, val in self.cells.read.items())
+        return all(
+            overlay.val_of(key) == val
+            for cells, overlay in zip(self.cells, overlays, strict=True)
+            for key, val in cells.read.items()
+        )
 
 
-def run(action: Action, val_of: Callable[[str], str | None]) -> Outcome:
+def run(action: Action, overlays: Sequence[Overlay]) -> Outcome:
     """Run it. One that raises writes nothing."""
-    cells = Cells(val_of)
+    cells = list(map(Cells, overlays))
     try:
-        return Outcome(cells, action(cells))
+        return Outcome(cells, action(*cells))
     except Exception as error:
-        cells.written.clear()
+        for some in cells:
+            some.written.clear()
         return Outcome(cells, error=error)
-
-
-@dataclass(slots=True)
-class Overlay:
-    """The vals of one table within a group: those of the view, and on top what operations wrote."""
-
-    view: Mapping[str, str]
-    written: dict[str, str | None] = field(default_factory=dict)
-
-    def val_of(self, key: str) -> str | None:
-        return self.written[key] if key in self.written else self.view.get(key)
-
-    def changes(self) -> dict[str, str | None]:
-        """The net changes: a key that has its val again is not among them."""
-        return {key: val for key, val in self.written.items() if self.view.get(key) != val}
-
-    def old(self, keys: Iterable[str]) -> dict[str, str | None]:
-        """The vals before the group."""
-        return {key: self.view.get(key) for key in keys}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.given import taken
-from aiopersist.errors import InvalidUsage, NotReadable, UsageKind
+from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot
@@ -17,10 +17,10 @@ from aiopersist.resource import Resource
 from aiopersist.state.once import Once
 from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition, is_key
-from aiopersist.table.group import Done, Repeated
 from aiopersist.table.kind import Kind
 from aiopersist.table.open import OpenTable, Tables
 from aiopersist.table.operation import Action, Insert, Put, Update
+from aiopersist.table.plan import Done, Repeated, Waiting
 from aiopersist.write.checks import Txn, check_once, check_txn
 
 if TYPE_CHECKING:
@@ -232,9 +232,7 @@ class Table(Resource, Generic[K, V]):
         return self._tables.shards.stack.settings.update_size_max
 
     def _entry(self, key: K, val: V) -> tuple[str, str]:
-        entry = self._kind.key_text(key), self._kind.val_text(val)
-        self._kind.check_size(*entry, self._size_max)
-        return entry
+        return self._kind.entry(key, val, self._size_max)
 
     async def _open(self) -> OpenTable:
         """The table, opened if it is not. One attempt serves all calls that wait."""
@@ -272,7 +270,8 @@ class Table(Resource, Generic[K, V]):
         marked = check_txn(txn), self._once(once, txn)
         table = await self._open()
         with table.scope.call():
-            return await self._tables.group.do(table.member, action, *marked)
+            group, member = self._tables.group, table.member
+            return await group.do(Waiting((member,), action, group.begin(), member, *marked))
 
     def _once(self, once: str | None, txn: Txn | None) -> Once:
         return check_once(once, txn, self._tables.shards.stack.settings)
@@ -291,3 +290,18 @@ class Table(Resource, Generic[K, V]):
 def _projected(table: "pa.Table", columns: Columns, schema: Schema[Any, Any, Any]) -> "pa.Table":
     """The chosen columns, row by row."""
     return project(table, resolve_columns(columns, schema)).drop_columns(["diff"])
+
+
+def kind_of(table: object, tables: Tables) -> Kind[Any, Any]:
+    """The kind of a table of this client; `InvalidUsage` for anything else."""
+    if not isinstance(table, Table):
+        raise TypeError(f"{shown(table)} is not an aiopersist.Table")
+    if table._tables is not tables:
+        text = f"table {table.name!r} belongs to another client"
+        raise InvalidUsage(UsageKind.INVALID_APPEND, text)
+    return table._kind
+
+
+async def opened(table: Table[Any, Any]) -> OpenTable:
+    """The table, opened if it is not."""
+    return await table._open()

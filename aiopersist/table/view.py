@@ -5,6 +5,7 @@ does, and holds since back so far. Own commits are applied without reading them.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from math import inf
 from typing import Any
@@ -23,6 +24,7 @@ from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
 from aiopersist.table.kind import Kind
 
+RECENT_KEYS_MAX = 65_536  # remembered, for transactions that read ranges
 FEW = 512  # rows that take less time than reaching a thread
 
 
@@ -39,6 +41,13 @@ class View:
         self._turn = asyncio.Lock()
         self.bytes = 0
         """About the bytes of the texts."""
+        self.version = 0
+        """Rises with every change of `vals`."""
+        self.foreign = 0
+        """Rises with every commit of another process that it takes."""
+        self._recent: deque[tuple[int, tuple[str, ...]]] = deque()
+        """The keys of the last changes, by version."""
+        self._recent_keys = 0
 
     @property
     def is_behind(self) -> bool:
@@ -66,6 +75,14 @@ class View:
         if self.upper == lower:  # else it caught up with it already
             self._put(changes)
             self._move(upper)
+
+    def changed_since(self, version: int) -> set[str] | None:
+        """The keys that changed after that version; `None` if this is not remembered."""
+        if version == self.version:
+            return set()
+        if not self._recent or self._recent[0][0] > version + 1:
+            return None
+        return {key for at, keys in self._recent if at > version for key in keys}
 
     def close(self) -> None:
         """Hold nothing any more."""
@@ -96,6 +113,9 @@ class View:
             vals = dict(zip(keys, texts, strict=True))
         self.close()
         self.vals, self.upper, self._need = vals, upper, need
+        self.version, self.foreign = self.version + 1, self.foreign + 1
+        self._recent.clear()
+        self._recent_keys = 0
         self.bytes = sum(map(len, vals)) + sum(map(len, vals.values()))
 
     async def _catch_up(self, state: State) -> None:
@@ -119,6 +139,7 @@ class View:
         size = 0 if table.num_rows <= FEW else inf
         changes = await shard.stack.compute_few(size, self._changes, table) if table.num_rows else {}
         if self.upper == lower:  # else a commit of our own was applied meanwhile
+            self.foreign += 1
             self._put(changes)
             self._move(state.upper)
 
@@ -134,6 +155,13 @@ class View:
         return changes
 
     def _put(self, changes: Mapping[str, str | None]) -> None:
+        if not changes:
+            return
+        self.version += 1
+        self._recent.append((self.version, tuple(changes)))
+        self._recent_keys += len(changes)
+        while self._recent_keys > RECENT_KEYS_MAX:
+            self._recent_keys -= len(self._recent.popleft()[1])
         for key, val in changes.items():
             old = self.vals.pop(key, None) if val is None else self.vals.get(key)
             if old is not None:

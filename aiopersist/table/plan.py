@@ -1,0 +1,157 @@
+"""What one commit of a group makes of each shard: operations applied to views, in their order. Pure."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiopersist.frontier import Antichain
+from aiopersist.state.once import UNMARKED, Once
+from aiopersist.state.writing import last_complete, repeat_of
+from aiopersist.table.member import Member
+from aiopersist.table.operation import Action, Conflicted, Outcome, Overlay, run
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+
+class Repeated(NamedTuple):
+    """The operation was done before, by a call with the same `once=` or `txn=`; `time` is the time of its
+    commit (for `txn=`, a time at which it was in)."""
+
+    time: int
+
+
+class Done(NamedTuple):
+    """The operation is in at `time`."""
+
+    time: int
+    result: Any
+
+
+@dataclass(eq=False)
+class Waiting:
+    """One operation that waits for its answer."""
+
+    members: tuple[Member, ...]
+    """The tables that it reads or writes, in the order of the cells of `action`."""
+    action: Action
+    answer: "asyncio.Future[Done | Repeated]"
+    marked_in: Member
+    """The shard that remembers its `transactions` and `once`."""
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    once: Once = UNMARKED
+    rows: "Mapping[Member, Sequence[pa.Table]]" = field(default_factory=dict)
+    """What it appends to plain shards."""
+    binds: bool = False
+    """Whether all its tables take part in the commit, also those that it only read."""
+    reruns: bool = False
+    """Whether `action` depends on more than the keys that it reads, so it runs for each plan."""
+    is_alone: bool = False
+    """Whether it goes while others wait."""
+    outcome: Outcome | None = None
+
+    @property
+    def is_marked(self) -> bool:
+        return bool(self.transactions or self.once.hashes)
+
+    @property
+    def shards(self) -> dict[Member, None]:
+        """All shards that it may touch."""
+        marks = [self.marked_in] if self.is_marked else []
+        return dict.fromkeys([*self.members, *self.rows, *marks])
+
+    def give(self, outcome: Done | Repeated | BaseException) -> None:
+        """Return or raise `outcome` in its call."""
+        if self.answer.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+
+    def give_outcome(self, time: int) -> None:
+        """The same of its own outcome, which is known to be right."""
+        if self.outcome is not None:
+            self.give(self.outcome.error or Done(time, self.outcome.result))
+
+
+@dataclass(eq=False)
+class Planned:
+    """What a group makes of one shard."""
+
+    member: Member
+    overlay: Overlay
+    lower: Antichain
+    joins: bool = False
+    """Whether it takes part without changes of its own."""
+    hashes: dict[str, None] = field(default_factory=dict)
+    transactions: dict[str, int] = field(default_factory=dict)
+    rows: "list[pa.Table]" = field(default_factory=list)
+    changes: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the commit has a version of this shard."""
+        return bool(self.joins or self.changes or self.hashes or self.transactions or self.rows)
+
+    def knows(self, waiting: Waiting) -> bool:
+        """Whether the group has an operation of the same id or application."""
+        ids, apps = self.hashes.keys(), self.transactions.keys()
+        return not (ids.isdisjoint(waiting.once.hashes) and apps.isdisjoint(waiting.transactions))
+
+
+class Plan:
+    """What a group makes of all shards."""
+
+    def __init__(self, group: Iterable[Waiting], now: float) -> None:
+        """Apply the operations in their order. Those that were done before, and transactions whose reads
+        changed, are answered."""
+        self.shards: dict[Member, Planned] = {}
+        for waiting in group:
+            self._add(waiting, now)
+        for planned in self.shards.values():
+            planned.changes = planned.overlay.changes()
+
+    @property
+    def parts(self) -> list[Planned]:
+        """The shards that take part in the commit."""
+        return [planned for planned in self.shards.values() if planned.takes_part]
+
+    def _of(self, member: Member) -> Planned:
+        if member not in self.shards:
+            self.shards[member] = Planned(member, Overlay(member.vals), member.upper)
+        return self.shards[member]
+
+    def _add(self, waiting: Waiting, now: float) -> None:
+        for member in waiting.shards:
+            self._of(member)
+        if waiting.is_marked:
+            repeat = repeat_of(waiting.marked_in.state, now, waiting)
+            if repeat is not None:
+                time = last_complete(repeat.upper) if repeat.done_at is None else repeat.done_at
+                waiting.give(Repeated(time))
+                return
+            if self.shards[waiting.marked_in].knows(waiting):  # it waits until the first one is decided
+                waiting.outcome = None
+                return
+        self._apply(waiting, [self.shards[member] for member in waiting.members])
+
+    def _apply(self, waiting: Waiting, tables: Sequence[Planned]) -> None:
+        overlays = [planned.overlay for planned in tables]
+        outcome = waiting.outcome
+        if outcome is None or waiting.reruns or not outcome.is_still_so(overlays):
+            outcome = waiting.outcome = run(waiting.action, overlays)
+        if outcome.error is not None:
+            if isinstance(outcome.error, Conflicted):
+                waiting.give(outcome.error)
+            return
+        for planned, cells in zip(tables, outcome.cells, strict=True):
+            planned.overlay.written.update(cells.written)
+            planned.joins |= waiting.binds
+        for member, rows in waiting.rows.items():
+            self.shards[member].rows.extend(rows)
+        if waiting.is_marked:
+            marked = self.shards[waiting.marked_in]
+            marked.hashes.update(dict.fromkeys(waiting.once.hashes))
+            marked.transactions.update(waiting.transactions)

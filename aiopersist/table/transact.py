@@ -1,0 +1,189 @@
+"""`client.transact`: runs a body until its transaction is committed, and remembers its id.
+
+Ids of `once=` and numbers of `txn=` are kept per location, in one of 64 internal shards by hash: the tables
+of a repeat may be others than those of the first run. The shard joins the commit.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import Conflict
+from aiopersist.resource import Opening
+from aiopersist.shard.catalog import RecordId, find, resolve_or_create
+from aiopersist.shard.shards import Shards
+from aiopersist.state.model import Clock
+from aiopersist.state.once import Once
+from aiopersist.state.writing import last_complete, repeat_of
+from aiopersist.storage.readonly import refuse
+from aiopersist.table.cut import Cut
+from aiopersist.table.member import Member, PlainMember
+from aiopersist.table.open import Tables
+from aiopersist.table.operation import Conflicted
+from aiopersist.table.plan import Done, Repeated, Waiting
+from aiopersist.table.transaction import RunAgain, Transaction
+from aiopersist.write.checks import Txn, check_once, check_txn
+from aiopersist.write.handle import WriteHandle, session_of
+
+T = TypeVar("T")
+
+RECORDS = 64  # shards for the ids of transactions: few enough to open, many enough not to be contended
+ALONE_AFTER = 3  # conflicts in a row
+PAUSE_S = 0.001  # after a conflict, with jitter; doubles with each
+PAUSE_MAX_S = 0.1
+
+Body = Callable[[Transaction], Awaitable[T]]
+
+
+class Records:
+    """The internal shards that remember the ids of transactions."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._open: dict[str, PlainMember] = {}
+
+    async def member(self, mark: str) -> PlainMember:
+        """The shard for ids with that hash, opened or created if it is not."""
+        name = _record_of(mark)
+        known = self._open.get(name)
+        if known is None or known.writer.scope.closed:
+            opening: Opening[WriteHandle[Any, Any]] = self._shards.opening(
+                partial(self._opened, name), "client.transact(...)"
+            )
+            known = self._open[name] = PlainMember(session_of(await opening))
+        return known
+
+    async def _opened(self, name: str) -> WriteHandle[Any, Any]:
+        shards = self._shards
+        shard = shards.at(await resolve_or_create(shards.stack, name, RecordId), name)
+        return await WriteHandle.open(shard, Schema(str, bool), shards.scope, Clock.WALL)
+
+    async def happened(self, once: Once) -> int | None:
+        """The time of the transaction with that id. One request, one more for the name."""
+        stack, name = self._shards.stack, _record_of(once.hashes[0])
+        found = await find(stack, name, RecordId)
+        if found is None:
+            return None
+        shard = self._shards.at(found, name)
+        for writer in list(shard.writers):
+            await writer.idle()
+        state = await shard.open()
+        return once.done_at(state.once, await stack.clock.now())
+
+
+def _record_of(mark: str) -> str:
+    return f"{int(mark[:4], 16) % RECORDS:02}"
+
+
+class Transactions:
+    """The transactions of one client."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._cut = Cut()
+        self._records = Records(tables.shards)
+
+    async def run(
+        self, body: Body[T], txn: Txn | None, once: str | None, max_attempts: int | None
+    ) -> T | Repeated:
+        """See `Client.transact`."""
+        stack = self._tables.shards.stack
+        if stack.readonly:
+            refuse("a transaction")
+        if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
+            raise ValueError(f"max_attempts={max_attempts!r} is no positive int")
+        marks = _Marks(check_txn(txn), check_once(once, txn, stack.settings))
+        if marks.text is not None:
+            marks.member = await self._records.member(marks.text)
+            await marks.member.look()
+            repeat = repeat_of(marks.member.state, await stack.clock.now(), marks)
+            if repeat is not None:
+                return Repeated(last_complete(repeat.upper) if repeat.done_at is None else repeat.done_at)
+        return await self._until_committed(body, marks, max_attempts)
+
+    async def happened(self, once: str) -> int | None:
+        """See `Client.happened`."""
+        return await self._records.happened(check_once(once, None, self._tables.shards.stack.settings))
+
+    async def _until_committed(
+        self, body: Body[T], marks: "_Marks", max_attempts: int | None
+    ) -> T | Repeated:
+        runtime = self._tables.shards.stack.runtime
+        keys: Any = []
+        for attempt in count(1):
+            alone = attempt > ALONE_AFTER
+            async with AsyncExitStack() as turn:
+                if alone:
+                    await turn.enter_async_context(self._tables.group.alone())
+                try:
+                    return await self._attempt(body, marks, alone)
+                except Conflicted as conflict:
+                    keys = conflict.keys
+                except RunAgain:
+                    pass
+            if attempt == max_attempts:
+                raise Conflict(keys)
+            await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
+        raise AssertionError("attempts do not end")
+
+    async def _attempt(self, body: Body[T], marks: "_Marks", alone: bool) -> T | Repeated:
+        tx = Transaction(self._tables, self._cut)
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = await body(tx)
+        except Exception as raised:
+            error = raised
+        finally:
+            tx.ended = True
+        if not tx.touched and not tx.writes and marks.member is None:
+            tx.done_at = 0
+            if error is not None:
+                raise error
+            return result  # type: ignore[no-any-return]  # of the body
+        done = await self._commit(tx, result, error, marks, alone)
+        tx.done_at = done.time
+        return done if isinstance(done, Repeated) else done.result
+
+    async def _commit(
+        self, tx: Transaction, result: Any, error: Exception | None, marks: "_Marks", alone: bool
+    ) -> Done | Repeated:
+        """Let the group commit decide: it gives the result of the body, or raises its error or a conflict."""
+        touched = list(tx.touched.values())
+        for some in touched:
+            await some.open()
+        members: tuple[Member, ...] = tuple(some.member for some in touched)
+        group = self._tables.group
+        waiting = Waiting(
+            members,
+            tx.action(result, error),
+            group.begin(),
+            marks.member or next(iter((*members, *tx.plain))),
+            reruns=any(some.ranges for some in touched),
+            is_alone=alone,
+        )
+        if error is None:
+            waiting.rows = tx.plain
+            waiting.transactions, waiting.once = marks.transactions, marks.once
+            waiting.binds = tx.writes or marks.member is not None
+        return await group.do(waiting)
+
+
+class _Marks:
+    """By what a transaction is known again, and the shard that remembers it."""
+
+    def __init__(self, transactions: dict[str, int], once: Once) -> None:
+        self.transactions = transactions
+        self.once = once
+        self.member: PlainMember | None = None
+
+    @property
+    def text(self) -> str | None:
+        """What decides which shard remembers it, as a hash in hex."""
+        for app in self.transactions:
+            return hashlib.sha256(app.encode()).hexdigest()
+        return next(iter(self.once.hashes), None)
