@@ -1,7 +1,6 @@
 """A shard as one client sees it: its register, its schemas, and the reader that all handles share."""
 
 from typing import Any
-from weakref import WeakSet
 
 from aiopersist.data.types.evolve import mismatch
 from aiopersist.data.types.schema import Schema
@@ -27,8 +26,6 @@ class Shard:
         self.register = Register(stack, shard_id)
         self.register.label_of = lambda: self.label
         self.hold: SharedHold = (ReadonlyHold if stack.readonly else SharedHold)(stack, self.register)
-        self.writers: WeakSet[Any] = WeakSet()
-        """The sessions of this client that append to it."""
         self._schemas: dict[int, Schema[Any, Any, Any]] = {}
 
     @property
@@ -65,6 +62,11 @@ class Shard:
             if self.name is not None and await find(self.stack, self.name, type(self.id)) != self.id:
                 await commit(self.register, Finalize(self.id))
         return await self.open()
+
+    async def settle_senders(self) -> None:
+        """Return once no append of this client to the shard is under way, and no outcome unknown."""
+        for idle in [idle for idle, shard in self.stack.senders.items() if shard == self.id]:
+            await idle()
 
     def schema(self, schema_id: int) -> Schema[Any, Any, Any]:
         """The stored schema of that id, in Arrow types."""

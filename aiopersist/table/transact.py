@@ -69,8 +69,7 @@ class Records:
         if found is None:
             return None
         shard = self._shards.at(found, name)
-        for writer in list(shard.writers):
-            await writer.idle()
+        await shard.settle_senders()
         state = await shard.open()
         return once.done_at(state.once, await stack.clock.now())
 

@@ -265,8 +265,7 @@ async def happened(shards: Shards, name: str, once: str) -> int | None:
     """See `Client.happened`."""
     shard = await shards.existing(name)
     ids = check_once(once, None, shard.stack.settings)
-    for idle in [idle for idle, sent_to in shard.stack.senders.items() if sent_to == shard.id]:
-        await idle()
+    await shard.settle_senders()
     state = await shard.open()
     return ids.done_at(state.once, await shard.register.now())
 

@@ -31,7 +31,6 @@ class Session:
         self.schema = context.schema
         self.scope = Scope(f"the writer of {context.shard.label}", context.scope, context.shard.id)
         self.slot = Slot()
-        context.shard.writers.add(self)
         self.unsettled: UnsettledCall | None = None
         """The last call whose caller does not know its outcome."""
         self.pending: PendingAppend | None = None
