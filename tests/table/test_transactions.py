@@ -219,6 +219,35 @@ async def test_a_body_that_waits_for_its_own_client_does_not_hang(mem: ap.Client
     assert await mem.transact(body) == 6
 
 
+async def test_a_body_sees_no_half_of_another_transaction(two: tuple[ap.Client, ap.Client]) -> None:
+    """Goal: reads of several tables are of one moment in each run, also in those that run again."""
+    one, other = two
+    await table(one, "a").put("k", 50)
+    await table(one, "b").put("k", 50)
+    sums, moving = [], True
+
+    async def sum_up(tx: ap.Transaction) -> None:
+        first = await tx.get(table(one, "a"), "k")
+        await asyncio.sleep(0)
+        sums.append((first or 0) + (await tx.get(table(one, "b"), "k") or 0))
+
+    async def move(tx: ap.Transaction) -> None:
+        for name, diff in (("a", -1), ("b", 1)):
+            tx.put(table(other, name), "k", (await tx.get(table(other, name), "k") or 0) + diff)
+
+    async def keep_moving() -> None:
+        while moving:
+            await other.transact(move)
+            await asyncio.sleep(0.005)
+
+    mover = asyncio.create_task(keep_moving())
+    for _ in range(20):
+        await one.transact(sum_up)
+    moving = False
+    await mover
+    assert set(sums) == {100}
+
+
 # --- histories --------------------------------------------------------------------------------------
 
 TABLES, KEYS = ("a", "b"), "pqrs"
@@ -332,5 +361,13 @@ async def test_histories_are_strictly_serializable(location: StoreUrls, seed: in
 @pytest.mark.parametrize("seed", range(6))
 async def test_histories_under_faults_are_strictly_serializable(tmp_path: Any, seed: int) -> None:
     """Goal: requests fail, and answers are lost."""
+    url = f"mem://transactions-{seed}-{random.random()}"
+    assert check(await _history(StoreUrls(url, url), seed, clients=3, faulty=True)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 1300))
+async def test_many_histories_under_faults(seed: int) -> None:
+    """Goal: as above, with more seeds."""
     url = f"mem://transactions-{seed}-{random.random()}"
     assert check(await _history(StoreUrls(url, url), seed, clients=3, faulty=True)) == []
