@@ -121,6 +121,10 @@ class PartsExpired(BatchExpired):
     append again."""
 
 
+class RepeatedMark(Error):
+    """An id or a number of the append is recorded already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
     """A staged batch, as the append that consumes it names it."""
@@ -153,11 +157,14 @@ class AppendHollow:
     once: Once = UNMARKED
     ahead_max_s: float = inf
     """How far beyond now the append may move the upper of a shard with a wall clock."""
+    is_strict: bool = False
+    """Whether a repeat is refused (`RepeatedMark`), so that what shares the commit is not written either."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
         if (repeat := repeat_of(state, context.now, self)) is not None:
-            return Keep(result=repeat)
+            error = RepeatedMark("it was done before") if self.is_strict else None
+            return Keep(result=repeat, error=error)
         if refusal := spent(state, self.staged):
             return Keep(error=refusal)
         lower = self.batch.lower

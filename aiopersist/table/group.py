@@ -19,13 +19,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from aiopersist.errors import Error, InvalidUsage, ShardFinalized, Unsupported, UpperMismatch
+from aiopersist.errors import CodecMismatch, Error, InvalidUsage, ShardFinalized, Unsupported, UpperMismatch
 from aiopersist.frontier import successor
 from aiopersist.resource import run_bounded
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import micros
 from aiopersist.state.once import Once
-from aiopersist.state.writing import last_complete
+from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.table.member import Member
 from aiopersist.table.plan import Done, Plan, Planned, Repeated, Waiting
 from aiopersist.write.append import ColumnsAppend, append_all
@@ -102,7 +102,12 @@ class GroupCommit:
         """Carry them out; each gets an answer, or the error."""
         try:
             await self._carry_out(group)
-        except (InvalidUsage, ShardFinalized, Unsupported) as error:  # of one of them: the others go on
+        except (
+            CodecMismatch,
+            InvalidUsage,
+            ShardFinalized,
+            Unsupported,
+        ) as error:  # of one of them: the others go on
             await self._apart(group, error)
         except BaseException as error:
             for waiting in group:
@@ -139,26 +144,30 @@ class GroupCommit:
             now = await self._stack.clock.now()
             plan = Plan(group, now)
             if parts := plan.parts:
+                for planned in parts:
+                    planned.member.check_schema()
                 written = {planned.member for planned in parts}
                 try:
                     time = await self._commit(parts, now)
                 except UpperMismatch:
                     looked |= written  # it follows a look at each of them
                     continue
+                except RepeatedMark:  # another client has recorded one of the ids meanwhile
+                    continue
                 for waiting in group:
                     if written.issuperset(waiting.members):
                         waiting.give_outcome(time)
             else:
                 _answer(group, looked, together=False)
-                _answer(group, await self._settled(group, looked), together=True)
+                _answer(group, await self._settled(group, plan, looked), together=True)
 
-    async def _settled(self, group: Iterable[Waiting], looked: set[Member]) -> set[Member]:
-        """Look at the tables of those that have no answer yet; returns those that had not moved."""
+    async def _settled(self, group: Iterable[Waiting], plan: Plan, looked: set[Member]) -> set[Member]:
+        """Look at the tables of those that have no answer yet; returns those that are as they were planned:
+        every change of a table moves its upper."""
         left = dict.fromkeys(m for waiting in group if not waiting.answer.done() for m in waiting.members)
-        before = {member: member.state.seqno for member in left}
         await run_bounded(LOOKS_AT_ONCE, [member.look for member in left])
         looked.update(left)
-        return {member for member, seqno in before.items() if member.state.seqno == seqno}
+        return {member for member in left if member.state.upper == plan.shards[member].lower}
 
     async def _commit(self, parts: Sequence[Planned], now: float) -> int:
         """Write these shards at one time, and return it."""

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from aiopersist.data.types.evolve import mismatch
 from aiopersist.data.updates.assemble import at_time, concat
 from aiopersist.frontier import Antichain
 from aiopersist.state.model import State
@@ -38,6 +39,13 @@ class Member(ABC):
     async def look(self) -> None:
         """Read its head. One request, shared with others that wait."""
         await self.writer.shard.open()
+
+    def check_schema(self) -> None:
+        """`CodecMismatch` if vals may have fields by now that this writer does not know: it would retract
+        what is not there."""
+        shard = self.writer.shard
+        if self.writer.context.schema_id != self.state.schema_id:
+            raise mismatch(shard.schema(self.state.schema_id), self.writer.schema, shard_id=shard.id)
 
     @property
     @abstractmethod
@@ -98,6 +106,9 @@ class PlainMember(Member):
     @property
     def vals(self) -> Mapping[str, str]:
         return NOTHING
+
+    def check_schema(self) -> None:
+        """Rows of an older schema may be appended."""
 
     async def catch_up(self) -> None:
         """Its state is all that is needed."""

@@ -116,7 +116,7 @@ class Outcome:
     cells: list[Cells]
     """Of each of its tables."""
     result: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def is_still_so(self, overlays: Sequence[Overlay]) -> bool:
         """Whether the action would do the same on these vals."""
@@ -128,11 +128,19 @@ class Outcome:
 
 
 def run(action: Action, overlays: Sequence[Overlay]) -> Outcome:
-    """Run it. One that raises writes nothing."""
+    """Run it. One that raises writes nothing, whatever it raises: a future takes no `StopIteration`."""
     cells = list(map(Cells, overlays))
     try:
         return Outcome(cells, action(*cells))
-    except Exception as error:
+    except BaseException as error:  # of the function of one user: the others go on
         for some in cells:
             some.written.clear()
-        return Outcome(cells, error=error)
+        return Outcome(cells, error=_as_in_a_coroutine(error))
+
+
+def _as_in_a_coroutine(error: BaseException) -> BaseException:
+    if not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError("the function raised StopIteration")
+    raised.__cause__ = error
+    return raised

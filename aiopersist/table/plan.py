@@ -73,7 +73,8 @@ class Waiting:
     def give_outcome(self, time: int) -> None:
         """The same of its own outcome, which is known to be right."""
         if self.outcome is not None:
-            self.give(self.outcome.error or Done(time, self.outcome.result))
+            error = self.outcome.error
+            self.give(Done(time, self.outcome.result) if error is None else error)
 
 
 @dataclass(eq=False)
@@ -96,9 +97,11 @@ class Planned:
         return bool(self.joins or self.changes or self.hashes or self.transactions or self.rows)
 
     def knows(self, waiting: Waiting) -> bool:
-        """Whether the group has an operation of the same id or application."""
-        ids, apps = self.hashes.keys(), self.transactions.keys()
-        return not (ids.isdisjoint(waiting.once.hashes) and apps.isdisjoint(waiting.transactions))
+        """Whether the group has an operation of the same id, or of that application with no lesser number."""
+        known = self.transactions
+        return not self.hashes.keys().isdisjoint(waiting.once.hashes) or any(
+            number <= known[app] for app, number in waiting.transactions.items() if app in known
+        )
 
 
 class Plan:

@@ -155,10 +155,17 @@ class RowsAppend(AppendIntent):
 
 
 class ColumnsAppend(RowsAppend):
-    """An append of a table in the columns of the schema, which the library made itself."""
+    """An append of a table in the columns of the schema, which the library made itself. A repeat is refused:
+    `RepeatedMark`."""
+
+    def command(self, writer: str, batch: HollowBatch, batches: Sequence[StagedBatch] = ()) -> AppendHollow:
+        return replace(super().command(writer, batch, batches), is_strict=True)
 
     async def _take(self, upload: Upload) -> None:
         await upload.add(self.updates)
+
+    def _is_covered(self, state: State, now: float) -> bool | None:
+        return False if self.lower == state.upper else None
 
 
 @dataclass(eq=False)

@@ -2,13 +2,13 @@
 
 It knows nothing of the library. Operations that wrote are ordered by their commit times; those of one time
 shared a commit, so any order of them will do. Each must have read what the ones before it left, and have
-found the range that it read as they left it. One that wrote nothing must fit somewhere between the operations
-that had ended before it began, and those that began after it had ended.
+found the range that it read as they left it. One that wrote nothing saw one moment between its begin and its
+end: clients that share no table may commit in another order than that of their times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
 from typing import Any
 
 Key = tuple[str, Any]
@@ -55,40 +55,77 @@ def _range(state: State, table: str, start: Any, stop: Any) -> dict[Any, Any]:
 def check(ops: Sequence[Op], begin: State | None = None) -> list[str]:
     """What is wrong with the history; nothing if it is strictly serializable."""
     writers = sorted((op for op in ops if op.time is not None), key=lambda op: op.time or 0)
-    wrong = [f"{b} ended before {a} began, and has a later time" for a, b in _pairs(writers)]
-    states: list[State] = [dict(begin or {})]
-    order: list[Op] = []
-    for _, some in groupby(writers, key=lambda op: op.time):
-        found = _ordered(list(some), states[-1])
-        if found is None:
-            return [*wrong, f"no order explains the operations of one commit, on {states[-1]}"]
-        for op in found:
-            order.append(op)
-            states.append(op.after(states[-1]))
-    for op in ops:
-        if op.time is None:
-            first = max((n + 1 for n, w in enumerate(order) if w.ended < op.began), default=0)
-            last = min((n for n, w in enumerate(order) if w.began > op.ended), default=len(order))
-            if not any(op.fits(state) for state in states[first : last + 1]):
-                wrong.append(f"{op} fits none of the states {first} to {last}: {states[first : last + 1]}")
-    return wrong
+    readers = [op for op in ops if op.time is None]
+    if wrong := [f"{b} ended before {a} began, and has a later time" for a, b in _pairs(writers)]:
+        return wrong
+    furthest: list[Op] = []
+    for order in _orders(writers, dict(begin or {}), furthest):
+        wrong = [
+            f"{op} saw no moment of its call" for op in readers if not _saw_a_moment(op, order, begin or {})
+        ]
+        if not wrong:
+            return []
+    left = [op for op in writers if op not in furthest]
+    return wrong or [f"no order explains {left[:8]}, after {furthest[-3:]}"]
+
+
+def _saw_a_moment(op: Op, order: Sequence[Op], begin: State) -> bool:
+    """Whether there is a moment of each table that it read, within its call, such that each writer is before
+    all of these moments or after all of them."""
+    tables = {table for table, _ in op.reads} | {table for table, *_ in op.ranges}
+    writers = {t: [w for w in order if any(table == t for table, _ in w.writes)] for t in tables}
+    return any(
+        all(
+            (w in writers[a][:m]) == (w in writers[b][:n])
+            for (a, m), (b, n) in combinations(moment.items(), 2)
+            for w in writers[a]
+            if w in writers[b]
+        )
+        for choice in product(*(_moments(op, t, writers[t], begin) for t in tables))
+        if (moment := dict(zip(tables, choice, strict=True))) is not None
+    )
+
+
+def _moments(op: Op, table: str, writers: Sequence[Op], begin: State) -> list[int]:
+    """After how many of the writers of that table it may have read what it read there."""
+    states = [begin]
+    for writer in writers:
+        states.append(writer.after(states[-1]))
+    first = max((n + 1 for n, w in enumerate(writers) if w.ended < op.began), default=0)
+    last = min((n for n, w in enumerate(writers) if w.began > op.ended), default=len(writers))
+    mine = replace(
+        op,
+        reads={key: val for key, val in op.reads.items() if key[0] == table},
+        ranges=[found for found in op.ranges if found[0] == table],
+    )
+    return [n for n in range(first, last + 1) if mine.fits(states[n])]
 
 
 def _pairs(writers: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
     """Two operations whose times are not in the order in which they happened."""
     for number, earlier in enumerate(writers):
         for later in writers[number + 1 :]:
-            if later.ended < earlier.began:
+            if later.ended < earlier.began and later.time != earlier.time:
                 yield earlier, later
 
 
-def _ordered(ops: list[Op], state: State) -> list[Op] | None:
-    """An order in which each of these may have run."""
-    if not ops:
-        return []
-    for op in ops:
-        if op.fits(state):
-            rest = _ordered([other for other in ops if other is not op], op.after(state))
-            if rest is not None:
-                return [op, *rest]
-    return None
+def _orders(writers: Sequence[Op], state: State, furthest: list[Op]) -> Iterator[list[Op]]:
+    """All orders by time in which each of these may have run. The longest beginning of one is left in
+    `furthest`."""
+    order: list[Op] = []
+    states: list[State] = [state]
+
+    def go_on(rest: Sequence[Op]) -> Iterator[list[Op]]:
+        if len(order) > len(furthest):
+            furthest[:] = order
+        if not rest:
+            yield order
+        for op in (op for op in rest if op.time == rest[0].time):
+            if op.fits(states[-1]):
+                order.append(op)
+                states.append(op.after(states[-1]))
+                yield from go_on([other for other in rest if other is not op])
+                order.pop()
+                states.pop()
+
+    yield from go_on(writers)
