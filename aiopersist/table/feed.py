@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
-from aiopersist.frontier import Antichain
+from aiopersist.frontier import Antichain, minimum
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.listen import Listen, Steps
 from aiopersist.read.snapshot import Items, Snapshot
@@ -81,6 +81,8 @@ class Feed(Resource, Generic[K, V]):
         start: str | None,
         keys: Iterable[K] | None,
     ) -> None:
+        if cursor is not None and not isinstance(cursor, str):
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{shown(cursor)} is no text")
         if start not in (None, "now"):
             raise InvalidUsage(UsageKind.INVALID_TIME, f"start={shown(start)}: 'now' or None", time=start)
         if sum(given is not None for given in (cursor, as_of, start)) > 1:
@@ -92,6 +94,8 @@ class Feed(Resource, Generic[K, V]):
         self._texts = None if self._keys is None else frozenset(kind.key_texts(self._keys))
         self._within: _Within | None = None
         """Where it stands within the contents, as long as these come."""
+        self._snapshot: Snapshot[K, V] | None = None
+        """What the contents come from. It is closed behind them: it keeps blobs."""
         self._contents: Items[Any] | None = None
         self._batch: Any = None
         """The next batch of the contents, read ahead: so that the last one is known."""
@@ -111,6 +115,9 @@ class Feed(Resource, Generic[K, V]):
         await self._open()
         if self._contents is not None:
             return await self._next_contents()
+        if self._snapshot is not None:
+            await self._snapshot.aclose()
+            self._snapshot = None
         assert self._steps is not None
         step = await anext(self._steps)
         changes = self._paired(step.updates.to_arrow())
@@ -165,7 +172,12 @@ class Feed(Resource, Generic[K, V]):
         except NotReadable as error:
             if error.as_of is not None:
                 raise
-            return await held.enter_async_context(handle.listen())
+            listen = await handle.listen()
+            if listen.frontier == minimum(None):
+                return await held.enter_async_context(listen)
+            await listen.aclose()  # the first put came meanwhile
+            return await self._begin(handle, within, as_of, held)
+        self._snapshot = snapshot
         listen = await held.enter_async_context(handle.listen(snapshot.as_of))
         last = None if within is None else within.last
         self._within = _Within(as_int(snapshot.as_of), last)

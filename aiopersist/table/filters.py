@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from math import inf, isnan
 from operator import and_, or_
 from typing import Any, NamedTuple
 
@@ -14,17 +15,37 @@ from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 
 
 class _Leaf(NamedTuple):
-    """One leaf of a key, and its value in a bound."""
+    """One leaf of a key, or a struct in it that may be absent, and its value in a bound. Rows are ordered as
+    `data/updates/order.py` says: nulls first, NaN last."""
 
     field: pc.Expression
     value: pa.Scalar
+    nullable: bool
 
     def equal(self) -> pc.Expression:
-        return self.field == self.value if self.value.is_valid else ~self.field.is_valid()
+        if not self.value.is_valid:
+            return ~self.field.is_valid()
+        if pa.types.is_struct(self.value.type):
+            return self.field.is_valid()
+        return self._there(~(self.field <= inf) if self._is_nan else self.field == self.value)
 
     def beyond(self) -> pc.Expression:
-        """Whether the leaf of a row is greater. Nulls come first."""
-        return self.field > self.value if self.value.is_valid else self.field.is_valid()
+        """Whether the leaf of a row is greater."""
+        if not self.value.is_valid:
+            return self.field.is_valid()
+        if pa.types.is_struct(self.value.type) or self._is_nan:
+            return pc.scalar(False)
+        if pa.types.is_floating(self.value.type):
+            return self._there(~(self.field <= self.value))  # true for NaN
+        return self._there(self.field > self.value)
+
+    @property
+    def _is_nan(self) -> bool:
+        return bool(pa.types.is_floating(self.value.type) and isnan(self.value.as_py()))
+
+    def _there(self, found: pc.Expression) -> pc.Expression:
+        """False for nulls, of which `found` is null."""
+        return self.field.is_valid() & found if self.nullable else found
 
 
 def condition(
@@ -87,9 +108,13 @@ def _scalar(schema: Schema[Any, Any, Any], key: Any) -> pa.Scalar:
         raise InvalidUpdate(f"key: {refusal.reason}") from refusal
 
 
-def _leaves(scalar: pa.Scalar, path: tuple[str, ...] = ("key",)) -> Iterator[_Leaf]:
+def _leaves(
+    scalar: pa.Scalar, path: tuple[str, ...] = ("key",), *, nullable: bool = False
+) -> Iterator[_Leaf]:
     if not pa.types.is_struct(scalar.type):
-        yield _Leaf(pc.field(*path), scalar)
+        yield _Leaf(pc.field(*path), scalar, nullable)
         return
-    for name, child in scalar.items():
-        yield from _leaves(child, (*path, name))
+    if nullable:
+        yield _Leaf(pc.field(*path), scalar, nullable)
+    for field in scalar.type if scalar.is_valid else ():
+        yield from _leaves(scalar[field.name], (*path, field.name), nullable=nullable or field.nullable)

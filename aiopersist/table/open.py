@@ -123,6 +123,19 @@ class Tables:
         self._users[name] += 1
         return table
 
+    async def releasing(self, acquiring: "asyncio.Task[OpenTable]") -> None:
+        """Release what was acquired. Waits for an opening that is under way, but not for ever: then it goes
+        on by itself."""
+        if not acquiring.done():
+            release = self.shards.stack.supervisor.spawn(self._release_later(acquiring), "release a table")
+            await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
+        elif not acquiring.cancelled() and not acquiring.exception():
+            await self.release(acquiring.result())
+
+    async def _release_later(self, acquiring: "asyncio.Task[OpenTable]") -> None:
+        await asyncio.wait([acquiring])
+        await self.releasing(acquiring)
+
     async def release(self, table: OpenTable) -> None:
         """The last user closes it."""
         name = table.kind.name

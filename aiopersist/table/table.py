@@ -280,8 +280,8 @@ class Table(Resource, Generic[K, V]):
         """Release what this handle holds; the view goes with the last handle. Idempotent."""
         self._closed = True
         opening, self._opening = self._opening, None
-        if opening is not None and opening.done() and not opening.cancelled() and not opening.exception():
-            await self._tables.release(opening.result())
+        if opening is not None:
+            await self._tables.releasing(opening)
 
     def __repr__(self) -> str:
         return f"<Table {self.name!r}: {self.schema!r}>"

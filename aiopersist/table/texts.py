@@ -72,9 +72,11 @@ def _to_plain(field: Field) -> Plainly | None:
             return None
         if type(value) is not kind or (kind is int and value not in INT64):
             raise LookupError
-        if kind is float and not isfinite(value):
+        if kind is not float:
+            return value
+        if not isfinite(value):
             raise LookupError
-        return value
+        return value + 0.0  # -0.0 is stored as 0.0
 
     return leaf
 
