@@ -93,14 +93,23 @@ class OpenTable(Resource):
         await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
 
 
+_Id = tuple[str, str]
+
+
+def _id(kind: Kind[Any, Any]) -> _Id:
+    """The name, and the types: those of a table may gain fields, and then the old ones are views of their
+    own, which cannot write."""
+    return kind.name, str(kind.schema.to_record())
+
+
 class Tables:
     """See the header. One per client."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
         self.group = GroupCommit(shards.stack)
-        self._open: dict[str, asyncio.Task[OpenTable]] = {}
-        self._users: Counter[str] = Counter()
+        self._open: dict[_Id, asyncio.Task[OpenTable]] = {}
+        self._users: Counter[_Id] = Counter()
 
     def acquiring(self, kind: Kind[Any, Any]) -> "asyncio.Task[OpenTable]":
         """A task that acquires the table, whoever waits for it."""
@@ -108,19 +117,19 @@ class Tables:
         return self.shards.stack.supervisor.spawn(self.acquire(kind), "open a table")
 
     async def acquire(self, kind: Kind[Any, Any]) -> OpenTable:
-        """The open table of that name, opened if it is not; `CodecMismatch` if its types differ."""
-        name = kind.name
-        task = self._open.get(name)
+        """The open table of that name and those types, opened if it is not; `CodecMismatch` if these are not
+        stored."""
+        id = _id(kind)
+        task = self._open.get(id)
         if task is not None and task.done() and (task.cancelled() or task.exception() or _is_over(task)):
             task = None
         if task is None:
             opening = self.shards.opening(
-                lambda: OpenTable.open(self.shards, kind), f"client.table({name!r})"
+                lambda: OpenTable.open(self.shards, kind), f"client.table({kind.name!r})"
             )
-            task = self._open[name] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
+            task = self._open[id] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
         table: OpenTable = await asyncio.shield(task)
-        table.shard.schema_id(kind.schema)
-        self._users[name] += 1
+        self._users[id] += 1
         return table
 
     async def releasing(self, acquiring: "asyncio.Task[OpenTable]") -> None:
@@ -138,11 +147,11 @@ class Tables:
 
     async def release(self, table: OpenTable) -> None:
         """The last user closes it."""
-        name = table.kind.name
-        self._users[name] -= 1
-        if not self._users[name]:
-            del self._users[name]
-            self._open.pop(name, None)
+        id = _id(table.kind)
+        self._users[id] -= 1
+        if not self._users[id]:
+            del self._users[id]
+            self._open.pop(id, None)
             await table.aclose()
 
 

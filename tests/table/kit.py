@@ -1,0 +1,106 @@
+"""Tables, and stores whose calls a test holds back."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pydantic import BaseModel
+
+import aiopersist as ap
+from aiopersist.testing.faults import Faults, FaultyConsensus
+from tests.support.shards import Call
+
+
+class Item(BaseModel):
+    count: int
+
+
+class Gate(Faults):
+    """Holds calls back while `holds(op)` says so, until `open`. A call that is held `late` was made already:
+    its answer comes late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds: Callable[[str], bool] = lambda op: False
+        self.late = False  # type: ignore[misc]  # a plain attribute here
+        self.held = asyncio.Event()
+        self._go = asyncio.Event()
+
+    def hold(self, *ops: str, late: bool = False) -> None:
+        """From now on, the next call of one of `ops` and all that follow."""
+        self.holds, self.late = lambda op: op in ops, late  # type: ignore[misc]
+        self.held, self._go = asyncio.Event(), asyncio.Event()
+
+    def open(self) -> None:
+        """Let them go."""
+        self.holds = lambda op: False
+        self._go.set()
+
+    async def call(self, op: str, act: Call) -> Any:
+        if not self.holds(op):
+            return await super().call(op, act)
+        go, late = self._go, self.late
+        self.held.set()
+        if late:
+            answer = await super().call(op, act)
+            await go.wait()
+            return answer
+        await go.wait()
+        return await super().call(op, act)
+
+
+@asynccontextmanager
+async def gated(url: str, **settings: Any) -> AsyncIterator[tuple[ap.Client, Gate]]:
+    """A client whose calls to the consensus store pass a gate."""
+    gate = Gate()
+    consensus = FaultyConsensus(ap.open_consensus(url), gate)
+    limits = ap.Settings(**{"watch_timeout_s": 0.02, **settings})
+    opening = ap.open(blob=ap.open_blob(url), consensus=consensus, settings=limits, maintenance=False)
+    async with opening as client:
+        yield client, gate
+
+
+async def entries(table: Any, *args: Any, **filters: Any) -> list[Any]:
+    return [entry async for entry in table.items(*args, **filters)]
+
+
+async def versions(client: ap.Client, name: str) -> int:
+    """How many versions of the shard were ever written."""
+    seqno = (await client._shards.at(await client.shard_id(name)).open()).seqno
+    return int(seqno)
+
+
+def sent(client: ap.Client) -> Counter[str]:
+    """The requests of a client so far, by kind, without those that wait for news."""
+    return Counter({op: m.count for op, m in client.metrics.items() if not op.endswith("watch")})
+
+
+async def least_sent(client: ap.Client, call: Callable[[], Any]) -> int:
+    """The requests of one call: the least of several, since the client also looks for news now and then."""
+    found = []
+    for _ in range(8):
+        before = sent(client)
+        await call()
+        found.append(sum((sent(client) - before).values()))
+    return min(found)
+
+
+async def in_time(work: Any) -> Any:
+    """Its result; a test that hangs fails."""
+    async with asyncio.timeout(50):
+        return await work
+
+
+async def steps_until(feed: Any, done: Callable[[list[Any]], bool]) -> list[Any]:
+    """The steps of a feed until they are `done`."""
+    found: list[Any] = []
+    async with asyncio.timeout(50):
+        while not done(found):
+            found.append(await anext(feed))
+    return found
+
+
+def changes_of(steps: list[Any]) -> list[Any]:
+    return [change for step in steps for change in step.changes]

@@ -1,0 +1,211 @@
+"""Each call of a table, on each kind of location."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import aiopersist as ap
+from tests.support.shards import refused
+from tests.table.kit import Item, entries, least_sent, versions
+
+
+async def test_put_get_delete_insert_update(client: ap.Client) -> None:
+    """The calls as the tutorial shows them, and the times that they return."""
+    stock = client.table("stock", str, Item)
+    first = await stock.put("apple", Item(count=3))
+    assert await stock.get("apple") == Item(count=3)
+    assert await stock.get("pear") is None
+
+    second = await stock.put_many({"pear": Item(count=1), "fig": Item(count=2)})
+    assert second > first
+    assert await stock.get_many(["fig", "kiwi", "pear"]) == {"fig": Item(count=2), "pear": Item(count=1)}
+
+    assert await stock.insert("kiwi", Item(count=9)) > second
+    with pytest.raises(ap.KeyExists, match="kiwi") as caught:
+        await stock.insert("kiwi", Item(count=10))
+    assert caught.value.key == "kiwi"
+
+    assert await stock.update("apple", lambda old: Item(count=old.count - 1)) == Item(count=2)
+    assert await stock.update("apple", lambda old: None) is None
+    assert await stock.update("apple", lambda old: old) is None
+    last = await stock.delete("fig", "kiwi", "nothing")
+    assert await entries(stock) == [("pear", Item(count=1))]
+
+    assert await stock.get("apple", as_of=first) == Item(count=3)
+    assert await stock.get_many(["apple", "pear"], as_of=first) == {"apple": Item(count=3)}
+    assert await entries(stock, as_of=second) == [
+        ("apple", Item(count=3)),
+        ("fig", Item(count=2)),
+        ("pear", Item(count=1)),
+    ]
+    assert await stock.count(as_of=second) == 3
+    assert await stock.count() == 1
+    assert (await stock.view()).keys == 1
+    assert (await stock.view()).upper == ap.Antichain(last + 1)
+
+
+async def test_it_goes_on_in_another_client(location: Any) -> None:
+    """What one client put, the next one has; and what it wrote is one row per key."""
+    async with ap.open(blob=location.blob, consensus=location.consensus) as client:
+        stock = client.table("stock", str, int)
+        for number in range(5):
+            await stock.put("a", number)
+        await stock.put_many((f"k{i}", i) for i in range(100))
+    async with ap.open(blob=location.blob, consensus=location.consensus) as client:
+        stock = client.table("stock", str, int)
+        assert await stock.get("a") == 4
+        assert await stock.count() == 101
+        async with client.reader("stock", stock.schema) as reader, reader.snapshot() as snapshot:
+            assert all(diff == 1 for _, _, diff in await snapshot.rows())
+        report = await client.fsck("stock")
+        assert report.ok, report.problems
+
+
+async def test_an_empty_table_never_waits(mem: ap.Client) -> None:
+    """Every read of a table in which nothing was ever put answers at once."""
+    table = mem.table("t", str, int)
+    assert await table.get("a") is None
+    assert await table.get("a", stale=True) is None
+    assert await table.get_many(["a"]) == {}
+    assert await table.get_many([]) == {}
+    assert await entries(table) == []
+    assert await table.count() == 0
+    assert (await table.to_arrow()).column_names == ["key", "val"]
+    assert (await table.to_arrow(columns=["val"])).column_names == ["val"]
+    assert (await table.to_polars()).shape == (0, 2)
+    assert (await table.to_pandas()).shape == (0, 2)
+    assert (await table.view()).keys == 0
+    assert await table.delete("a") == 0
+
+
+async def test_what_changes_nothing_writes_nothing(client: ap.Client) -> None:
+    """The val that is there, a key that is not, an update to the same: no version, and one read of the head;
+    the time is the greatest complete one."""
+    table = client.table("t", str, Item)
+    time = await table.put("a", Item(count=1))
+    seqno = await versions(client, "t")
+    for call in (
+        lambda: table.put("a", Item(count=1)),
+        lambda: table.put_many({"a": Item(count=1)}),
+        lambda: table.put_many({}),
+        lambda: table.delete("b"),
+        lambda: table.delete(),
+    ):
+        assert await call() == time
+        assert await least_sent(client, call) == 1
+    assert await table.update("a", lambda old: old) == Item(count=1)
+    assert await table.update("b", lambda old: None) is None
+    assert await least_sent(client, lambda: table.update("a", lambda old: old)) == 1
+    assert await versions(client, "t") == seqno
+
+
+async def test_what_undoes_itself_in_one_group_writes_nothing(mem: ap.Client) -> None:
+    """Operations of one group that cancel out are no version either."""
+    table = mem.table("t", str, int)
+    await table.put("a", 1)
+    seqno = await versions(mem, "t")
+    await asyncio.gather(table.put("a", 2), table.delete("a"), table.put("a", 1), table.put("b", 1), table.delete("b"))
+    assert await versions(mem, "t") == seqno
+
+
+async def test_a_linearizable_get_is_one_read_of_the_head(client: ap.Client) -> None:
+    """At rest each get costs one request, and a stale one none; beside `as_of` stale= is refused."""
+    table = client.table("t", str, int)
+    await table.put("a", 1)
+    assert await least_sent(client, lambda: table.get("a")) == 1
+    assert await least_sent(client, lambda: table.get_many(["a", "b"])) == 1
+    assert await least_sent(client, lambda: table.get("a", stale=True)) == 0
+    assert await least_sent(client, lambda: table.get_many(["a"], stale=True)) == 0
+    assert await table.get("a", stale=True) == 1
+    assert await refused(table.get("a", as_of=1, stale=True)) is ap.UsageKind.INVALID_TIME
+    assert await refused(table.get_many(["a"], as_of=1, stale=True)) is ap.UsageKind.INVALID_TIME
+
+
+class Size(BaseModel):
+    rows: int
+    name: str | None = None
+
+
+FORMS: dict[str, Any] = {
+    "mapping": lambda: {"a": 1, "b": 2},
+    "items": lambda: {"a": 1, "b": 2}.items(),
+    "list": lambda: [("a", 7), ("b", 2), ("a", 1)],
+    "generator": lambda: ((key, val) for key, val in [("a", 1), ("b", 2)]),
+    "arrow": lambda: pa().table({"key": ["a", "b"], "val": [1, 2]}),
+    "batches": lambda: iter(pa().table({"key": ["a", "b"], "val": [1, 2]}).to_batches()),
+    "polars": lambda: __import__("polars").DataFrame({"key": ["a", "b"], "val": [1, 2]}),
+    "pandas": lambda: __import__("pandas").DataFrame({"key": ["a", "b"], "val": [1, 2]}),
+    "frames": lambda: [__import__("polars").DataFrame({"key": [k], "val": [v]}) for k, v in (("a", 1), ("b", 2))],
+}
+
+
+def pa() -> Any:
+    import pyarrow
+
+    return pyarrow
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_put_many_takes(form: str, quiet_mem: ap.Client) -> None:
+    """Entries in every form, all at one time; of several vals of a key the last."""
+    table = quiet_mem.table("t", str, int)
+    await table.put("z", 0)
+    seqno = await versions(quiet_mem, "t")
+    time = await table.put_many(FORMS[form]())
+    assert await entries(table) == [("a", 1), ("b", 2), ("z", 0)]
+    assert await versions(quiet_mem, "t") == seqno + 1
+    async with quiet_mem.reader("t", table.schema) as reader, reader.listen(0) as listen:
+        async for updates in listen.steps():
+            found = updates.updates.to_arrow().column("time").to_pylist()
+            assert found[-2:] == [time, time]
+            break
+
+
+async def test_put_many_takes_flat_columns(quiet_mem: ap.Client) -> None:
+    """A model's fields may be columns of their own."""
+    table = quiet_mem.table("t", str, Size)
+    await table.put_many(pa().table({"key": ["a", "b"], "rows": [1, 2], "name": ["x", None]}))
+    assert await entries(table) == [("a", Size(rows=1, name="x")), ("b", Size(rows=2))]
+
+
+async def test_put_many_takes_streams(quiet_mem: ap.Client) -> None:
+    """More rows than one chunk, in one version."""
+    table = quiet_mem.table("t", int, int)
+    await table
+    seqno = await versions(quiet_mem, "t")
+    await table.put_many((i % 30_000, i) for i in range(60_000))
+    assert await table.count() == 30_000
+    assert await table.get(5) == 30_005
+    assert (await table.view()).keys == 30_000
+    assert await versions(quiet_mem, "t") <= seqno + 2  # the writer registers
+
+
+async def test_the_contents_as_frames(client: ap.Client) -> None:
+    """Columns `key` and `val` or those asked for, no diff, one row per key, in key order."""
+    table = client.table("t", str, Size)
+    await table.put_many({key: Size(rows=i, name=None if i % 2 else "x") for i, key in enumerate("cab")})
+    arrow = await table.to_arrow()
+    assert arrow.column_names == ["key", "val"]
+    assert arrow.column("key").to_pylist() == ["a", "b", "c"]
+    chosen = await table.to_arrow(columns=["val.name", "rows"])
+    assert chosen.to_pydict() == {"val.name": [None, "x", "x"], "rows": [1, 2, 0]}
+    same = await table.to_arrow(columns=["name"])
+    assert same.num_rows == 3  # one row per key, though two are equal
+    assert (await table.to_polars(columns=["key"])).to_dict(as_series=False) == {"key": ["a", "b", "c"]}
+    assert list((await table.to_pandas(start="b")).key) == ["b", "c"]
+    assert await refused(table.to_arrow(columns=["no"])) is ap.UsageKind.INVALID_COLUMN
+
+
+async def test_datetimes_are_times(client: ap.Client) -> None:
+    """`as_of` takes aware datetimes, and an instant that is past is complete, also at rest."""
+    table = client.table("t", str, int)
+    before = datetime.now(UTC) - timedelta(minutes=1)
+    time = await table.put("a", 1)
+    at = datetime.fromtimestamp(time / 1e6, UTC) + timedelta(microseconds=1)
+    assert await table.get("a", as_of=at) == 1
+    assert await table.get("a", as_of=before) is None
+    assert await entries(table, as_of=before) == []
+    assert await refused(table.get("a", as_of=datetime(2020, 1, 1))) is ap.UsageKind.INVALID_TIME  # noqa: DTZ001
