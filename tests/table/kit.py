@@ -18,19 +18,19 @@ class Item(BaseModel):
 
 
 class Gate(Faults):
-    """Holds calls back while `holds(op)` says so, until `open`. A call that is held `late` was made already:
+    """Holds calls back while `holds(op)` says so, until `open`. With `late` a call that is held was made already:
     its answer comes late."""
 
     def __init__(self) -> None:
         super().__init__()
         self.holds: Callable[[str], bool] = lambda op: False
-        self.late = False  # type: ignore[misc]  # a plain attribute here
+        self.answers_late = False
         self.held = asyncio.Event()
         self._go = asyncio.Event()
 
     def hold(self, *ops: str, late: bool = False) -> None:
         """From now on, the next call of one of `ops` and all that follow."""
-        self.holds, self.late = lambda op: op in ops, late  # type: ignore[misc]
+        self.holds, self.answers_late = lambda op: op in ops, late
         self.held, self._go = asyncio.Event(), asyncio.Event()
 
     def open(self) -> None:
@@ -41,7 +41,7 @@ class Gate(Faults):
     async def call(self, op: str, act: Call) -> Any:
         if not self.holds(op):
             return await super().call(op, act)
-        go, late = self._go, self.late
+        go, late = self._go, self.answers_late
         self.held.set()
         if late:
             answer = await super().call(op, act)
