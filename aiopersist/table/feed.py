@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
+from aiopersist.data.lazy import pa
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain, minimum
@@ -29,8 +30,6 @@ from aiopersist.table.open import OpenTable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
-
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -194,7 +193,8 @@ class Feed(Resource, Generic[K, V]):
         assert self._listen is not None
         if self._batch is None:
             self._batch = await anext(self._contents, None)
-        following = None if self._batch is None else await anext(self._contents, None)
+        while (following := await anext(self._contents, None)) is not None and self._is_small(following):
+            self._batch = pa.Table.from_batches([*_batches(self._batch), following])
         batch, self._batch, as_of = self._batch, following, self._within.as_of
         changes: list[Change[K, V]] = []
         if batch is not None:
@@ -206,6 +206,12 @@ class Feed(Resource, Generic[K, V]):
             self._contents = self._within = None
         at = as_of + 1 if self._within is None else as_of
         return FeedStep(changes, Antichain(at), self.cursor, contents=True)
+
+    def _is_small(self, following: "pa.RecordBatch") -> bool:
+        """Whether the next batch fits into this step: merging ends with batches of a row."""
+        assert self._listen is not None
+        bytes_max: int = self._listen._fetch.stack.settings.row_group_bytes
+        return bool(self._batch.nbytes + following.nbytes <= bytes_max)
 
     def _paired(self, updates: "pa.Table") -> list[Change[K, V]]:
         """The updates as changes, in order of time."""
@@ -222,6 +228,10 @@ class Feed(Resource, Generic[K, V]):
                 side = {"new": val} if diff > 0 else {"old": val}
                 found[time, text] = change._replace(**side)
         return sorted(found.values(), key=lambda change: change.time)
+
+
+def _batches(some: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":
+    return [some] if isinstance(some, pa.RecordBatch) else some.to_batches()  # type: ignore[no-any-return]
 
 
 def _encoded(shard: str, within: _Within) -> str:

@@ -9,6 +9,7 @@ from operator import and_, or_
 from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.part.select import check_where
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
@@ -52,6 +53,8 @@ def condition(
     schema: Schema[Any, Any, Any], *, start: Any, stop: Any, prefix: Any, where: Any
 ) -> pc.Expression | None:
     """The entries with `start <= key < stop`, with keys that begin with `prefix`, and of `where`."""
+    if where is not None:
+        check_where(where, schema)
     found = [] if where is None else [where]
     if start is not None:
         found.append(_from(schema, start))
