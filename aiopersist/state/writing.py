@@ -242,7 +242,7 @@ def _is_ahead(state: State, now: float, command: AppendHollow | Write) -> Invali
     shares a commit with this one. One time more is no refusal: where the clock was wrong, and the upper is
     far ahead already, appends go on."""
     upper = command.batch.upper
-    if not state.is_wall or isinstance(command, Write) or not upper.elements:
+    if not state.is_wall or isinstance(command, Write) or command.ahead_max_s == inf or not upper.elements:
         return None
     if upper <= Antichain(micros(now + command.ahead_max_s)) or upper <= successor(
         last_complete(state.upper) + 1

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set, Sized
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from aiopersist.data.updates.convert import is_arrow
@@ -156,10 +157,10 @@ class RowsAppend(AppendIntent):
 
 class ColumnsAppend(RowsAppend):
     """An append of a table in the columns of the schema, which the library made itself. A repeat is refused:
-    `RepeatedMark`."""
+    `RepeatedMark`. Its time is that of the clock, or the upper, however far that is ahead, as of a `write`."""
 
     def command(self, writer: str, batch: HollowBatch, batches: Sequence[StagedBatch] = ()) -> AppendHollow:
-        return replace(super().command(writer, batch, batches), is_strict=True)
+        return replace(super().command(writer, batch, batches), is_strict=True, ahead_max_s=inf)
 
     async def _take(self, upload: Upload) -> None:
         await upload.add(self.updates)

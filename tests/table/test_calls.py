@@ -107,7 +107,9 @@ async def test_what_undoes_itself_in_one_group_writes_nothing(mem: ap.Client) ->
     table = mem.table("t", str, int)
     await table.put("a", 1)
     seqno = await versions(mem, "t")
-    await asyncio.gather(table.put("a", 2), table.delete("a"), table.put("a", 1), table.put("b", 1), table.delete("b"))
+    await asyncio.gather(
+        table.put("a", 2), table.delete("a"), table.put("a", 1), table.put("b", 1), table.delete("b")
+    )
     assert await versions(mem, "t") == seqno
 
 
@@ -138,7 +140,9 @@ FORMS: dict[str, Any] = {
     "batches": lambda: iter(pa().table({"key": ["a", "b"], "val": [1, 2]}).to_batches()),
     "polars": lambda: __import__("polars").DataFrame({"key": ["a", "b"], "val": [1, 2]}),
     "pandas": lambda: __import__("pandas").DataFrame({"key": ["a", "b"], "val": [1, 2]}),
-    "frames": lambda: [__import__("polars").DataFrame({"key": [k], "val": [v]}) for k, v in (("a", 1), ("b", 2))],
+    "frames": lambda: [
+        __import__("polars").DataFrame({"key": [k], "val": [v]}) for k, v in (("a", 1), ("b", 2))
+    ],
 }
 
 
@@ -208,4 +212,4 @@ async def test_datetimes_are_times(client: ap.Client) -> None:
     assert await table.get("a", as_of=at) == 1
     assert await table.get("a", as_of=before) is None
     assert await entries(table, as_of=before) == []
-    assert await refused(table.get("a", as_of=datetime(2020, 1, 1))) is ap.UsageKind.INVALID_TIME  # noqa: DTZ001
+    assert await refused(table.get("a", as_of=datetime(2020, 1, 1))) is ap.UsageKind.INVALID_TIME

@@ -17,7 +17,9 @@ SMALL = {"row_group_bytes": 400, "inline_writes_single_max_bytes": 0, "blob_targ
 
 async def contents_of(feed: Any) -> list[Any]:
     """The steps of the contents; it reads no further."""
-    steps = await steps_until(feed, lambda found: bool(found) and found[-1].upper > ap.Antichain(found[0].changes[0].time))
+    steps = await steps_until(
+        feed, lambda found: bool(found) and found[-1].upper > ap.Antichain(found[0].changes[0].time)
+    )
     assert all(step.contents for step in steps)
     return steps
 
@@ -90,7 +92,12 @@ async def test_several_changes_of_a_key_in_one_interval(place: Place) -> None:
     table = one.table("t", str, int)
     await table.put("a", 0)
     async with two.table("t", str, int).changes(start="now") as feed:
-        times = [await table.put("a", 1), await table.delete("a"), await table.put("a", 0), await table.put("b", 1)]
+        times = [
+            await table.put("a", 1),
+            await table.delete("a"),
+            await table.put("a", 0),
+            await table.put("b", 1),
+        ]
         steps = await steps_until(feed, lambda found: len(changes_of(found)) >= 4)
         assert [(c.key, c.old, c.new, c.time) for c in changes_of(steps)] == [
             ("a", 0, 1, times[0]),
@@ -111,13 +118,17 @@ async def test_contents_come_in_steps(place: Place) -> None:
         steps = await contents_of(feed)
     assert len(steps) > 3
     assert [c.key for c in changes_of(steps)] == list(range(50))
-    assert [step.upper for step in steps] == [ap.Antichain(time)] * (len(steps) - 1) + [ap.Antichain(time + 1)]
+    assert [step.upper for step in steps] == [ap.Antichain(time)] * (len(steps) - 1) + [
+        ap.Antichain(time + 1)
+    ]
     later = await table.put(5, "new")
     await client.force_compaction("t")
     for number, step in [*enumerate(steps)][:: max(1, len(steps) // 4)]:
         other = await place.client(**SMALL)
         async with other.table("t", int, str).changes(cursor=step.cursor) as feed:
-            again = await steps_until(feed, lambda found: bool(found) and found[-1].upper > ap.Antichain(later))
+            again = await steps_until(
+                feed, lambda found: bool(found) and found[-1].upper > ap.Antichain(later)
+            )
         rest = [c.key for s in steps[number + 1 :] for c in s.changes]
         assert [c.key for s in again if s.contents for c in s.changes] == rest
         assert changes_of(again)[-1] == ap.Change(5, "x" * 20, "new", later)
@@ -139,7 +150,9 @@ async def test_a_break_at_each_step(place: Place) -> None:
         cursor = step.cursor
     await table.put(99, 99)
     async with table.changes(cursor) as feed:
-        found += changes_of(await steps_until(feed, lambda steps: any(c.key == 99 for c in changes_of(steps))))
+        found += changes_of(
+            await steps_until(feed, lambda steps: any(c.key == 99 for c in changes_of(steps)))
+        )
     state: dict[int, int] = {}
     for change in found:
         assert state.get(change.key) == change.old
@@ -171,7 +184,9 @@ async def test_a_wait_that_is_cancelled_loses_nothing(place: Place) -> None:
             await in_time(pull())
     contents = [c.key for s in found if s.contents for c in s.changes]
     assert contents == list(range(60))
-    assert [(c.old, c.new) for s in found if not s.contents for c in s.changes] == [(i, i + 1) for i in range(14)]
+    assert [(c.old, c.new) for s in found if not s.contents for c in s.changes] == [
+        (i, i + 1) for i in range(14)
+    ]
 
 
 async def test_keys(quiet_mem: ap.Client) -> None:
@@ -218,7 +233,9 @@ async def test_pairs_after_a_compaction(place: Place) -> None:
         await client.force_compaction("t")
         await client.force_gc("t")
         steps = await steps_until(feed, lambda found: len(changes_of(found)) == 60)
-        assert [(c.old, c.new) for c in changes_of(steps)] == [(n, n + 1) for n in range(3) for _ in range(20)]
+        assert [(c.old, c.new) for c in changes_of(steps)] == [
+            (n, n + 1) for n in range(3) for _ in range(20)
+        ]
 
 
 async def test_an_expired_cursor_raises_on_entering(place: Place) -> None:

@@ -31,7 +31,9 @@ async def test_two_tables_share_one_commit_and_time(client: ap.Client) -> None:
     a, b = client.table("a", str, int), client.table("b", int, str)
     await asyncio.gather(a.put("warm", 0), b.put(0, "up"))
     seqnos = await versions(client, "a"), await versions(client, "b")
-    times = await asyncio.gather(*(t.put(k, v) for t, k, v in ((a, "x", 1), (b, 1, "x"), (a, "y", 2), (b, 2, "y"))))
+    times = await asyncio.gather(
+        *(t.put(k, v) for t, k, v in ((a, "x", 1), (b, 1, "x"), (a, "y", 2), (b, 2, "y")))
+    )
     assert len(set(times)) == 1
     assert (await versions(client, "a"), await versions(client, "b")) == (seqnos[0] + 1, seqnos[1] + 1)
 
@@ -79,7 +81,11 @@ async def test_feeds_show_the_net_change(quiet_mem: ap.Client) -> None:
     await table.put("k", 0)
     async with table.changes(start="now") as feed:
         time, *_ = await asyncio.gather(
-            table.put("k", 1), table.put("k", 2), table.put("gone", 1), table.delete("gone"), table.put("new", 1)
+            table.put("k", 1),
+            table.put("k", 2),
+            table.put("gone", 1),
+            table.delete("gone"),
+            table.put("new", 1),
         )
         step = await anext(feed)
         assert step.changes == [ap.Change("k", 0, 2, time), ap.Change("new", None, 1, time)]
@@ -92,7 +98,14 @@ class _Odd(Exception):
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("mine"), StopIteration(), asyncio.CancelledError(), KeyError("x"), _Odd(), ap.UpperMismatch(1, 2)],
+    [
+        ValueError("mine"),
+        StopIteration(),
+        asyncio.CancelledError(),
+        KeyError("x"),
+        _Odd(),
+        ap.UpperMismatch(1, 2),
+    ],
     ids=lambda error: type(error).__name__,
 )
 async def test_one_that_fails_fails_alone(error: BaseException, quiet_mem: ap.Client) -> None:

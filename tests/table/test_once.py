@@ -98,7 +98,9 @@ async def test_twice_in_one_group_of_which_the_first_fails(quiet_mem: ap.Client)
     await table.put("k", 0)
     failed, done = await in_time(
         asyncio.gather(
-            table.insert("k", 5, once="id"), table.update("k", lambda old: 7, once="id"), return_exceptions=True
+            table.insert("k", 5, once="id"),
+            table.update("k", lambda old: 7, once="id"),
+            return_exceptions=True,
         )
     )
     assert isinstance(failed, ap.KeyExists)
@@ -175,7 +177,9 @@ async def test_txns_of_one_application_in_one_group(quiet_mem: ap.Client) -> Non
     table = quiet_mem.table("t", str, int)
     await table.put("z", 0)
     await in_time(
-        asyncio.gather(*(table.put_many({"k": n, f"n{n}": m}, txn=("app", n)) for n, m in ((1, 0), (2, 0), (2, 5))))
+        asyncio.gather(
+            *(table.put_many({"k": n, f"n{n}": m}, txn=("app", n)) for n, m in ((1, 0), (2, 0), (2, 5)))
+        )
     )
     assert await table.get("k") == 2
     assert await table.get_many(["n1", "n2"]) == {"n1": 0, "n2": 0}

@@ -49,7 +49,15 @@ OUTER = st.builds(
     last=BOOL | st.none(),
 )
 ANY = st.none() | TEXT | INT | FLOAT | BOOL | INNER | DATA | OUTER
-TYPES: dict[Any, Any] = {str: TEXT, int: INT, float: FLOAT, bool: BOOL, Inner: INNER, Data: DATA, Outer: OUTER}
+TYPES: dict[Any, Any] = {
+    str: TEXT,
+    int: INT,
+    float: FLOAT,
+    bool: BOOL,
+    Inner: INNER,
+    Data: DATA,
+    Outer: OUTER,
+}
 
 
 @pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.__name__)

@@ -317,13 +317,17 @@ async def test_evolved_types_beside_the_old_ones(clients: int, place: Any) -> No
     new = other.table("t", str, Wider)
     assert await new.get("a") == Wider(number=1)
     await new.put("b", Wider(number=2, name="x"))
-    assert await new.update("a", lambda val: Wider(number=val.number + 1, name="y")) == Wider(number=2, name="y")
+    assert await new.update("a", lambda val: Wider(number=val.number + 1, name="y")) == Wider(
+        number=2, name="y"
+    )
     assert await old.get("a") == Val(number=2)
     assert await old.put("a", Val(number=2)) > 0  # as this handle sees it, nothing changes
     for write in (old.put("a", Val(number=3)), old.delete("a"), old.put("c", Val(number=1), once="id")):
         with pytest.raises(ap.CodecMismatch, match="name"):
             await write
-    failed, time = await asyncio.gather(old.put("c", Val(number=1)), new.put("d", Wider(number=4)), return_exceptions=True)
+    failed, time = await asyncio.gather(
+        old.put("c", Val(number=1)), new.put("d", Wider(number=4)), return_exceptions=True
+    )
     assert isinstance(failed, ap.CodecMismatch) or clients == 2
     assert time > 0
     await new.delete("d")
