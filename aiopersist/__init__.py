@@ -64,7 +64,7 @@ from aiopersist.storage.urls import (
 from aiopersist.table.feed import Change, Feed, FeedStep
 from aiopersist.table.plan import Repeated
 from aiopersist.table.table import Table, TableView
-from aiopersist.table.transaction import KeyRange, Transaction
+from aiopersist.table.transaction import ReadRange, Transaction
 from aiopersist.write.append_many import Append
 from aiopersist.write.batch import Batch, Part
 from aiopersist.write.builder import Added, BatchBuilder
@@ -106,7 +106,7 @@ __all__ = [
     "InvalidUpdate",
     "InvalidUsage",
     "KeyExists",
-    "KeyRange",
+    "ReadRange",
     "LeaseExpired",
     "MissingPart",
     "LeasedPart",

@@ -42,7 +42,7 @@ from aiopersist.storage.layers import Metrics, wrap_stores
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.urls import Stores
 from aiopersist.table.kind import Kind
-from aiopersist.table.open import Tables
+from aiopersist.table.open import OpenTables
 from aiopersist.table.plan import Repeated
 from aiopersist.table.table import Table
 from aiopersist.table.transact import Transactions
@@ -73,7 +73,7 @@ class Client(Root):
         self._stores = stores
         self._shards = Shards(blob, consensus, settings, runtime, readonly=readonly)
         self._stack = self._shards.stack
-        self._tables = Tables(self._shards)
+        self._tables = OpenTables(self._shards)
         self._transactions = Transactions(self._tables)
         self._maintenance = Maintenance(self._stack, background=maintenance and not readonly)
         self._shards.on_new = self._maintenance.add

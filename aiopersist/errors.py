@@ -209,7 +209,7 @@ class KeyExists(Error):
 
 class Conflict(Error):
     """What a transaction read has changed, as often as it was tried (`max_attempts=`). `keys` are pairs of
-    the name of a table and a key, or a `KeyRange`. Nothing was written."""
+    the name of a table and a key, or a `ReadRange`. Nothing was written."""
 
     def __init__(self, keys: object, *, shard_id: str | None = None) -> None:
         super().__init__(f"other writes came first: {shown(keys, 200)}", shard_id=shard_id)

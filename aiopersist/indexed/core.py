@@ -9,7 +9,7 @@ from aiopersist.data.types.evolve import differences
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import CodecMismatch, InvalidUsage, UsageKind
 from aiopersist.indexed.errors import Fenced, UnknownStream
-from aiopersist.indexed.listen import Feed
+from aiopersist.indexed.listen import RecordFeed
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
 from aiopersist.state.streams import Arrangement, Streams
@@ -55,7 +55,7 @@ class Core:
         """The id under which it changes streams; `None` for a reader."""
         self.fenced: Fenced | None = None
         """Set once it is known that another instance has taken over."""
-        self.feed = Feed(shard, follows=owner is None)
+        self.feed = RecordFeed(shard, follows=owner is None)
         self.counts: Counter[str] = Counter()
         self.large_work = asyncio.Semaphore(shard.stack.settings.compactions_max)
         """Surrounds work that takes the memory of a compaction."""

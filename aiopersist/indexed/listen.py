@@ -47,7 +47,7 @@ class Events(NamedTuple):
     seal: int | None
 
 
-class Feed:
+class RecordFeed:
     """See the header. `follows`: the feed reads the versions itself."""
 
     def __init__(self, shard: Shard, *, follows: bool) -> None:
@@ -157,7 +157,7 @@ class Listener(Resource, Generic[K, V]):
     if another instance has taken over from its own. A request per part that is not inline; in a `readonly`
     instance the listeners also read the new versions, once for all."""
 
-    def __init__(self, stream: str, fetch: Fetch, feed: Feed, reader: str, queue_max: int) -> None:
+    def __init__(self, stream: str, fetch: Fetch, feed: RecordFeed, reader: str, queue_max: int) -> None:
         self.stream = stream
         self._scope = Scope("the listener", None, fetch.shard.id)  # it outlives the Indexed
         self._fetch = fetch

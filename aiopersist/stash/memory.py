@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.frontier import int_time
 from aiopersist.stash.model import (
-    Change,
     Fence,
     Frontiers,
     Loaded,
@@ -19,6 +18,7 @@ from aiopersist.stash.model import (
     Opener,
     Select,
     Sending,
+    StoreChange,
     Stored,
     StoredRows,
     Verdict,
@@ -56,7 +56,7 @@ class StashTables:
         )
         return [replace(stored, rows=_selected(stored.rows, select)) for stored in found]
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: StoreChange) -> None:
         for cid, move in change.moves.items():
             self.collections[cid] = moved(self.collections[cid], move)
         for made in change.created:
@@ -102,7 +102,7 @@ class MemoryStore(Store):
                 return None
             return Loaded(tables.fence, tables.version, tuple(tables.select(select)))
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         async with self._step() as tables:
             assert tables.fence is not None  # there is an opener
             token = tables.openers.get(opener.id)
@@ -153,7 +153,7 @@ class DraftStore(MemoryStore):
         self.consolidated: set[int] = set()
         """Collections to consolidate once the gathered change was made."""
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         with self._tables.lock:
             if not holds(change, self._tables.collections, self._tables.version):
                 return Verdict.CONFLICT
@@ -168,11 +168,11 @@ class DraftStore(MemoryStore):
         self.consolidated.add(collection_id)
         return await super().consolidate(opener, collection_id)
 
-    def gathered(self, version: tuple[int, int]) -> Change:
+    def gathered(self, version: tuple[int, int]) -> StoreChange:
         """All changes as one, against the contents with which the copy began."""
         now = self._tables.collections
         old = {cid: rows for cid, rows in self._touched.items() if cid in self._before}
-        return Change(
+        return StoreChange(
             expected=self._before,
             moves={cid: Move(now[cid].frontiers, rows) for cid, rows in old.items()},
             created=tuple(

@@ -125,7 +125,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Change:
+class StoreChange:
     """All of it happens, if each collection of `expected` still has that revision; else nothing."""
 
     expected: Mapping[int, int]
@@ -169,7 +169,7 @@ class Verdict(Enum):
     FORGOTTEN = "the opener's token is another one, or gone"
 
 
-def holds(change: Change, there: Mapping[int, Stored], version: int) -> bool:
+def holds(change: StoreChange, there: Mapping[int, Stored], version: int) -> bool:
     """Whether everything is as the change expects. `there` has the collections that the change names; all of
     the stash, if it creates some or moves the version."""
     names = {stored.name for stored in there.values()}

@@ -25,7 +25,6 @@ from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import (
     FORMAT,
     NEWER,
-    Change,
     Codecs,
     Fence,
     Frontiers,
@@ -33,6 +32,7 @@ from aiopersist.stash.model import (
     Opener,
     Select,
     Sending,
+    StoreChange,
     Stored,
     StoredRows,
     Verdict,
@@ -119,7 +119,7 @@ class PostgresStore(Store):
         found = tuple(_stored(row, select) for row in rows if row["collection_id"] is not None)
         return Loaded(_fence(rows[0]), rows[0]["version"], found)
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         chunks = list(chunks_of(change))
         several = len(chunks) > 1 or change.created or change.version is not None
 
@@ -164,7 +164,12 @@ class PostgresStore(Store):
             await self._pool.aclose()
 
     async def _commit_several(
-        self, connection: Connection, opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]
+        self,
+        connection: Connection,
+        opener: Opener,
+        change: StoreChange,
+        sending: Sending,
+        chunks: list[Chunk],
     ) -> Verdict:
         """A transaction of several statements; the last one decides."""
         lock = "fence_shared" if change.version is None else "lock"
@@ -183,7 +188,7 @@ class PostgresStore(Store):
         return verdict
 
     async def _begin(
-        self, run: Prepared, lock: Any, opener: Opener, change: Change, chunks: list[Chunk]
+        self, run: Prepared, lock: Any, opener: Opener, change: StoreChange, chunks: list[Chunk]
     ) -> Verdict:
         """Lock the fence, then make everything but the last rows."""
         if _fence(await lock.fetchrow()) != opener.fence:
@@ -206,7 +211,7 @@ class PostgresStore(Store):
         return {name: await connection.prepare(self._sql[name]) for name in names}
 
 
-def _arguments(opener: Opener, change: Change, sending: Sending, chunks: list[Chunk]) -> tuple[Any, ...]:
+def _arguments(opener: Opener, change: StoreChange, sending: Sending, chunks: list[Chunk]) -> tuple[Any, ...]:
     """The arguments of the statement that decides."""
     rows: Chunk = chunks[0] if chunks else ([], [], [], [], [])
     expected = (list(change.expected.keys()), list(change.expected.values()))
@@ -243,7 +248,7 @@ def _stored(row: asyncpg.Record, select: Select) -> Stored:
     )
 
 
-def _moves(change: Change) -> tuple[list[int], list[Any], list[Any], list[int]]:
+def _moves(change: StoreChange) -> tuple[list[int], list[Any], list[Any], list[int]]:
     """Ids, uppers, sinces, and the numbers of rows added."""
     moves = change.moves.values()
     return (
@@ -254,7 +259,7 @@ def _moves(change: Change) -> tuple[list[int], list[Any], list[Any], list[int]]:
     )
 
 
-def chunks_of(change: Change) -> Iterator[Chunk]:
+def chunks_of(change: StoreChange) -> Iterator[Chunk]:
     """The rows in chunks, each for one statement."""
     columns: Chunk = ([], [], [], [], [])
     for cid, rows in change.rows:

@@ -24,12 +24,12 @@ from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.stash.errors import Fenced, StashError
 from aiopersist.stash.memory import DraftStore, moved
-from aiopersist.stash.model import Change, Loaded, Opener, Select, Sending, Stored, StoredRows, Verdict
+from aiopersist.stash.model import Loaded, Opener, Select, Sending, StoreChange, Stored, StoredRows, Verdict
 from aiopersist.stash.store import Store
 from aiopersist.storage.layers import Retry
 from aiopersist.storage.stall import StallLog
 
-Plan = Callable[[Mapping[int, Stored]], Change]
+Plan = Callable[[Mapping[int, Stored]], StoreChange]
 """From collections as they are now, without rows, to a change."""
 
 CONSOLIDATE_ROWS_MIN = 256  # added rows: fewer are summed faster by every reader than by a transaction
@@ -104,7 +104,7 @@ class StashSession:
                     return
                 fresh = True
 
-    async def attempt(self, change: Change) -> bool:
+    async def attempt(self, change: StoreChange) -> bool:
         """Make the change; `False` if something is not as the change expects."""
         opener = self.writing()
         async with self._turn:
@@ -159,7 +159,7 @@ class StashSession:
         if self._under_way is not None:
             await asyncio.wait([self._under_way])
 
-    async def _apply(self, opener: Opener, change: Change) -> bool:
+    async def _apply(self, opener: Opener, change: StoreChange) -> bool:
         task = self.supervisor.spawn(self._commit(opener, change), "change a stash")
         self._under_way = task
         task.add_done_callback(self._done)
@@ -172,7 +172,7 @@ class StashSession:
         if self._under_way is task:
             self._under_way = None
 
-    async def _commit(self, opener: Opener, change: Change) -> Verdict:
+    async def _commit(self, opener: Opener, change: StoreChange) -> Verdict:
         """Send the change until its outcome is known."""
         token, delays, lost_at = self.runtime.token(), self.runtime.delays(), None
         stall = StallLog(lambda: "the outcome of a change of a stash", self.runtime)
@@ -208,7 +208,7 @@ class StashSession:
             self._applied(change)
         return verdict
 
-    async def _send(self, opener: Opener, change: Change, token: str) -> Verdict:
+    async def _send(self, opener: Opener, change: StoreChange, token: str) -> Verdict:
         sending = Sending(self._token, token)
         return await self._retry.repeat(
             "stash.commit", lambda: self.store.commit(opener, change, sending), idempotent=False
@@ -248,7 +248,7 @@ class StashSession:
         if seen is None or seen.revision <= stored.revision:
             self._seen[stored.id] = replace(stored, rows=StoredRows())
 
-    def _applied(self, change: Change) -> None:
+    def _applied(self, change: StoreChange) -> None:
         for cid, move in change.moves.items():
             seen = self._seen.get(cid)
             if seen is not None and seen.revision == change.expected[cid]:

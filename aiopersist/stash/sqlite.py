@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from aiopersist.runtime import Runtime
 from aiopersist.stash import sqlite_sql as sql
-from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Sending, Verdict, judge
+from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict, judge
 from aiopersist.stash.store import OPENER_RETENTION_S, Store
 from aiopersist.storage.sqlite.file import SqliteFile, SqliteTransaction
 from aiopersist.storage.sqlite.readonly import NoFile, SqliteReader
@@ -65,7 +65,7 @@ class SqliteStore(Store):
         except NoFile:
             return None
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         now = self._runtime.wall()
 
         def work(c: sqlite3.Connection) -> Verdict:

@@ -20,12 +20,12 @@ from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import (
     FORMAT,
     NEWER,
-    Change,
     Codecs,
     Fence,
     Frontiers,
     Loaded,
     Select,
+    StoreChange,
     Stored,
     StoredRows,
     time_frontier,
@@ -127,7 +127,7 @@ def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded |
     return Loaded(*found, tuple(collections))
 
 
-def holds(connection: sqlite3.Connection, stash: str, change: Change) -> bool:
+def holds(connection: sqlite3.Connection, stash: str, change: StoreChange) -> bool:
     """Whether everything is as the change expects."""
     all_ = change.created or change.version is not None
     there = _heads(connection, stash, Select(None if all_ else tuple(change.expected)))
@@ -135,7 +135,7 @@ def holds(connection: sqlite3.Connection, stash: str, change: Change) -> bool:
     return found is not None and model.holds(change, {stored.id: stored for stored in there}, found[1])
 
 
-def apply(connection: sqlite3.Connection, stash: str, change: Change) -> None:
+def apply(connection: sqlite3.Connection, stash: str, change: StoreChange) -> None:
     for cid, move in change.moves.items():
         connection.execute(
             "UPDATE stash_uppers SET upper = ?, revision = revision + 1, loose = loose + ? "

@@ -30,7 +30,7 @@ from aiopersist.stash.collection import (
 )
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.migrate import migrate
-from aiopersist.stash.model import Change, Codecs, Frontiers, Move, Select, Stored, StoredRows
+from aiopersist.stash.model import Codecs, Frontiers, Move, Select, StoreChange, Stored, StoredRows
 from aiopersist.stash.rows import (
     Item,
     by_key,
@@ -90,7 +90,7 @@ class Stash(Root):
         and the version are one transaction: a step that fails leaves both as they were. If another opener has
         changed the stash meanwhile, the step runs again: so it must have no effects but those on `tx`."""
         with self._scope.call():
-            return await migrate(self._session, steps, Transaction)
+            return await migrate(self._session, steps, StashTransaction)
 
     # --- collections -----------------------------------------------------------------------------
 
@@ -264,17 +264,17 @@ class Stash(Root):
             raise StashError(f"collection {name!r}: it is not there, and the stash was opened read-only")
         there = await self._session.load(Select(rows=False))
         cid = 1 + max((stored.id for stored in there.collections), default=0)
-        await self._session.attempt(Change({}, {}, created=(Stored(cid, name, codecs(schema)),)))
+        await self._session.attempt(StoreChange({}, {}, created=(Stored(cid, name, codecs(schema)),)))
 
     async def _moves(
         self,
         collections: Sequence[StashCollection[Any, Any]],
         move: Callable[[Stored, StashCollection[Any, Any]], Move],
     ) -> None:
-        def plan(seen: Mapping[int, Stored]) -> Change:
+        def plan(seen: Mapping[int, Stored]) -> StoreChange:
             found = {c.id: stored_of(c, [seen[c.id]] if c.id in seen else []) for c in collections}
             moves = {c.id: move(found[c.id], c) for c in collections}
-            return Change({cid: stored.revision for cid, stored in found.items()}, moves)
+            return StoreChange({cid: stored.revision for cid, stored in found.items()}, moves)
 
         await self._session.change([c.id for c in collections], plan)
 
@@ -381,12 +381,12 @@ class PostgresStash(Stash):
     """A stash in a schema of a Postgres database."""
 
 
-class Transaction(Stash):
+class StashTransaction(Stash):
     """The stash that a migration step gets: its changes become durable all at once."""
 
     async def migrate(self, steps: Sequence["Step"]) -> int:
         raise StashError("a migration cannot begin within another one")
 
 
-Step = Callable[[Transaction], Awaitable[Any]]
+Step = Callable[[StashTransaction], Awaitable[Any]]
 """A step of a migration."""

@@ -12,7 +12,7 @@ returns the fence of the same moment as the rows, and the session compares it wi
 
 from abc import ABC, abstractmethod
 
-from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Sending, Verdict
+from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict
 
 OPENER_RETENTION_S = 7 * 24 * 3600.0  # a later opener forgets one that has written nothing for longer
 
@@ -34,7 +34,7 @@ class Store(ABC):
         """The selected collections, at one moment; `None` if there is no stash. Creates nothing."""
 
     @abstractmethod
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         """Apply `change` and set the opener's token, or do neither."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ from aiopersist.plain import call_plain
 from aiopersist.stash import rules
 from aiopersist.stash.collection import StashCollection, stored_of
 from aiopersist.stash.errors import StashError
-from aiopersist.stash.model import Change, Move, Select, Stored, StoredRows
+from aiopersist.stash.model import Move, Select, StoreChange, Stored, StoredRows
 from aiopersist.stash.rows import Item, by_key, compute, table_at
 from aiopersist.stash.stash import Stash
 from aiopersist.stash.table import TableTransaction
@@ -92,7 +92,7 @@ async def _attempt(
         result = call_plain(change, *(table.transaction for table in seen))
         moves = {table.c.id: move for table in seen if (move := await _move(table)) is not None}
         expected = {table.c.id: table.stored.revision for table in seen}
-        return not moves or await stash._session.attempt(Change(expected, moves)), result
+        return not moves or await stash._session.attempt(StoreChange(expected, moves)), result
 
 
 class _ReadTable(NamedTuple):

@@ -1,8 +1,16 @@
-"""Tables: at most one val per key, on a shard with a wall clock.
+"""Tables: at most one val per key, on a shard with a wall clock; and transactions over them.
 
-A table keeps a *view* of its shard in memory (`view.py`). Calls that wait at the same moment are applied to
-the views in their order (`operation.py`), and made durable by one commit (`group.py`). `kind.py` turns keys
-and vals into texts and back; `feed.py` makes changes by key of the updates of a listen.
+| module                | what it has                                                              |
+|-----------------------|--------------------------------------------------------------------------|
+| `kind`, `texts`       | keys and vals as texts, as Python values and as columns                  |
+| `view`                | the contents by key in memory, which follow the shard                    |
+| `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
+| `member`, `group`     | the shards of a commit; the queue, and the one commit of all that wait   |
+| `cut`, `transaction`, `transact` | reads at one moment; the body of a transaction; its attempts  |
+| `filters`, `feed`     | conditions on keys; the changes of a table in order                      |
+| `open`, `table`       | the tables of a client; the public calls                                 |
 
-It imports what stands below handles: `read`, `write`, `shard`, `data`.
+A call goes from `table` to `group`, which applies it to views by `plan` and appends by `write`.
+
+Imports `data`, `parts`, `read`, `shard`, `state`, `storage`, `write`.
 """

@@ -231,7 +231,7 @@ class Feed(Resource, Generic[K, V]):
 
 
 def _batches(some: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":
-    return [some] if isinstance(some, pa.RecordBatch) else some.to_batches()  # type: ignore[no-any-return]
+    return [some] if isinstance(some, pa.RecordBatch) else some.to_batches()
 
 
 def _encoded(shard: str, within: _Within) -> str:

@@ -27,7 +27,7 @@ from aiopersist.state.command import micros
 from aiopersist.state.once import Once
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.table.member import Member
-from aiopersist.table.plan import Done, Plan, Planned, Repeated, Waiting
+from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
 from aiopersist.write.append import ColumnsAppend, append_all
 
 OPERATIONS_MAX = 4096  # in a group: bounds how long the loop is busy with one
@@ -35,12 +35,12 @@ LOOKS_AT_ONCE = 16  # heads read at the same time
 ALONE_S = 1.0  # how long others wait for a transaction that runs alone
 
 
-class GroupCommit:
+class TableCommits:
     """The queue of one client. See the header."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._waiting: dict[Waiting, None] = {}
+        self._waiting: dict[PendingOperation, None] = {}
         """In the order of the calls."""
         self._leader: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -54,7 +54,7 @@ class GroupCommit:
         """The answer of a new operation."""
         return asyncio.get_running_loop().create_future()
 
-    async def do(self, waiting: Waiting) -> Done | Repeated:
+    async def do(self, waiting: PendingOperation) -> Done | Repeated:
         """Carry it out, and return once it is durable. A call that is cancelled before its group was taken
         does nothing; later it may happen."""
         self._waiting[waiting] = None
@@ -98,7 +98,7 @@ class GroupCommit:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
 
-    async def _answered(self, group: Sequence[Waiting]) -> None:
+    async def _answered(self, group: Sequence[PendingOperation]) -> None:
         """Carry them out; each gets an answer, or the error."""
         try:
             await self._carry_out(group)
@@ -115,11 +115,11 @@ class GroupCommit:
             if not isinstance(error, Exception):
                 raise
 
-    async def _apart(self, group: Sequence[Waiting], error: Error) -> None:
+    async def _apart(self, group: Sequence[PendingOperation], error: Error) -> None:
         """Nothing was written because of `error`: carry them out in smaller groups, by their shards, then one
         by one."""
         left = [waiting for waiting in group if not waiting.answer.done()]
-        by_shards: dict[frozenset[Member], list[Waiting]] = {}
+        by_shards: dict[frozenset[Member], list[PendingOperation]] = {}
         for waiting in left:
             by_shards.setdefault(frozenset(waiting.shards), []).append(waiting)
         if len(left) == 1:
@@ -132,7 +132,7 @@ class GroupCommit:
             for waiting in left:
                 await self._answered([waiting])
 
-    async def _carry_out(self, group: Sequence[Waiting]) -> None:
+    async def _carry_out(self, group: Sequence[PendingOperation]) -> None:
         """Answer all of them."""
         looked: set[Member] = set()
         while group := [waiting for waiting in group if not waiting.answer.done()]:
@@ -161,7 +161,9 @@ class GroupCommit:
                 _answer(group, looked, together=False)
                 _answer(group, await self._settled(group, plan, looked), together=True)
 
-    async def _settled(self, group: Iterable[Waiting], plan: Plan, looked: set[Member]) -> set[Member]:
+    async def _settled(
+        self, group: Iterable[PendingOperation], plan: Plan, looked: set[Member]
+    ) -> set[Member]:
         """Look at the tables of those that have no answer yet; returns those that are as they were planned:
         every change of a table moves its upper."""
         left = dict.fromkeys(m for waiting in group if not waiting.answer.done() for m in waiting.members)
@@ -188,7 +190,7 @@ def _append(planned: Planned, time: int, keep_s: float) -> ColumnsAppend:
     )
 
 
-def _answer(group: Iterable[Waiting], known: set[Member], *, together: bool) -> None:
+def _answer(group: Iterable[PendingOperation], known: set[Member], *, together: bool) -> None:
     """Answer those whose tables are known to be as they saw them: all at one moment, or there is only one."""
     for waiting in group:
         if known.issuperset(waiting.members) and (together or len(waiting.members) == 1):

@@ -5,6 +5,8 @@ are. Python's equality will not do: to it 1 equals True, and NaN does not equal 
 made of the text anew, so a caller may change it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -57,7 +59,7 @@ class Kind(Generic[K, V]):
         """The text of one val; `InvalidUpdate` for a value that is no val."""
         return self._val_text(val) or self._texts("val", self.schema.val, [val])[0]
 
-    def _texts(self, what: str, field: "Field", values: Sequence[Any]) -> list[str]:
+    def _texts(self, what: str, field: Field, values: Sequence[Any]) -> list[str]:
         try:
             return column_texts(field.encode(values))
         except Refusal as refusal:
@@ -81,7 +83,7 @@ class Kind(Generic[K, V]):
             rows += table.num_rows
         return found
 
-    def texts(self, contents: "pa.Table") -> tuple[list[str], list[str]]:
+    def texts(self, contents: pa.Table) -> tuple[list[str], list[str]]:
         """The texts of the keys and of the vals of a table of columns."""
         return column_texts(contents.column("key")), column_texts(contents.column("val"))
 
@@ -112,13 +114,13 @@ class Kind(Generic[K, V]):
         """The vals of these texts, the caller's own."""
         return self.schema.val.decode(column_from_texts(texts, self.schema.val.codec.arrow_type))
 
-    def columns(self) -> "tuple[tuple[str, Field], tuple[str, Field]]":
+    def columns(self) -> tuple[tuple[str, Field], tuple[str, Field]]:
         """The names and fields of the columns of keys and vals."""
         return ("key", self.schema.key), ("val", self.schema.val)
 
     def updates(
         self, changes: Mapping[str, str | None], old: Mapping[str, str | None], time: int
-    ) -> "pa.Table":
+    ) -> pa.Table:
         """The updates that give each key its new val, `None` for absent, in place of the old one."""
         gone = [(key, val, -1) for key in changes if (val := old[key]) is not None]
         new = [(key, val, 1) for key, val in changes.items() if val is not None]
@@ -138,7 +140,7 @@ class Kind(Generic[K, V]):
         return f"<Kind of table {self.name!r}: {self.schema!r}>"
 
 
-def _is_hashable(field: "Field") -> bool:
+def _is_hashable(field: Field) -> bool:
     codec = field.codec
     if isinstance(codec, Instances):
         return all(map(_is_hashable, codec.fields.values()))

@@ -12,7 +12,7 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import Clock
 from aiopersist.storage.readonly import refuse
-from aiopersist.table.group import GroupCommit
+from aiopersist.table.group import TableCommits
 from aiopersist.table.kind import Kind
 from aiopersist.table.member import TableMember
 from aiopersist.table.view import View
@@ -93,23 +93,23 @@ class OpenTable(Resource):
         await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
 
 
-_Id = tuple[str, str]
+_Key = tuple[str, str]
 
 
-def _id(kind: Kind[Any, Any]) -> _Id:
+def _key(kind: Kind[Any, Any]) -> _Key:
     """The name, and the types: those of a table may gain fields, and then the old ones are views of their
     own, which cannot write."""
     return kind.name, str(kind.schema.to_record())
 
 
-class Tables:
+class OpenTables:
     """See the header. One per client."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
-        self.group = GroupCommit(shards.stack)
-        self._open: dict[_Id, asyncio.Task[OpenTable]] = {}
-        self._users: Counter[_Id] = Counter()
+        self.group = TableCommits(shards.stack)
+        self._open: dict[_Key, asyncio.Task[OpenTable]] = {}
+        self._users: Counter[_Key] = Counter()
 
     def acquiring(self, kind: Kind[Any, Any]) -> "asyncio.Task[OpenTable]":
         """A task that acquires the table, whoever waits for it."""
@@ -119,17 +119,17 @@ class Tables:
     async def acquire(self, kind: Kind[Any, Any]) -> OpenTable:
         """The open table of that name and those types, opened if it is not; `CodecMismatch` if these are not
         stored."""
-        id = _id(kind)
-        task = self._open.get(id)
+        key = _key(kind)
+        task = self._open.get(key)
         if task is not None and task.done() and (task.cancelled() or task.exception() or _is_over(task)):
             task = None
         if task is None:
             opening = self.shards.opening(
                 lambda: OpenTable.open(self.shards, kind), f"client.table({kind.name!r})"
             )
-            task = self._open[id] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
+            task = self._open[key] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
         table: OpenTable = await asyncio.shield(task)
-        self._users[id] += 1
+        self._users[key] += 1
         return table
 
     async def releasing(self, acquiring: "asyncio.Task[OpenTable]") -> None:
@@ -147,11 +147,11 @@ class Tables:
 
     async def release(self, table: OpenTable) -> None:
         """The last user closes it."""
-        id = _id(table.kind)
-        self._users[id] -= 1
-        if not self._users[id]:
-            del self._users[id]
-            self._open.pop(id, None)
+        key = _key(table.kind)
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._open.pop(key, None)
             await table.aclose()
 
 

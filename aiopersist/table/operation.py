@@ -89,7 +89,7 @@ class Insert:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Revise:
     """Replace the val of a key by what a user's function makes of it."""
 
     kind: Kind[Any, Any]
@@ -110,7 +110,7 @@ class Update:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """What one run of an action gave."""
 
     cells: list[Cells]
@@ -127,15 +127,15 @@ class Outcome:
         )
 
 
-def run(action: Action, overlays: Sequence[Overlay]) -> Outcome:
+def run(action: Action, overlays: Sequence[Overlay]) -> RunOutcome:
     """Run it. One that raises writes nothing, whatever it raises: a future takes no `StopIteration`."""
     cells = list(map(Cells, overlays))
     try:
-        return Outcome(cells, action(*cells))
+        return RunOutcome(cells, action(*cells))
     except BaseException as error:  # of the function of one user: the others go on
         for some in cells:
             some.written.clear()
-        return Outcome(cells, error=_as_in_a_coroutine(error))
+        return RunOutcome(cells, error=_as_in_a_coroutine(error))
 
 
 def _as_in_a_coroutine(error: BaseException) -> BaseException:

@@ -9,7 +9,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.writing import last_complete, repeat_of
 from aiopersist.table.member import Member
-from aiopersist.table.operation import Action, Conflicted, Outcome, Overlay, run
+from aiopersist.table.operation import Action, Conflicted, Overlay, RunOutcome, run
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -30,7 +30,7 @@ class Done(NamedTuple):
 
 
 @dataclass(eq=False)
-class Waiting:
+class PendingOperation:
     """One operation that waits for its answer."""
 
     members: tuple[Member, ...]
@@ -49,7 +49,7 @@ class Waiting:
     """Whether `action` depends on more than the keys that it reads, so it runs for each plan."""
     is_alone: bool = False
     """Whether it goes while others wait."""
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
 
     @property
     def is_marked(self) -> bool:
@@ -96,7 +96,7 @@ class Planned:
         """Whether the commit has a version of this shard."""
         return bool(self.joins or self.changes or self.hashes or self.transactions or self.rows)
 
-    def knows(self, waiting: Waiting) -> bool:
+    def knows(self, waiting: PendingOperation) -> bool:
         """Whether the group has an operation of the same id, or of that application with no lesser number."""
         known = self.transactions
         return not self.hashes.keys().isdisjoint(waiting.once.hashes) or any(
@@ -107,7 +107,7 @@ class Planned:
 class Plan:
     """What a group makes of all shards."""
 
-    def __init__(self, group: Iterable[Waiting], now: float) -> None:
+    def __init__(self, group: Iterable[PendingOperation], now: float) -> None:
         """Apply the operations in their order. Those that were done before, and transactions whose reads
         changed, are answered."""
         self.shards: dict[Member, Planned] = {}
@@ -126,7 +126,7 @@ class Plan:
             self.shards[member] = Planned(member, Overlay(member.vals), member.upper)
         return self.shards[member]
 
-    def _add(self, waiting: Waiting, now: float) -> None:
+    def _add(self, waiting: PendingOperation, now: float) -> None:
         for member in waiting.shards:
             self._of(member)
         if waiting.is_marked:
@@ -140,7 +140,7 @@ class Plan:
                 return
         self._apply(waiting, [self.shards[member] for member in waiting.members])
 
-    def _apply(self, waiting: Waiting, tables: Sequence[Planned]) -> None:
+    def _apply(self, waiting: PendingOperation, tables: Sequence[Planned]) -> None:
         overlays = [planned.overlay for planned in tables]
         outcome = waiting.outcome
         if outcome is None or waiting.reruns or not outcome.is_still_so(overlays):

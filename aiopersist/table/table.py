@@ -18,9 +18,9 @@ from aiopersist.state.once import Once
 from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition, is_key
 from aiopersist.table.kind import Kind
-from aiopersist.table.open import OpenTable, Tables
-from aiopersist.table.operation import Action, Insert, Put, Update
-from aiopersist.table.plan import Done, Repeated, Waiting
+from aiopersist.table.open import OpenTable, OpenTables
+from aiopersist.table.operation import Action, Insert, Put, Revise
+from aiopersist.table.plan import Done, PendingOperation, Repeated
 from aiopersist.write.checks import Txn, check_once, check_txn
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Table(Resource, Generic[K, V]):
     """At most one val per key. Opens at its first use; may be awaited or entered, which opens it at once.
     Serves many tasks at once; all handles of a client on one table share its view."""
 
-    def __init__(self, tables: Tables, kind: Kind[K, V]) -> None:
+    def __init__(self, tables: OpenTables, kind: Kind[K, V]) -> None:
         self._tables = tables
         self._kind = kind
         self._opening: asyncio.Task[OpenTable] | None = None
@@ -222,7 +222,7 @@ class Table(Resource, Generic[K, V]):
     ) -> V | Repeated | None:
         """Replace the val of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain function
         and may run several times. Returns the new val; `Repeated` for a repeat of `once`."""
-        done = await self._do(Update(self._kind, self._kind.key_text(key), f, self._size_max), once)
+        done = await self._do(Revise(self._kind, self._kind.key_text(key), f, self._size_max), once)
         return done if isinstance(done, Repeated) else done.result
 
     # --- inside ----------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Table(Resource, Generic[K, V]):
         table = await self._open()
         with table.scope.call():
             group, member = self._tables.group, table.member
-            return await group.do(Waiting((member,), action, group.begin(), member, *marked))
+            return await group.do(PendingOperation((member,), action, group.begin(), member, *marked))
 
     def _once(self, once: str | None, txn: Txn | None) -> Once:
         return check_once(once, txn, self._tables.shards.stack.settings)
@@ -292,7 +292,7 @@ def _projected(table: "pa.Table", columns: Columns, schema: Schema[Any, Any, Any
     return project(table, resolve_columns(columns, schema)).drop_columns(["diff"])
 
 
-def kind_of(table: object, tables: Tables) -> Kind[Any, Any]:
+def kind_of(table: object, tables: OpenTables) -> Kind[Any, Any]:
     """The kind of a table of this client; `InvalidUsage` for anything else."""
     if not isinstance(table, Table):
         raise TypeError(f"{shown(table)} is not an aiopersist.Table")

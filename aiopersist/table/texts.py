@@ -5,6 +5,8 @@ structs of these. The functions give exactly what `data/jsonable.py` gives for a
 not take (`None` for its text) takes the way by a column, which checks it.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from math import isfinite
@@ -47,7 +49,7 @@ def reader_of(field: Field) -> Callable[[str], Any] | None:
     return None if of_plain is None else lambda text: of_plain(from_json(text))
 
 
-def _kinds(t: "pa.DataType") -> tuple[type, ...]:
+def _kinds(t: pa.DataType) -> tuple[type, ...]:
     if pa.types.is_string(t):
         return (str,)
     if pa.types.is_int64(t):

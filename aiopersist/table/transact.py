@@ -22,9 +22,9 @@ from aiopersist.state.writing import last_complete, repeat_of
 from aiopersist.storage.readonly import refuse
 from aiopersist.table.cut import Cut
 from aiopersist.table.member import Member, PlainMember
-from aiopersist.table.open import Tables
+from aiopersist.table.open import OpenTables
 from aiopersist.table.operation import Conflicted
-from aiopersist.table.plan import Done, Repeated, Waiting
+from aiopersist.table.plan import Done, PendingOperation, Repeated
 from aiopersist.table.transaction import RunAgain, Transaction
 from aiopersist.write.checks import Txn, check_once, check_txn
 from aiopersist.write.handle import WriteHandle, session_of
@@ -39,7 +39,7 @@ PAUSE_MAX_S = 0.1
 Body = Callable[[Transaction], Awaitable[T]]
 
 
-class Records:
+class TransactionRecords:
     """The internal shards that remember the ids of transactions."""
 
     def __init__(self, shards: Shards) -> None:
@@ -81,10 +81,10 @@ def _record_of(mark: str) -> str:
 class Transactions:
     """The transactions of one client."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: OpenTables) -> None:
         self._tables = tables
         self._cut = Cut()
-        self._records = Records(tables.shards)
+        self._records = TransactionRecords(tables.shards)
 
     async def run(
         self, body: Body[T], txn: Txn | None, once: str | None, max_attempts: int | None
@@ -157,7 +157,7 @@ class Transactions:
             await some.open()
         members: tuple[Member, ...] = tuple(some.member for some in touched)
         group = self._tables.group
-        waiting = Waiting(
+        waiting = PendingOperation(
             members,
             tx.action(result, error),
             group.begin(),

@@ -10,6 +10,8 @@ This is optimistic concurrency control (Kung and Robinson, 1981) with backward v
 ranges.
 """
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -25,7 +27,7 @@ from aiopersist.table.cut import Cut
 from aiopersist.table.filters import condition
 from aiopersist.table.kind import Kind
 from aiopersist.table.member import Member, PlainMember, TableMember
-from aiopersist.table.open import OpenTable, Tables
+from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Cells, Conflicted
 from aiopersist.table.table import Table, kind_of, opened
 from aiopersist.write.handle import WriteHandle, session_of
@@ -40,7 +42,7 @@ class RunAgain(BaseException):
     """Ends a body that has read what is no longer so. No `Exception`, so that the body does not catch it."""
 
 
-class KeyRange(NamedTuple):
+class ReadRange(NamedTuple):
     """A range of keys that a transaction read."""
 
     start: Any
@@ -59,7 +61,7 @@ class Touched:
     version: int = 0
     """Of the view when the reads were last known to be so."""
     read: dict[str, str | None] = field(default_factory=dict)
-    ranges: list[KeyRange] = field(default_factory=list)
+    ranges: list[ReadRange] = field(default_factory=list)
     written: dict[str, str | None] = field(default_factory=dict)
 
     async def open(self) -> OpenTable:
@@ -85,7 +87,7 @@ class Touched:
             conflicts += [r for r in self.ranges if changed is None or self._has_any(changed, r)]
         return conflicts
 
-    def _has_any(self, keys: Iterable[str], wanted: KeyRange) -> bool:
+    def _has_any(self, keys: Iterable[str], wanted: ReadRange) -> bool:
         entries = dict.fromkeys(keys)
         return bool(entries) and _within(self.kind, entries, wanted).num_rows > 0
 
@@ -100,7 +102,7 @@ class Touched:
 class Transaction:
     """What a body is given. Its reads see its own writes. It ends with the body."""
 
-    def __init__(self, tables: Tables, cut: Cut) -> None:
+    def __init__(self, tables: OpenTables, cut: Cut) -> None:
         self._tables = tables
         self._cut = cut
         self._size_max = tables.shards.stack.settings.update_size_max
@@ -147,7 +149,7 @@ class Transaction:
     ) -> AsyncIterator[tuple[K, V]]:
         """The entries with `start <= key < stop`, in key order; `prefix`: those whose keys begin with it. All
         are of the moment of the first one. Costs time for each key of the table."""
-        touched, wanted = self._of(table), KeyRange(start, stop, prefix)
+        touched, wanted = self._of(table), ReadRange(start, stop, prefix)
         _condition(touched.kind, wanted)
         await self._read(touched)
         touched.ranges.append(wanted)
@@ -261,11 +263,11 @@ def _val(touched: Touched, key: str) -> str | None:
     return val
 
 
-def _condition(kind: Kind[Any, Any], wanted: KeyRange) -> Any:
+def _condition(kind: Kind[Any, Any], wanted: ReadRange) -> Any:
     return condition(kind.schema, start=wanted.start, stop=wanted.stop, prefix=wanted.prefix, where=None)
 
 
-def _within(kind: Kind[Any, Any], entries: Mapping[str, object], wanted: KeyRange) -> pa.Table:
+def _within(kind: Kind[Any, Any], entries: Mapping[str, object], wanted: ReadRange) -> pa.Table:
     """The keys of `entries` within the range, as a column, and their numbers."""
     keys = column_from_texts(list(entries), kind.schema.key.codec.arrow_type)
     fields = [kind.schema.arrow_schema.field("key"), pa.field("number", pa.int64())]
@@ -274,7 +276,7 @@ def _within(kind: Kind[Any, Any], entries: Mapping[str, object], wanted: KeyRang
     return table if chosen is None else table.filter(chosen)
 
 
-def _entries(kind: Kind[K, V], vals: Mapping[str, str | None], wanted: KeyRange) -> list[tuple[K, V]]:
+def _entries(kind: Kind[K, V], vals: Mapping[str, str | None], wanted: ReadRange) -> list[tuple[K, V]]:
     """The entries within the range, in key order."""
     there = {key: val for key, val in vals.items() if val is not None}
     found = _within(kind, there, wanted)

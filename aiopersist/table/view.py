@@ -4,6 +4,8 @@ The view stands at a frontier. To *catch up* with a newer state it fetches the u
 does, and holds since back so far. Own commits are applied without reading them.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from collections.abc import Mapping
@@ -143,7 +145,7 @@ class View:
             self._put(changes)
             self._move(state.upper)
 
-    def _changes(self, updates: "pa.Table") -> dict[str, str | None]:
+    def _changes(self, updates: pa.Table) -> dict[str, str | None]:
         """The new vals by key, of updates in any order."""
         net = contents(updates, self.kind.schema)
         keys, vals = self.kind.texts(net)

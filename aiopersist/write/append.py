@@ -156,8 +156,9 @@ class RowsAppend(AppendIntent):
 
 
 class ColumnsAppend(RowsAppend):
-    """An append of a table in the columns of the schema, which the library made itself. A repeat is refused:
-    `RepeatedMark`. Its time is that of the clock, or the upper, however far that is ahead, as of a `write`."""
+    """An append of a table in the columns of the schema, which the library made itself. Its time is that of
+    the clock, or the upper, however far that is ahead, as of a `write`. A repeat is refused:
+    `RepeatedMark`."""
 
     def command(self, writer: str, batch: HollowBatch, batches: Sequence[StagedBatch] = ()) -> AppendHollow:
         return replace(super().command(writer, batch, batches), is_strict=True, ahead_max_s=inf)

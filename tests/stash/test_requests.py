@@ -10,7 +10,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.stash import AppendBatch, PostgresStash, Stash
 from aiopersist.stash import session as sessions
-from aiopersist.stash.model import START, Change, Move, StoredRows
+from aiopersist.stash.model import START, Move, StoreChange, StoredRows
 from aiopersist.stash.postgres import BYTES_AT_ONCE, ROWS_AT_ONCE, PostgresStore, chunks_of
 from tests.stash.collections import USERS
 from tests.support.internals import session_of
@@ -120,7 +120,7 @@ async def test_many_entries_are_several_statements(stash: Stash) -> None:
 def test_pieces(rows: int, size: int, pieces: int) -> None:
     """Goal: pieces are bounded in rows and bytes, and hold every row once, in order."""
     half = StoredRows([f"{i:09}" for i in range(rows)], ["x" * size] * rows, [0] * rows, [1] * rows)
-    change = Change({}, {7: Move(START, half)})
+    change = StoreChange({}, {7: Move(START, half)})
     found = list(chunks_of(change))
     assert len(found) == pieces
     assert [key for chunk in found for key in chunk[1]] == list(half.keys)

@@ -18,8 +18,8 @@ class Item(BaseModel):
 
 
 class Gate(Faults):
-    """Holds calls back while `holds(op)` says so, until `open`. With `late` a call that is held was made already:
-    its answer comes late."""
+    """Holds calls back while `holds(op)` says so, until `open`. With `late` a call that is held was made
+    already: its answer comes late."""
 
     def __init__(self) -> None:
         super().__init__()

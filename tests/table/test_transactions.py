@@ -14,7 +14,7 @@ import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
 from tests.support.shards import open_at
-from tests.table.history import Op, check
+from tests.table.serializable import Op, check
 
 JOURNAL: ap.Schema[str, int, int] = ap.Schema(str, int)
 
@@ -139,7 +139,7 @@ async def test_a_conflict_names_what_changed(two: tuple[ap.Client, ap.Client]) -
 
     with pytest.raises(ap.Conflict) as conflict:
         await one.transact(by_range, max_attempts=1)
-    assert conflict.value.keys == [("t", ap.KeyRange(None, None, "p"))]
+    assert conflict.value.keys == [("t", ap.ReadRange(None, None, "p"))]
     assert await mine.get("k") == 3
 
 

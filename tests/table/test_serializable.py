@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.table.history import Op, check
+from tests.table.serializable import Op, check
 
 X, Y = ("t", "x"), ("t", "y")
 BEGIN = {X: 1, Y: 1}
