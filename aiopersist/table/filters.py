@@ -15,7 +15,7 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 
 
-class _Leaf(NamedTuple):
+class _KeyLeaf(NamedTuple):
     """One leaf of a key, or a struct in it that may be absent, and its value in a bound. Rows are ordered as
     `data/updates/order.py` says: nulls first, NaN last."""
 
@@ -113,11 +113,11 @@ def _scalar(schema: Schema[Any, Any, Any], key: Any) -> pa.Scalar:
 
 def _leaves(
     scalar: pa.Scalar, path: tuple[str, ...] = ("key",), *, nullable: bool = False
-) -> Iterator[_Leaf]:
+) -> Iterator[_KeyLeaf]:
     if not pa.types.is_struct(scalar.type):
-        yield _Leaf(pc.field(*path), scalar, nullable)
+        yield _KeyLeaf(pc.field(*path), scalar, nullable)
         return
     if nullable:
-        yield _Leaf(pc.field(*path), scalar, nullable)
+        yield _KeyLeaf(pc.field(*path), scalar, nullable)
     for field in scalar.type if scalar.is_valid else ():
         yield from _leaves(scalar[field.name], (*path, field.name), nullable=nullable or field.nullable)
