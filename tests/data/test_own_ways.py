@@ -135,6 +135,30 @@ def test_a_codec_that_gives_more_values_than_there_are(vals: list[Any]) -> None:
         Updates(table, schemas[1]).rows()
 
 
+class Greatest(Codec):
+    """Looks for the greatest value, as a codec of vectors looks at the first: without any it fails."""
+
+    name = "greatest"
+    arrow_type = pa.int64()
+
+    def encode(self, values: Any) -> pa.Array:
+        assert max(values) < 100
+        return pa.array(values, self.arrow_type)
+
+    def decode(self, array: pa.Array) -> list[Any]:
+        values: list[Any] = array.to_pylist()
+        assert max(values) < 100
+        return values
+
+
+def test_a_codec_that_needs_a_value() -> None:
+    for kind, val in ((Annotated[int, Greatest()] | None, None), (list[Annotated[int, Greatest()]], [])):
+        schema: Schema[Any, Any, Any] = Schema(key=int, val=kind)
+        table = to_table([(1, val, 0, 1)], schema)
+        assert Updates(table, schema).rows() == [(1, val, 0, 1)]
+        assert Updates(table.slice(1), schema).rows() == []
+
+
 class NoHash(dt.tzinfo):
     """A zone as those of dateutil are: without a hash."""
 

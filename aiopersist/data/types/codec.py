@@ -37,12 +37,12 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: Sequence[Any]) -> pa.Array:
-        """The values as an array of `arrow_type`, one element each, which is copied before the next call on
-        its thread. It may raise anything to refuse."""
+        """The values, at least one, as an array of `arrow_type`, one element each, which is copied before the
+        next call on its thread. It may raise anything to refuse."""
 
     @abstractmethod
     def decode(self, array: pa.Array) -> list[Any]:
-        """The values again, in order, one for each element."""
+        """The values again, in order, one for each element; there is at least one."""
 
 
 class BuiltIn(Codec):
@@ -313,11 +313,11 @@ def _in_microseconds(t: pa.DataType) -> pa.DataType:
 def _encode_own(codec: Codec, values: Sequence[Any], *, has_nulls: bool) -> pa.Array:
     present = [v for v in values if v is not None] if has_nulls else values
     try:
-        array = _checked(codec, present)
+        array = _checked(codec, present) if present else pa.array([], codec.arrow_type)
     except Exception as e:  # a codec refuses by raising any exception
         at, reason = first_failure(present, lambda some: _checked(codec, some))
         rows = [i for i, v in enumerate(values) if v is not None] if has_nulls else range(len(values))
-        raise Refusal(rows[at] if present else 0, f"codec {codec.name}: {reason}") from e
+        raise Refusal(rows[at], f"codec {codec.name}: {reason}") from e
     return scatter(array, [v is not None for v in values]) if has_nulls else array
 
 
@@ -334,7 +334,7 @@ def _checked(codec: Codec, values: Sequence[Any]) -> pa.Array:
 
 
 def _decode_own(codec: Codec, array: pa.Array) -> list[Any]:
-    values = list(codec.decode(array))
+    values = list(codec.decode(array)) if len(array) else []
     if len(values) != len(array):
         raise TypeError(f"codec {codec.name} gave {len(values)} values for {len(array)} elements")
     return values
