@@ -15,7 +15,7 @@ from aiopersist.errors import (
     UsageKind,
     shown,
 )
-from aiopersist.frontier import Antichain, last_before, successor
+from aiopersist.frontier import Antichain, int_time, last_before, successor
 from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, micros, renewed
 from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.keys import writer_of
@@ -241,12 +241,12 @@ def _is_ahead(state: State, now: float, command: AppendHollow | Write) -> Invali
     """The refusal to move the upper of a wall clock far beyond now: the times would infect each shard that
     shares a commit with this one. One time more is no refusal: where the clock was wrong, and the upper is
     far ahead already, appends go on."""
-    upper = command.batch.upper
-    if not state.is_wall or isinstance(command, Write) or command.ahead_max_s == inf or not upper.elements:
+    if not state.is_wall or isinstance(command, Write):
         return None
-    if upper <= Antichain(micros(now + command.ahead_max_s)) or upper <= successor(
-        last_complete(state.upper) + 1
-    ):
+    upper, known = int_time(command.batch.upper), int_time(state.upper)
+    if upper is None or known is None or upper <= known + 1:
+        return None
+    if upper - micros(now) <= command.ahead_max_s * 1e6:  # which may be infinite
         return None
     text = f"upper {upper} is more than {command.ahead_max_s:g} s beyond the clock, which is at {micros(now)}"
     return InvalidUsage(UsageKind.INVALID_CLOCK, text, upper=upper, now=now)

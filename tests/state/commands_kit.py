@@ -9,7 +9,7 @@ from aiopersist.state import diff as diffs
 from aiopersist.state.command import Command, Commit, Context, Keep
 from aiopersist.state.invariants import check_state, check_version
 from aiopersist.state.lifecycle import Create
-from aiopersist.state.model import State
+from aiopersist.state.model import Clock, State
 from tests.state.values import SHARD, ZERO
 
 LEASE_S = 10.0
@@ -51,9 +51,9 @@ class History:
         return self.state
 
 
-def created() -> History:
+def created(clock: Clock = Clock.LOGICAL) -> History:
     history = History()
-    history.run(Create(SHARD, {"key": "str"}, ZERO))
+    history.run(Create(SHARD, {"key": "str"}, ZERO, clock))
     return history
 
 

@@ -6,13 +6,14 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from aiopersist.frontier import Antichain
 from aiopersist.state import compaction, lifecycle, reading, retention, rollup_file, writing
 from aiopersist.state import diff as diffs
-from aiopersist.state.command import Command, Commit
+from aiopersist.state.command import Command, Commit, Keep
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Replace, TakeClaim, Total
 from aiopersist.state.invariants import check_state
 from aiopersist.state.lifecycle import (
@@ -25,7 +26,8 @@ from aiopersist.state.lifecycle import (
     ForgetTransactions,
     MarkDeleted,
 )
-from aiopersist.state.model import HollowBatch, Rollup
+from aiopersist.state.model import Clock, HollowBatch, Rollup
+from aiopersist.state.once import UNMARKED, Once, hash_of
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader, TakeNamedHold
 from aiopersist.state.record import HollowPart
 from aiopersist.state.retention import (
@@ -36,6 +38,7 @@ from aiopersist.state.retention import (
     SetRetention,
 )
 from aiopersist.state.writing import (
+    Appended,
     AppendHollow,
     CloseTo,
     ExpireWriter,
@@ -50,6 +53,7 @@ from tests.state.test_commands import LEASE_S, READERS, ROOM, SHARD, WRITERS, ZE
 
 LONG_SEEDS = int(os.environ.get("AIOPERSIST_TEST_STATES", "5000"))
 FAR = 2**62  # a time where a frontier is empty
+ONCE_KEEP_S = 300.0
 SKIPS_S = (1.0, LEASE_S * 2, -500.0, 500.0, 1e6, -1e6)
 
 
@@ -58,10 +62,14 @@ class Game:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.history: History = created()
+        self.history: History = created(self.rng.choice(list(Clock)))
         self.specs: list[dict[int, HollowBatch]] = []
         """What compactions have read, now or earlier."""
         self.counts: Counter[str] = Counter()
+        self.ids: dict[str, tuple[float, int]] = {}
+        """By hash: when it was recorded last, and the time of that commit."""
+        self.latest = 0.0
+        """The latest moment of a commit with ids: those that were too old by then may be forgotten."""
 
     def play(self) -> Counter[str]:
         for _ in range(self.rng.randrange(5, 150)):
@@ -73,6 +81,8 @@ class Game:
     def step(self, command: Command) -> None:
         before = self.history.live
         outcome = self.history.run(command)  # reads the bytes back, and checks what must hold
+        if isinstance(command, AppendHollow | Write):
+            self.check_ids(command.once, outcome)
         self.counts[type(command).__name__] += isinstance(outcome, Commit)
         if not isinstance(outcome, Commit):
             assert self.history.live is before
@@ -89,6 +99,19 @@ class Game:
         assert after.finalized or all(after.since <= hold for hold in holds), "since passes a hold"
         if (happened := getattr(command, "happened", None)) is not None:
             assert happened(after) is not False
+
+    def check_ids(self, once: Once, outcome: Commit | Keep) -> None:
+        """An id is known again as long as it must be, and never by another time than that of its commit."""
+        now, live = self.history.now, self.history.live
+        for hashed in once.hashes:
+            at, time = self.ids.get(hashed, (-FAR, 0))
+            if isinstance(outcome, Commit):
+                assert at < max(now, self.latest) - ONCE_KEEP_S
+                self.ids[hashed], self.latest = (now, _int(live.upper) - 1), max(now, self.latest)
+                self.counts["once"] += 1
+            elif isinstance(outcome.result, Appended) and outcome.result.done_at is not None:
+                assert (at >= now - ONCE_KEEP_S, outcome.result.done_at) == (True, time)
+                self.counts["repeat"] += 1
 
     # --- what commands are made of -------------------------------------------------------------------
 
@@ -120,6 +143,12 @@ class Game:
         return {self.rng.choice("abc"): self.rng.randrange(9)} if self.rng.random() < 0.3 else {}
 
     @property
+    def once(self) -> Once:
+        if self.rng.random() < 0.5:
+            return UNMARKED
+        return Once((hash_of(str(self.rng.randrange(20))),), ONCE_KEEP_S)
+
+    @property
     def staged(self) -> tuple[Staged, ...]:
         some = range(self.rng.choice((0, 0, 1, 2)))
         return tuple(Staged(self.writer, f"b{self.rng.randrange(4)}", self.rng.random() < 0.5) for _ in some)
@@ -143,7 +172,9 @@ class Game:
 
     def append(self) -> AppendHollow:
         new = self.batch(self.upper, self.upper + self.rng.randrange(5))
-        limits = {"staged": self.staged, "transactions_max": self.rng.choice((2, 99))}
+        limits: dict[str, Any] = {"staged": self.staged, "transactions_max": self.rng.choice((2, 99))}
+        limits["once"] = self.once
+        limits["ahead_max_s"] = self.rng.choice((1.0, 1e9))
         return AppendHollow(
             self.writer, self.token, new, self.transactions, self.rng.choice((ROOM, 200)), False, **limits
         )
@@ -155,7 +186,12 @@ class Game:
 
     def write(self) -> Write:
         new = self.batch(max(self.upper - self.rng.randrange(5), 0), self.upper + 1)
-        return Write(self.writer, self.token, new, self.transactions, ROOM)
+        return Write(self.writer, self.token, new, self.transactions, ROOM, once=self.once)
+
+    def closing(self) -> CloseTo:
+        """To an instant beyond the upper, or one that has passed already."""
+        near = max(self.upper + self.rng.randrange(-3, 5), 0)
+        return CloseTo(Antichain(near if self.rng.random() < 0.9 else min(near + 10**6, FAR)))
 
     def spec(self) -> dict[int, HollowBatch] | None:
         """Neighbours, as they are or were."""
@@ -217,7 +253,7 @@ WRITES: list[Draw] = [
     Game.append,
     Game.replicated,
     Game.write,
-    lambda g: CloseTo(Antichain(g.upper + g.rng.randrange(4))),
+    Game.closing,
 ]
 MAINTENANCE: list[Draw] = [
     Game.compaction,
@@ -260,8 +296,19 @@ def test_no_command_is_forgotten() -> None:
 
 def test_lives_of_shards() -> None:
     counts = _play(range(50))
-    wanted = (AppendHollow, Write, Replace, TakeClaim, ApplyRetention, DowngradeCritical, Spend, Finalize)
+    wanted = (
+        AppendHollow,
+        Write,
+        CloseTo,
+        Replace,
+        TakeClaim,
+        ApplyRetention,
+        DowngradeCritical,
+        Spend,
+        Finalize,
+    )
     assert all(counts[command.__name__] for command in wanted), counts
+    assert counts["once"] and counts["repeat"], counts
 
 
 @pytest.mark.long
