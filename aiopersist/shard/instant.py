@@ -13,6 +13,7 @@ from typing import TypeVar
 from aiopersist.errors import InvalidUsage, ShardFinalized, UsageKind, shown
 from aiopersist.failures import Backoff
 from aiopersist.frontier import Antichain, check_time, successor
+from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.command import micros
@@ -23,6 +24,7 @@ T = TypeVar("T")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 LOOK_S = 60.0  # the clock may be set meanwhile
+NEAR_S = 60.0  # longer than a statement waits for its answer
 
 
 def time_of(value: T | datetime, shard: Shard) -> T | int:
@@ -48,11 +50,23 @@ def as_int(time: object) -> int:
 
 async def close_if_passed(shard: Shard, time: int) -> bool:
     """Make `time` complete if it has passed: by a commit, unless it is. A readonly client cannot."""
-    if shard.stack.readonly or micros(await shard.stack.clock.now()) <= time:
+    if not shard.state.upper.less_equal(time):
+        return True
+    if shard.stack.readonly or not await _has_passed(shard.stack.clock, time):
         return False
     if shard.state.upper.less_equal(time):
         await commit(shard.register, CloseTo(successor(time)))
     return True
+
+
+async def _has_passed(clock: StoreClock, time: int) -> bool:
+    """Whether `time` has passed. If that is near, the store is asked, since its latest answer was late: as a
+    rule by milliseconds, which the caller's clock has seen pass."""
+    behind = time - micros(await clock.now())
+    if 0 <= behind < micros(NEAR_S):
+        await clock.measure()
+        behind = time - micros(clock.read()[0])
+    return behind < 0
 
 
 @asynccontextmanager

@@ -55,6 +55,8 @@ BAD_READS: dict[str, tuple[str, dict[str, Any], str]] = {
     "an option of writes": ("s", {"keys": "key"}, "unknown option 'keys'"),
     "unknown shard": ("nope", {}, "UnknownShard|no shard named 'nope'"),
     "no integer": ("s", {"as_of": "now"}, "as_of='now' is not an integer"),
+    "an instant of a logical clock": ("s", {"as_of": "2026-05-01T00:00Z"}, "logical clock"),
+    "a naive instant": ("s", {"startingTime": "2026-05-01"}, "INVALID_TIME.*naive"),
     "not complete": ("s", {"as_of": 9}, "NotReadable"),
     "nothing complete": ("void", {}, "NotReadable"),
     "before since": ("old", {"as_of": 1}, "SinceViolation"),
@@ -76,6 +78,7 @@ BAD_READS: dict[str, tuple[str, dict[str, Any], str]] = {
 SELDOM = {
     "an option of writes",
     "no integer",
+    "a naive instant",
     "nothing complete",
     "both",
     "an end alone",
