@@ -137,6 +137,10 @@ class Transactions:
             result = await body(tx)
         except Exception as raised:
             error = raised
+        except BaseExceptionGroup as raised:  # of tasks of the body
+            if raised.subgroup(RunAgain) is None:
+                raise
+            raise RunAgain from raised
         finally:
             tx.ended = True
         if not tx.touched and not tx.writes and marks.member is None:

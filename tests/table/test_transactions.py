@@ -118,6 +118,27 @@ async def test_a_body_that_rests_on_what_is_old_runs_again(two: tuple[ap.Client,
     assert runs == [1, 2]
 
 
+async def test_tasks_of_a_body_may_run_again_with_it(two: tuple[ap.Client, ap.Client]) -> None:
+    """Goal: one of them finds what is no longer so, within a group of tasks."""
+    one, other = two
+    mine, theirs, runs = table(one), table(other), []
+    await mine.put_many({"a": 1, "b": 1})
+
+    async def body(tx: ap.Transaction) -> int:
+        runs.append(await tx.get(mine, "a"))
+        if len(runs) == 1:
+            await theirs.put_many({"a": 2, "b": 2})
+            await mine.get("a")
+        async with asyncio.TaskGroup() as group:
+            found = group.create_task(tx.get(mine, "b"))
+        tx.put(mine, "sum", runs[-1] + (found.result() or 0))
+        return runs[-1]
+
+    assert await one.transact(body) == 2
+    assert runs == [1, 2]
+    assert await mine.get("sum") == 4
+
+
 async def test_a_conflict_names_what_changed(two: tuple[ap.Client, ap.Client]) -> None:
     one, other = two
     mine, theirs = table(one), table(other)
