@@ -45,9 +45,13 @@ async def states(seed: int) -> Any:
     return import_module("tests.state.test_all_commands").Game(seed).play()
 
 
+def tables(seed: int) -> Awaitable[Any]:
+    return import_module("tests.table.game").play(seed)
+
+
 GAMES: dict[str, Game] = {
     game.__name__.replace("_", "-"): game
-    for game in (shards, interleavings, indexed, indexed_faulty, stash, round_trips, states)
+    for game in (shards, interleavings, indexed, indexed_faulty, stash, round_trips, states, tables)
 }
 
 

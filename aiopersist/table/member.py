@@ -19,17 +19,10 @@ NOTHING: Mapping[str, str] = {}
 
 
 class Member(ABC):
-    """One shard, as the group commit sees it. Two are equal if their shard is the same: it has one version in
-    a commit, whichever of its writers is used."""
+    """One shard, as the group commit sees it."""
 
     def __init__(self, writer: Session) -> None:
         self.writer = writer
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Member) and self.writer.shard is other.writer.shard
-
-    def __hash__(self) -> int:
-        return hash(self.writer.shard.id)
 
     @property
     def state(self) -> State:
@@ -97,7 +90,14 @@ class TableMember(Member):
 
 
 class PlainMember(Member):
-    """A shard without keys: rows are appended to it."""
+    """A shard without keys: rows are appended to it. Two are equal if their shard is the same: it has one
+    version in a commit, whichever of its writers is used."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlainMember) and self.writer.shard is other.writer.shard
+
+    def __hash__(self) -> int:
+        return hash(self.writer.shard.id)
 
     @property
     def upper(self) -> Antichain:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.data.part.select import project, resolve_columns
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
     import polars as pl
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+FEW = 64  # entries that take less time than a thread: such calls keep their order
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -206,7 +209,9 @@ class Table(Resource, Generic[K, V]):
         or an iterator of these. Of several vals of a key the last counts."""
         self._once(once, txn)
         table = await self._open()
-        texts = await table.shard.stack.compute(self._kind.entries, taken(entries), self._size_max)
+        is_small = isinstance(entries, Mapping | list | tuple) and len(entries) <= FEW
+        size = 0 if is_small else inf
+        texts = await table.shard.stack.compute_few(size, self._kind.entries, taken(entries), self._size_max)
         return (await self._do(Put(texts), once, txn)).time
 
     async def delete(self, *keys: K, once: str | None = None) -> int:

@@ -1,10 +1,10 @@
 """The life of a table: created, shared by handles, read by others, left alone, dropped, closed."""
 
 import asyncio
-import itertools
 import random
 import uuid
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -349,4 +349,4 @@ async def test_a_feed_of_another_process_sees_what_a_group_wrote(location: Any) 
             steps = await steps_until(feed, lambda found: bool(found) and changes_of(found)[-1].new == 49)
             await puts
         changes = changes_of(steps)
-        assert all(change.old == before.new for before, change in itertools.pairwise(changes))
+        assert all(change.old == before.new for before, change in pairwise(changes))
