@@ -148,6 +148,11 @@ class Client(Root):
             self._shards, shard, schema, hold=hold, hold_name=hold_name, lease_s=lease_s, create=create
         )
 
+    @overload
+    def table(self, name: str, key: type[K], val: type[V]) -> Table[K, V]: ...
+    @overload
+    def table(self, name: str, key: Any, val: Any) -> Table[Any, Any]: ...
+
     def table(self, name: str, key: Any, val: Any) -> Table[Any, Any]:
         """The table of that name, with keys and vals of those types: at most one val per key. It is created
         at its first use, as a shard with a wall clock that keeps a day of history until `retain` says

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.stash.model import Change, Fence, Loaded, Opener, Select, Sending, Verdict
+from aiopersist.stash.model import StoreChange, Fence, Loaded, Opener, Select, Sending, Verdict
 from aiopersist.stash.store import Store
 from tests.support.location import WayBlob, WayConsensus
 from tests.support.shards import Call
@@ -161,7 +161,7 @@ class TroubledStore(Store):
     async def load(self, select: Select) -> Loaded | None:
         return await self._call("load", lambda: self.inner.load(select))
 
-    async def commit(self, opener: Opener, change: Change, sending: Sending) -> Verdict:
+    async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         return await self._call("commit", lambda: self.inner.commit(opener, change, sending))
 
     async def token(self, opener_id: str) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 import aiopersist as ap
-from aiopersist.indexed.listen import Feed
+from aiopersist.indexed.listen import RecordFeed
 from aiopersist.settings import SECONDS_MAX
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
@@ -183,7 +183,7 @@ async def test_a_feed_that_fails_fails_no_write(monkeypatch: pytest.MonkeyPatch)
         stream = await ix.register("s", str, int)
         snapshot, events = await ix.listen(stream)
         with monkeypatch.context() as patch:
-            patch.setattr(Feed, "publish", fails)
+            patch.setattr(RecordFeed, "publish", fails)
             seqno = await ix.write([(stream, [("a", 1, 0, 1)])])
         with pytest.raises(ap.LeaseExpired):
             await anext(aiter(events))
