@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.stash.model import StoreChange, Fence, Loaded, Opener, Select, Sending, Verdict
+from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict
 from aiopersist.stash.store import Store
 from tests.support.location import WayBlob, WayConsensus
 from tests.support.shards import Call
