@@ -64,6 +64,34 @@ class Told(BaseModel):
         self.by = context["by"]
 
 
+class Counting(BaseModel, validate_assignment=True):
+    opened: int = 0
+
+    def model_post_init(self, context: Any) -> None:
+        self.opened += 1
+
+
+@dataclass
+class Sorted:
+    names: list[str]
+
+    def __post_init__(self) -> None:
+        self.names.sort()
+
+
+class Tagged(BaseModel):
+    tags: list[str]
+
+    def model_post_init(self, context: Any) -> None:
+        self.tags.append("new")
+
+
+def _unsorted() -> Sorted:
+    value = Sorted(["b"])
+    value.names.append("a")
+    return value
+
+
 VALUES = [
     Salted("a"),
     Stripped(" 7 "),  # type: ignore[arg-type]
@@ -71,6 +99,9 @@ VALUES = [
     Parsed("2024-05-06"),  # type: ignore[arg-type]
     Doubled(4),
     Told.model_validate({"day": "2024-05-06"}, context={"by": "ada"}),
+    Counting(),
+    _unsorted(),
+    Tagged(tags=["a"]),
 ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import fields
 from itertools import islice
 from operator import attrgetter
@@ -146,6 +147,7 @@ class Instances(Structs):
         super().__init__(fields)
         self.cls = cls
         self.name = cls.__name__
+        self._changeable = [name for name, field in fields.items() if _is_changeable(field)]
 
     def check(self, values: Sequence[Any], types: set[type]) -> None:
         if types <= {self.cls, NONE}:
@@ -168,13 +170,19 @@ class Instances(Structs):
         if issubclass(self.cls, tuple):
             return tuple.__new__(self.cls, fields.values())
         try:
-            made = self.cls(**fields)
+            made = self.cls(**self.lent(fields))
             changed = {name: v for name, v in fields.items() if getattr(made, name, made) is not v}
         except Exception:  # it takes other values than it keeps, such as text that it parses
             made, changed = object.__new__(self.cls), fields
         for name, value in changed.items():
             object.__setattr__(made, name, value)  # a frozen dataclass refuses `setattr`
         return made
+
+    def lent(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields for the code of the class, which may change lists and dicts in place: it gets copies."""
+        if not self._changeable:
+            return fields
+        return {**fields, **{name: copy(fields[name]) for name in self._changeable}}
 
     def decode(self, array: pa.Array) -> list[Any]:
         make = self.make
@@ -186,22 +194,23 @@ class Models(Instances):
     checked when they are stored, so a read makes them without validation."""
 
     def make(self, fields: dict[str, Any]) -> Any:
-        return _instance(self.cls, fields)
+        if not self.cls.__pydantic_post_init__:
+            return _instance(self.cls, fields)
+        model = _instance(self.cls, self.lent(dict(fields)))
+        with suppress(Exception):  # as that of text that it parses
+            model.model_post_init(None)
+        model.__dict__.update(fields)  # where assignments are validated, each of them makes a new `__dict__`
+        return model
 
 
 def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
-    """As `model_construct`, without its search for aliases and defaults."""
+    """As `model_construct`, without its search for aliases and defaults, and without `model_post_init`."""
     model = cls.__new__(cls)
     put = object.__setattr__  # a frozen model refuses `setattr`
     put(model, "__dict__", fields)
     put(model, "__pydantic_fields_set__", set(fields))
     put(model, "__pydantic_extra__", None)
     put(model, "__pydantic_private__", None)
-    if cls.__pydantic_post_init__:
-        stored = dict(fields)
-        with suppress(Exception):  # as that of text that it parses
-            model.model_post_init(None)
-        fields |= stored
     return model
 
 
@@ -209,6 +218,12 @@ def _whole(child: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(child, pa.ChunkedArray):
         raise TooMuchText
     return child
+
+
+def _is_changeable(field: Field) -> bool:
+    """Whether its values are lists or dicts."""
+    codec = field.codec
+    return isinstance(codec, Lists | Structs) and not isinstance(codec, Instances)
 
 
 def _fields_of(cls: Any) -> set[str]:
