@@ -9,7 +9,6 @@ import pytest
 import aiopersist as ap
 from aiopersist.spark import connect, register
 from aiopersist.spark.options import Options, instant
-from aiopersist.spark.streams import _start_of
 from tests.spark.format_kit import reading
 from tests.spark.plain_client import at, counted
 from tests.spark.schemas import PLAIN
@@ -27,6 +26,9 @@ from tests.spark.schemas import PLAIN
     ],
 )
 def test_timestamps(text: str, found: datetime | None) -> None:
+    pytest.importorskip("pyspark")
+    from aiopersist.spark.streams import _start_of
+
     assert instant(text) == found
     if found is not None:
         assert _start_of(Options({"startingTime": text})) == found
