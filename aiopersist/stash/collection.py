@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiopersist.data.types.codec import Field
@@ -14,7 +13,7 @@ from aiopersist.frontier import frontier as as_frontier
 from aiopersist.stash import rules
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, Frontiers, Stored, StoredRows
-from aiopersist.stash.rows import Item, check_codecs, compute, table_at
+from aiopersist.stash.rows import check_codecs
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -174,12 +173,6 @@ def stored_of(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
     if found[0].codecs != c.codecs:
         check_codecs(c.name, found[0].codecs, c.schema)
     return found[0]
-
-
-async def contents_of(c: StashCollection[Any, Any], stored: Stored, time: int) -> dict[str, Item]:
-    """`table_at` of the collection."""
-    work = partial(table_at, stored.rows, c.schema, time, c.name)
-    return await compute(len(stored.rows), work)
 
 
 def checked(c: StashCollection[K, V]) -> StashCollection[K, V]:

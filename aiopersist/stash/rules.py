@@ -64,12 +64,5 @@ def next_time(name: str, now: Frontiers) -> int:
     return upper
 
 
-def time_to_change(now: Frontiers) -> int:
-    """The time at which a change of a table finds the contents that it changes: upper, where updates may wait
-    to be sealed together with it; the greatest time if upper is empty."""
-    upper = int_time(now.upper)
-    return TIME_MAX if upper is None else upper
-
-
 def _refusal(name: str, now: Frontiers, reason: str) -> StashError:
     return StashError(f"collection {name!r}: {reason}: since is {now.since}, upper is {now.upper}")

@@ -24,7 +24,6 @@ from aiopersist.stash.collection import (
     check_keys,
     check_name,
     checked,
-    contents_of,
     int_frontier,
     listed,
     stored_of,
@@ -43,6 +42,7 @@ from aiopersist.stash.rows import (
     decode_at,
     encode,
     encode_key,
+    table_at,
 )
 from aiopersist.stash.session import StashSession
 
@@ -161,7 +161,8 @@ class Stash(Root):
         """`peek` as a dict, in key order; `StashError` if a key is there twice or a diff is not 1."""
         checked(c)
         check_keys(c.name, c.schema)
-        return by_key(await self._contents(c), c.name)
+        _, table = await self._contents(c)
+        return by_key(table, c.name)
 
     async def peek_key_one(self, c: StashCollection[K, V], key: K) -> V | None:
         """The val of a key at the last sealed time; `None` if the key is absent, `StashError` if it has
@@ -169,7 +170,7 @@ class Stash(Root):
         checked(c)
         check_absence(c.name, c.schema)
         text = encode_key(key, c.schema, c.name)
-        table = await self._contents(c, text)
+        _, table = await self._contents(c, text)
         return table[text].val if table else None
 
     # --- writing ---------------------------------------------------------------------------------
@@ -297,30 +298,24 @@ class Stash(Root):
 
             await self._moves([c for c, _ in given], move)
 
-    async def _contents(self, c: StashCollection[Any, Any], key: str | None = None) -> dict[str, Item]:
-        """The contents at the last sealed time: all, or those of the key with that text."""
-        with self._scope.call():
-            stored = await self._load(c, key)
-            return await contents_of(c, stored, rules.last_sealed(c.name, stored.frontiers))
-
-    async def _to_change(
+    async def _contents(
         self, c: StashCollection[Any, Any], key: str | None = None
-    ) -> tuple[Stored, dict[str, Item] | None]:
-        """As `_contents`, as a change finds them; `None` if nothing is sealed; and the collection."""
+    ) -> tuple[Frontiers, dict[str, Item]]:
+        """The contents at the last sealed time, all or those of the key with that text, and the frontiers of
+        the same moment."""
         with self._scope.call():
             stored = await self._load(c, key)
-            if stored.frontiers.upper <= stored.frontiers.since:
-                return stored, None
-            return stored, await contents_of(c, stored, rules.time_to_change(stored.frontiers))
+            time = rules.last_sealed(c.name, stored.frontiers)
+            work = partial(table_at, stored.rows, c.schema, time, c.name)
+            return stored.frontiers, await compute(len(stored.rows), work)
 
-    async def _append_rows(self, c: StashCollection[Any, Any], now: Stored, rows: StoredRows) -> None:
-        """Append the rows at upper, and seal it; `StaleLower` or `TableChanged` if `now` is outdated."""
-        time = rules.next_time(c.name, now.frontiers)
+    async def _append_rows(self, c: StashCollection[Any, Any], now: Frontiers, rows: StoredRows) -> None:
+        """Append the rows at the upper of `now`, if that is still the upper, and seal it."""
+        time = rules.next_time(c.name, now)
         at, beyond = Antichain(time), Antichain(time + 1)
         with self._scope.call():
             self._session.writing()
-            ready = {c: ((at, beyond, at), replace(rows, times=[time] * len(rows)))}
-            await self._append_encoded(ready, {c.id: now.revision})
+            await self._append_encoded({c: ((at, beyond, at), replace(rows, times=[time] * len(rows)))})
 
     async def _append_checked(self, ready: Ready, tables: Mapping[StashCollection[Any, Any], Stored]) -> None:
         """Append, unless a table would be left with several vals of a key. `tables` has them as they were

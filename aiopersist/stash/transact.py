@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, overload
 
-from aiopersist.frontier import Antichain
+from aiopersist.frontier import TIME_MAX, Antichain, int_time
 from aiopersist.plain import call_plain
 from aiopersist.stash import rules
 from aiopersist.stash.collection import StashCollection, stored_of
@@ -116,7 +116,8 @@ async def _load(
 
 async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _ReadTable:
     """The contents at upper, the time of the change, with the updates that wait there to be sealed."""
-    time = rules.time_to_change(stored.frontiers)
+    upper = int_time(stored.frontiers.upper)
+    time = TIME_MAX if upper is None else upper
 
     def begun() -> _ReadTable:
         there = table_at(stored.rows, c.schema, time, c.name)

@@ -1,8 +1,7 @@
 """A collection as a constant of the program: opened when used, read and written as a table with a key.
 
 Each write reads contents and frontiers of one moment, makes one batch of changes, and appends it; if another
-change came first, it begins again. The contents are those at upper, with the updates that wait there: the
-append seals them, too.
+append came first, it begins again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,8 +12,8 @@ from typing import Any, Generic, TypeVar, cast, overload
 from aiopersist.data.types.schema import Schema
 from aiopersist.frontier import Antichain
 from aiopersist.plain import call_plain
-from aiopersist.stash.collection import StashCollection, TableChanged, check_absence, check_keys, check_name
-from aiopersist.stash.errors import StaleLower
+from aiopersist.stash.collection import StashCollection, check_absence, check_keys, check_name
+from aiopersist.stash.errors import NothingSealed, StaleLower
 from aiopersist.stash.model import StoredRows
 from aiopersist.stash.rows import Item, compute, encode
 from aiopersist.stash.stash import Stash
@@ -123,13 +122,16 @@ class TypedCollection(Generic[K, V]):
         c = await self.get(stash)
         async with stash._turns[c.id]:
             while True:
-                now, there = await stash._to_change(c, key)
+                try:
+                    now, there = await stash._contents(c, key)
+                except NothingSealed:
+                    now, there = (await stash._head(c)).frontiers, None
                 rows, result = (StoredRows(), None) if there is None else plan(there)
                 if rows is None:
                     return cast(T, result)
                 try:
                     await stash._append_rows(c, now, rows)
-                except (StaleLower, TableChanged):  # another change came first
+                except StaleLower:  # another opener's append came first
                     continue
                 if there is not None:
                     return cast(T, result)

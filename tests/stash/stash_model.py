@@ -138,9 +138,7 @@ class Model:
         return items[0][1] if items else None
 
     def peeked(self, c: Collection, updates: Iterable[Any]) -> list[Any]:
-        return self.contents(updates, self.last_sealed(c))
-
-    def contents(self, updates: Iterable[Any], time: float) -> list[Any]:
+        time = self.last_sealed(c)
         return [(k, v, d) for (k, v), d in self.sums((data, d) for data, t, d in updates if t <= time)]
 
     def last_sealed(self, c: Collection) -> float:
@@ -279,10 +277,10 @@ class Model:
 
     def insert_without_overwrite(self, h: Any, key: Any, val: Any) -> Any:
         self.check(h, [(key, val)])
-        there = self.to_change(h, key)
-        if not there:
+        there = self.sealed(h, lambda: self.peek_key_one(h, key))
+        if there is None:
             self.put(h, [(key, val, 1)])
-        return there[0][1] if there else val
+        return val if there is None else there
 
     def insert_many_without_overwrite(self, h: Any, entries: list[Any]) -> list[Any]:
         self.check(h, entries)
@@ -297,7 +295,8 @@ class Model:
 
     def upsert_key(self, h: Any, key: Any, val: Any) -> None:
         self.check(h, [(key, val)])
-        self.put(h, [(*old, -1) for old in self.to_change(h, key)], [(key, val, 1)])
+        there = self.sealed(h, lambda: self.peek_key_one(h, key))
+        self.put(h, [] if there is None else [(key, there, -1)], [(key, val, 1)])
 
     def upsert(self, h: Any, entries: list[Any]) -> None:
         self.check(h, entries)
@@ -316,15 +315,16 @@ class Model:
             raise Refused("InvalidUpdate", "StashError", "DiffOverflow", "CodecMismatch", early=True)
 
     def table(self, h: Any) -> dict[Hashable, Any]:
-        return {self.canonical(k): (k, v) for k, v in self.to_change(h)}
+        return {self.canonical(k): (k, v) for k, v in self.sealed(h, lambda: self.peek_one(h))}
 
-    def to_change(self, h: Any, *key: Any) -> list[Any]:
-        """The items that a write finds: with those that wait at upper, as its append seals them."""
-        c = self.at(h)
-        if c.upper <= c.since:
+    def sealed(self, h: Any, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except Refused as error:
+            if error.kinds != {"NothingSealed"}:
+                raise
             self.put(h)
-        updates = self.of_key(c, *key) if key else c.updates
-        return self.one_per_key(c, self.contents(updates, min(c.upper, MAX)))
+            return read()
 
     def put(self, h: Any, *changes: list[Any]) -> None:
         lower, upper, compact, time = self.make_batch(h)

@@ -4,7 +4,7 @@ however many tasks and processes change them at once; a late batch cannot make a
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,46 +199,6 @@ async def test_a_table_that_changed_between_make_batch_and_append(url: str) -> N
         await stash.append(made[1:])
         assert await ACCOUNTS.peek_key_one(stash, "kim") == 1
         assert await ACCOUNTS.peek_key_one(stash, "zoe") == 2
-
-
-WRITES: list[Callable[[Stash], Awaitable[Any]]] = [
-    lambda stash: ACCOUNTS.upsert_key(stash, "zoe", 7),
-    lambda stash: ACCOUNTS.upsert(stash, {"zoe": 7, "ann": 8}),
-    lambda stash: ACCOUNTS.insert_without_overwrite(stash, "zoe", 7),
-    lambda stash: ACCOUNTS.insert_many_without_overwrite(stash, {"zoe": 7, "kim": 8}),
-    lambda stash: ACCOUNTS.delete(stash, lambda key, val: key in ("zoe", "ann")),
-    lambda stash: transact(stash, lambda table: table.set("zoe", 7), ACCOUNTS),
-]
-
-
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("meanwhile", [False, True])
-async def test_updates_that_wait_to_be_sealed(
-    url: str, write: Callable[[Stash], Awaitable[Any]], meanwhile: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goal: a write of a table seals them, also those that come while it is made, and reckons with them: no
-    key gets two vals, and no val is retracted twice."""
-    async with ap.stash.open(url) as stash, ap.stash.open(url, exclusive=False) as other:
-        await prepared(stash)
-        raw = await other.collection("accounts", str, int)
-        upper = (await stash.upper(raw)).time
-        assert isinstance(upper, int)
-        waiting = [(("ann", TOTAL // 3), upper, -1), (("zoe", 1), upper, 1)]
-        store = session_of(stash).store
-        commit = store.commit
-
-        async def commit_late(*given: Any) -> Any:
-            monkeypatch.undo()
-            await other.update_many(raw, waiting)
-            return await commit(*given)
-
-        if meanwhile:
-            monkeypatch.setattr(store, "commit", commit_late)
-        else:
-            await other.update_many(raw, waiting)
-        await write(stash)
-        await ACCOUNTS.upsert(stash, {"zoe": 7, "ann": 8, "kim": 9})
-        assert await ACCOUNTS.peek_one(stash) == {"ann": 8, "bob": 100, "eve": 100, "kim": 9, "zoe": 7}
 
 
 async def test_a_broken_table_can_be_mended(url: str) -> None:
