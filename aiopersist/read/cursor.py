@@ -7,7 +7,6 @@ does.
 """
 
 import base64
-import binascii
 import json
 import zlib
 from typing import Any, NamedTuple
@@ -32,8 +31,8 @@ class Cursor(NamedTuple):
 
 
 def encode(cursor: Cursor) -> str:
-    """The cursor as text: URL-safe base64 of JSON and its CRC."""
-    body = json.dumps(
+    """The cursor as text."""
+    return text_of(
         [
             VERSION,
             cursor.shard,
@@ -42,10 +41,22 @@ def encode(cursor: Cursor) -> str:
             int(cursor.snapshot),
             cursor.seqno,
             cursor.commit,
-        ],
-        separators=(",", ":"),
-    ).encode()
+        ]
+    )
+
+
+def text_of(values: list[Any]) -> str:
+    """The text of a position: URL-safe base64 of JSON and its CRC."""
+    body = json.dumps(values, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode().rstrip("=")
+
+
+def values_of(text: str) -> Any:
+    """The values again; `ValueError` (of which `binascii.Error` is one) or `TypeError` for garbage."""
+    data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
+        raise ValueError("checksum")
+    return json.loads(data[4:])
 
 
 def decode(text: object, shard: str) -> Cursor:
@@ -53,17 +64,13 @@ def decode(text: object, shard: str) -> Cursor:
     if not isinstance(text, str):
         raise _invalid(f"{shown(text, 40)} is no cursor")
     try:
-        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        body = data[4:]
-        if zlib.crc32(body) != int.from_bytes(data[:4], "big"):
-            raise ValueError("checksum")
-        version, found, elements, as_of, snapshot, seqno, commit = json.loads(body)
+        version, found, elements, as_of, snapshot, seqno, commit = values_of(text)
         if version != VERSION:
             raise ValueError("version")
         cursor = Cursor(
             found, Antichain(*map(_time, elements)), _time(as_of), bool(snapshot), int(seqno), str(commit)
         )
-    except (ValueError, TypeError, binascii.Error) as e:
+    except (ValueError, TypeError) as e:
         raise _invalid(f"{shown(text, 40)} is no cursor of this version") from e
     if cursor.shard != shard:
         raise _invalid(f"the cursor is of shard {cursor.shard}, not of {shard}")

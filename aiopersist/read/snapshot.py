@@ -18,7 +18,7 @@ from aiopersist.data.lazy import pa, pl
 from aiopersist.data.part.stats import ColumnStats
 from aiopersist.data.updates.assemble import at_time, concat
 from aiopersist.data.updates.slices import grow_old, slices
-from aiopersist.data.updates.updates import Updates
+from aiopersist.data.updates.updates import Updates, polars_frame
 from aiopersist.errors import LeaseExpired, SinceViolation, Unsupported
 from aiopersist.frontier import Time
 from aiopersist.parts.fetch import Fetch, Named, Selection
@@ -29,6 +29,7 @@ from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import in_batches, projected_in_batches
 from aiopersist.resource import Resource, Scope, Supervisor, run_bounded
 from aiopersist.shard.hold import Need, SharedHold
+from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES
 from aiopersist.state.model import State
 
@@ -122,18 +123,11 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     async def to_polars(self, where: Any = None, columns: Columns | None = None) -> "pl.DataFrame":
         """As `to_arrow`, as a polars frame."""
-        frame = pl.from_arrow(await self.to_arrow(where, columns))
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        return polars_frame(await self.to_arrow(where, columns))
 
     async def to_pandas(self, where: Any = None, columns: Columns | None = None) -> "pd.DataFrame":
         """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python cannot represent."""
-        table = await self.to_arrow(where, columns)
-        try:
-            frame: pd.DataFrame = await self._fetch.stack.compute(table.to_pandas)
-        except (OverflowError, ValueError) as e:
-            raise Unsupported(f"pandas cannot hold the contents: {e}", shard_id=self._fetch.shard.id) from e
-        return frame
+        return await pandas_frame(await self.to_arrow(where, columns), self._fetch.shard)
 
     @overload
     async def rows(self, where: Any = None, columns: None = None) -> list[tuple[K, V, int]]: ...
@@ -325,6 +319,15 @@ class RowItems(Generic[T]):
         """Stop computing."""
         self._here.clear()
         await self._lists.aclose()
+
+
+async def pandas_frame(table: "pa.Table", shard: Shard) -> "pd.DataFrame":
+    """The table as a pandas frame, made on a thread. `Unsupported` for dates that Python cannot represent."""
+    try:
+        frame: pd.DataFrame = await shard.stack.compute(table.to_pandas)
+    except (OverflowError, ValueError) as e:
+        raise Unsupported(f"pandas cannot hold the contents: {e}", shard_id=shard.id) from e
+    return frame
 
 
 def groups(parts: list[Named]) -> list[list[Named]]:

@@ -111,6 +111,11 @@ class Appended:
     done_at: int | None = None
     """The time of the commit that recorded the id of `once=`; if there is one, nothing was written."""
 
+    @property
+    def time(self) -> int:
+        """A time at which it is in: that of the commit that recorded its id, or the last complete one."""
+        return last_complete(self.upper) if self.done_at is None else self.done_at
+
 
 class NoRoom(Error):
     """The state would have too many inline bytes: flush some to the blob store, and append again."""

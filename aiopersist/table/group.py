@@ -50,10 +50,6 @@ class TableCommits:
         self._together = True
         """Whether the store writes several shards at one moment, as far as is known."""
 
-    def begin(self) -> "asyncio.Future[Done | Repeated]":
-        """The answer of a new operation."""
-        return asyncio.get_running_loop().create_future()
-
     async def do(self, waiting: PendingOperation) -> Done | Repeated:
         """Carry it out, and return once it is durable. A call that is cancelled before its group was taken
         does nothing; later it may happen."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiopersist.frontier import Antichain
 from aiopersist.state.once import UNMARKED, Once
-from aiopersist.state.writing import last_complete, repeat_of
+from aiopersist.state.writing import repeat_of
 from aiopersist.table.member import Member
 from aiopersist.table.operation import Action, Conflicted, Overlay, RunOutcome, run
 
@@ -36,7 +36,6 @@ class PendingOperation:
     members: tuple[Member, ...]
     """The tables that it reads or writes, in the order of the cells of `action`."""
     action: Action
-    answer: "asyncio.Future[Done | Repeated]"
     marked_in: Member
     """The shard that remembers its `transactions` and `once`."""
     transactions: Mapping[str, int] = field(default_factory=dict)
@@ -50,6 +49,9 @@ class PendingOperation:
     is_alone: bool = False
     """Whether it goes while others wait."""
     outcome: RunOutcome | None = None
+    answer: "asyncio.Future[Done | Repeated]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     @property
     def is_marked(self) -> bool:
@@ -132,8 +134,7 @@ class Plan:
         if waiting.is_marked:
             repeat = repeat_of(waiting.marked_in.state, now, waiting)
             if repeat is not None:
-                time = last_complete(repeat.upper) if repeat.done_at is None else repeat.done_at
-                waiting.give(Repeated(time))
+                waiting.give(Repeated(repeat.time))
                 return
             if self.shards[waiting.marked_in].knows(waiting):  # it waits until the first one is decided
                 waiting.outcome = None

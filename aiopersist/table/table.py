@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.given import taken
+from aiopersist.data.updates.updates import polars_frame
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.read.query import Columns
-from aiopersist.read.snapshot import Snapshot
+from aiopersist.read.snapshot import Snapshot, pandas_frame
 from aiopersist.resource import Resource
 from aiopersist.state.once import Once
 from aiopersist.table.feed import Feed
@@ -164,18 +165,12 @@ class Table(Resource, Generic[K, V]):
 
     async def to_polars(self, *args: Any, **filters: Any) -> "pl.DataFrame":
         """As `to_arrow`, as a polars frame."""
-        table = await self.to_arrow(*args, **filters)
-        import polars
-
-        frame = polars.from_arrow(table)
-        assert isinstance(frame, polars.DataFrame)
-        return frame
+        return polars_frame(await self.to_arrow(*args, **filters))
 
     async def to_pandas(self, *args: Any, **filters: Any) -> "pd.DataFrame":
-        """As `to_arrow`, as a pandas frame."""
+        """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python cannot represent."""
         table = await self.to_arrow(*args, **filters)
-        frame: pd.DataFrame = table.to_pandas()
-        return frame
+        return await pandas_frame(table, (await self._open()).shard)
 
     def changes(
         self,
@@ -275,8 +270,8 @@ class Table(Resource, Generic[K, V]):
         marked = check_txn(txn), self._once(once, txn)
         table = await self._open()
         with table.scope.call():
-            group, member = self._tables.group, table.member
-            return await group.do(PendingOperation((member,), action, group.begin(), member, *marked))
+            member = table.member
+            return await self._tables.group.do(PendingOperation((member,), action, member, *marked))
 
     def _once(self, once: str | None, txn: Txn | None) -> Once:
         return check_once(once, txn, self._tables.shards.stack.settings)

@@ -4,7 +4,6 @@ Ids of `once=` and numbers of `txn=` are kept per location, in one of 64 interna
 of a repeat may be others than those of the first run. The shard joins the commit.
 """
 
-import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -17,8 +16,8 @@ from aiopersist.resource import Opening
 from aiopersist.shard.catalog import RecordId, find, resolve_or_create
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import Clock
-from aiopersist.state.once import Once
-from aiopersist.state.writing import last_complete, repeat_of
+from aiopersist.state.once import Once, hash_of
+from aiopersist.state.writing import repeat_of
 from aiopersist.storage.readonly import refuse
 from aiopersist.table.cut import Cut
 from aiopersist.table.member import Member, PlainMember
@@ -101,7 +100,7 @@ class Transactions:
             await marks.member.look()
             repeat = repeat_of(marks.member.state, await stack.clock.now(), marks)
             if repeat is not None:
-                return Repeated(last_complete(repeat.upper) if repeat.done_at is None else repeat.done_at)
+                return Repeated(repeat.time)
         return await self._until_committed(body, marks, max_attempts)
 
     async def happened(self, once: str) -> int | None:
@@ -160,11 +159,9 @@ class Transactions:
         for some in touched:
             await some.open()
         members: tuple[Member, ...] = tuple(some.member for some in touched)
-        group = self._tables.group
         waiting = PendingOperation(
             members,
             tx.action(result, error),
-            group.begin(),
             marks.member or next(iter((*members, *tx.plain))),
             reruns=any(some.ranges for some in touched),
             is_alone=alone,
@@ -173,7 +170,7 @@ class Transactions:
             waiting.rows = tx.plain
             waiting.transactions, waiting.once = marks.transactions, marks.once
             waiting.binds = tx.writes or marks.member is not None
-        return await group.do(waiting)
+        return await self._tables.group.do(waiting)
 
 
 class _Marks:
@@ -188,5 +185,5 @@ class _Marks:
     def text(self) -> str | None:
         """What decides which shard remembers it, as a hash in hex."""
         for app in self.transactions:
-            return hashlib.sha256(app.encode()).hexdigest()
+            return hash_of(app)
         return next(iter(self.once.hashes), None)

@@ -286,7 +286,7 @@ class Combiner:
                 if call.abandoned:
                     call.decide()
                 elif repeat := repeat_of(state, now, call):
-                    call.answer(last_complete(state.upper) if repeat.done_at is None else repeat.done_at)
+                    call.answer(repeat.time)
                 elif apps.isdisjoint(call.transactions) and apps.isdisjoint(call.once.hashes):
                     apps.update(call.transactions, call.once.hashes)
                     rest.append(call)

@@ -47,12 +47,17 @@ class Updates(Generic[K, V, T]):
         return self._table
 
     def to_polars(self) -> pl.DataFrame:
-        frame = pl.from_arrow(self._table)
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        return polars_frame(self._table)
 
     def __repr__(self) -> str:
         return f"Updates({len(self)} of {self._schema!r})"
+
+
+def polars_frame(table: pa.Table) -> pl.DataFrame:
+    """The table as a polars frame."""
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
 
 
 def decode_columns(table: pa.Table, schema: Schema[Any, Any, Any]) -> list[list[Any]]:
