@@ -1,4 +1,4 @@
-"""Folders that survive a power failure.
+"""Files and folders that survive a power failure.
 
 A new name is durable once the folder that holds it is fsynced. So a folder is made together with the missing
 folders above it, and the parent of each is fsynced.
@@ -10,14 +10,36 @@ from collections.abc import Callable
 
 from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 
+try:
+    import fcntl
+except ImportError:  # only Unix has it
+    fcntl = None  # type: ignore[assignment]
+
 _WAITING_DOES_NOT_HELP = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+_NOT_KNOWN_HERE = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOSYS}
+
+
+def fsync(fd: int) -> None:
+    """Make the contents of an open file durable, or the names in an open folder. On macOS `os.fsync` stops at
+    the drive, whose cache a power failure empties: there `F_FULLFSYNC` flushes that, too, on the file systems
+    that know it."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        try:
+            fcntl.fcntl(fd, full)
+        except OSError as error:
+            if error.errno not in _NOT_KNOWN_HERE:  # a second fsync would report a success that means nothing
+                raise
+        else:
+            return
+    os.fsync(fd)
 
 
 def fsync_folder(path: str) -> None:
     """Make the names in the folder durable."""
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
-        os.fsync(fd)
+        fsync(fd)
     finally:
         os.close(fd)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -160,6 +161,56 @@ async def test_a_folder_whose_name_is_not_durable_is_made_anew(
     assert not (tmp_path / "a/b").exists()
     fsyncs.fails = lambda path: False
     await blob.set("a/b/k", b"x")
+
+
+class FullFsyncs:
+    """macOS: `fcntl` knows `F_FULLFSYNC`, and counts its calls, or fails them with `number`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int | None = None) -> None:
+        self.count = 0
+
+        def full_fsync(fd: int, command: int) -> int:
+            assert command == 51
+            self.count += 1
+            if number is not None:
+                raise OSError(number, os.strerror(number))
+            return 0
+
+        monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+        monkeypatch.setattr(fcntl, "fcntl", full_fsync)
+
+
+async def test_the_cache_of_the_drive_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: where `os.fsync` stops at the drive, each file and each name goes on to the disk."""
+    full, plain = FullFsyncs(monkeypatch), Fsyncs(monkeypatch)
+    blob = FilesBlob(tmp_path)
+    await blob.set("a/1", b"x")
+    assert full.count >= 4 and plain.of == []
+    full.count = 0
+    await blob.set("a/2", b"x")
+    assert full.count == 2 and plain.of == []
+    await blob.aclose()
+
+
+async def test_a_file_system_without_full_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: such a file system can be used, as far as it keeps its promises."""
+    full, plain = FullFsyncs(monkeypatch, errno.ENOTSUP), Fsyncs(monkeypatch)
+    blob = FilesBlob(tmp_path)
+    await blob.set("a/1", b"x")
+    assert len(plain.of) == full.count >= 4
+    await blob.aclose()
+
+
+async def test_a_failed_full_fsync_sets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: no second fsync, which would succeed without a meaning, hides a failure of the drive."""
+    blob = FilesBlob(tmp_path)
+    await blob.set("k", b"x")
+    FullFsyncs(monkeypatch, errno.EIO)
+    plain = Fsyncs(monkeypatch)
+    with pytest.raises(StorageUnavailable):
+        await blob.set("k", b"y")
+    assert await blob.get("k") == b"x" and plain.of == []
+    await blob.aclose()
 
 
 async def test_a_full_disk(small_disk: Path) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, InvalidUsage, StorageUnavailable
+from aiopersist.runtime import SYSTEM
+from aiopersist.stash.sqlite import SqliteStore
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.sqlite import sql as sqlite_sql
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
+from aiopersist.storage.sqlite.file import SqliteFile
 from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus
 
 PYTHON = sys.executable
@@ -38,6 +41,18 @@ async def test_versions_outlive_the_handle(tmp_path: Path) -> None:
     two = SqliteConsensus(tmp_path / "made" / "here" / "state.db")
     assert await two.head("k") == Versioned(0, b"0")
     await two.aclose()
+
+
+async def test_a_commit_flushes_the_cache_of_the_drive(tmp_path: Path) -> None:
+    """Goal: durable means durable on macOS, too, in the tables of shards and of a stash."""
+    consensus = SqliteConsensus(tmp_path / "state.db")
+    stash = SqliteStore(tmp_path / "state.db", "stash", SYSTEM, writes=True)
+    assert isinstance(stash._file, SqliteFile)
+    for file in (consensus._file, stash._file):
+        assert await file.write(lambda t: t.connection.execute("PRAGMA fullfsync").fetchone()) == (1,)
+        assert await file.write(lambda t: t.connection.execute("PRAGMA synchronous").fetchone()) == (2,)
+    await stash.aclose()
+    await consensus.aclose()
 
 
 async def test_racing_first_users(tmp_path: Path) -> None:

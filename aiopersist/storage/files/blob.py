@@ -33,7 +33,7 @@ from aiopersist.errors import InvalidUsage, Unsupported
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.files.held_folders import HeldFolders, remove_empty
-from aiopersist.storage.folders import make_folder, make_root, mapped
+from aiopersist.storage.folders import fsync, make_folder, make_root, mapped
 from aiopersist.storage.keys import check_blob_key, closed
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class FilesBlob(Blob):
             while rest:
                 rest = rest[os.write(fd, rest) :]
             if self._fsync:
-                os.fsync(fd)
+                fsync(fd)
         finally:
             os.close(fd)
 
@@ -174,7 +174,7 @@ class FilesBlob(Blob):
     def _fsync_name(self, folder: int, path: str) -> None:
         if self._fsync:
             try:
-                os.fsync(folder)
+                fsync(folder)
             except OSError as error:
                 raise mapped(error, path, determinate=False) from error
 

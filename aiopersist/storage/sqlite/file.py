@@ -8,7 +8,8 @@ and so cost one fsync.
 time, so each write sees the effects of all writes before it. A read is one snapshot that begins after the
 call: WAL shows it every commit that has returned, in any process.
 
-*Durable*: `synchronous = FULL` fsyncs the log before a commit returns.
+*Durable*: `synchronous = FULL` fsyncs the log before a commit returns; on macOS `fullfsync` flushes the
+cache of the drive, too, which an fsync does not do there.
 
 *Acknowledged*: a job that writes succeeds after the COMMIT of the transaction that it ran in, and nowhere
 else. SQLite ends a transaction by itself when a statement, even one that only reads, meets a failing or full
@@ -305,6 +306,7 @@ def primary(error: Exception) -> int:
 
 def prepare_file(connection: sqlite3.Connection, *, has_tables: Callable[[], bool], ddl: str) -> None:
     """Bring the file into WAL mode and create the tables, once; safe for first users at the same time."""
+    connection.execute("PRAGMA fullfsync = ON")
     mode = connection.execute("PRAGMA journal_mode").fetchone()
     if mode != ("wal",) and connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
         raise InvalidLocation("sqlite: this file system cannot hold a write-ahead log: use a local one")
