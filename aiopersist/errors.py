@@ -4,7 +4,7 @@
   `InvalidLocation`, `Unsupported`.
 - An expected race, look and go on: `UpperMismatch`, `SinceViolation`, `NotReadable`,
   `OpaqueMismatch`, `SchemaMismatch`, `LeaseExpired`, `BatchExpired`, `AlreadyAppended`,
-  `UnknownShard`, `ShardFinalized`, `KeyExists`, `Conflict`.
+  `UnknownShard`, `ShardFinalized`, `SubscriptionExpired`, `KeyExists`, `Conflict`.
 - The store failed: `StorageUnavailable` is *determinate* (the operation surely did not happen),
   `Indeterminate` is not (it may have happened, or may still). There is nothing in between: a backend maps
   each error of its driver to one of the two, once, at its edge.
@@ -73,6 +73,7 @@ class UsageKind(StrEnum):
     INVALID_APPEND = "INVALID_APPEND"
     INVALID_TYPE = "INVALID_TYPE"
     INVALID_MODE = "INVALID_MODE"
+    INVALID_SHARE = "INVALID_SHARE"
     INVALID_SETTING = "INVALID_SETTING"
     INVALID_CLOCK = "INVALID_CLOCK"
     NOT_A_TABLE = "NOT_A_TABLE"
@@ -186,6 +187,11 @@ class OpaqueMismatch(Error):
 
 class LeaseExpired(Error):
     """The handle sent no heartbeat for longer than its lease: open a new one."""
+
+
+class SubscriptionExpired(Error):
+    """The subscription has acknowledged nothing for longer than it may while there was
+    something, and gave up its position: open it with `start=`, which says where it begins anew."""
 
 
 class BatchExpired(Error):

@@ -7,9 +7,10 @@ next version; nothing else writes versions. No I/O, no clock, no randomness.
 |---------------------------------|-----------------------------------------------------------------|
 | `model`, `record`, `ids`, `keys`| the values, and their JSON                                      |
 | `command`                       | what a command is                                               |
-| `writing`, `reading`, `compaction`, `retention`, `lifecycle` | the commands                       |
+| `writing`, `spending`, `reading`, `subscriptions`, `compaction`, `retention`, `lifecycle` | the commands |
 | `spine`                         | which neighbouring batches become one                           |
 | `diff`, `rollup_file`, `names`  | diffs; rollups; the blobs that versions name                    |
+| `position`                      | how far a subscription is, and its record                       |
 | `once`                          | the ids of `once=` that a shard remembers                       |
 | `invariants`                    | predicates true of every state, checked before each write       |
 | `streams`, `streams_invariants` | what an `Indexed` keeps in a shard's state                      |

@@ -9,9 +9,10 @@ attempt; limits come with the command. The one loop that makes commands durable
 a fresh state. Without, it is a success that follows from a frontier (or a transaction number)
 that never goes back, so a cached state suffices.
 
-A commit renews the handle that it is made for, then drops the readers and writers that are overdue: so no
-process is needed to end leases. A heartbeat in the future comes from a clock that was wrong; a commit sets it
-to now, so a lease ends at most its own length after the clock is right again.
+A commit renews the handle that it is made for, then drops the readers and writers that are overdue, and ends
+the subscriptions that expire: so no process is needed to end leases. A heartbeat in the future comes from a
+clock that was wrong; a commit sets it to now, so a lease ends at most its own length after the clock is right
+again.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from aiopersist.errors import BatchExpired, Error, ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, LeasedReader, Retention, State, Writer
+from aiopersist.state.position import SubscriptionRecord, changed_by_time
 
 AHEAD_S = 1.0  # two processes' readings of the store's clock differ by less between two of its answers
 
@@ -107,8 +109,8 @@ def commit(
     drop: Mapping[str, tuple[int | str, ...]] | None = None,
     **changes: Any,
 ) -> Commit:
-    """The commit of `changes`. It also drops overdue readers and writers, and sets heartbeats in the future
-    to now. `moved`: it renews a *moving* hold, and so moves since."""
+    """The commit of `changes`. It also drops overdue readers and writers, expires subscriptions, and sets
+    heartbeats in the future to now. `moved`: it renews a *moving* hold, and so moves since."""
     for name, records in ahead(state, context, changes).items():
         changes[name] = {**changes.get(name, {}), **records}
     dropped = {name: keys for name, keys in (drop or {}).items() if keys} | overdue(state, context, changes)
@@ -134,11 +136,14 @@ def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping
     readers: dict[str, LeasedReader] = {**state.readers, **changes.get("readers", {})}
     critical: dict[str, CriticalReader] = {**state.critical, **changes.get("critical", {})}
     policies: dict[int, Retention] = {**state.retention, **changes.get("retention", {})}
+    consumers: dict[str, SubscriptionRecord] = {**state.subscriptions, **changes.get("subscriptions", {})}
     since = Antichain()
     for reader, record in readers.items():
         if reader not in dropped:
             since = since.meet(record.since)
-    for hold in (*(reader.since for reader in critical.values()), *(p.hold for p in policies.values())):
+    holds = [reader.since for reader in critical.values()]
+    holds += [policy.hold for policy in policies.values()]
+    for hold in (*holds, *(consumer.hold for consumer in consumers.values())):
         since = since.meet(hold)
     return since
 
@@ -149,10 +154,10 @@ def is_ahead(at: float, now: float) -> bool:
 
 
 def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The readers and writers whose heartbeats lie in the future, with heartbeats of now; without those in
-    `changes`."""
+    """The readers and writers whose heartbeats lie in the future, with heartbeats of now; and the
+    subscriptions that time changes. Without those in `changes`."""
     latest = context.now + AHEAD_S
-    found = {
+    found: dict[str, dict[str, Any]] = {
         name: {
             key: record.replace(heartbeat=context.now)
             for key, record in getattr(state, name).items()
@@ -160,6 +165,9 @@ def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[st
         }
         for name in ("readers", "writers")
     }
+    if state.subscriptions:
+        kept = {k: r for k, r in state.subscriptions.items() if k not in changes.get("subscriptions", ())}
+        found["subscriptions"] = changed_by_time(kept, context.now, latest)
     return {name: records for name, records in found.items() if records}
 
 

@@ -20,6 +20,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.state.ids import Ids
 from aiopersist.state.model import (
     FORMAT,
+    FORMAT_OF_CLOCKS,
     FORMAT_OF_IDS,
     FORMAT_OF_MOST,
     Claim,
@@ -36,6 +37,7 @@ from aiopersist.state.model import (
     are_known_earlier,
 )
 from aiopersist.state.once import OnceChanges
+from aiopersist.state.position import SubscriptionRecord
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.streams import StreamsChanges, changed_streams, gone_parts, new_parts
 
@@ -44,6 +46,7 @@ MAPS = (
     "readers",
     "critical",
     "retention",
+    "subscriptions",
     "writers",
     "transactions",
     "batches",
@@ -69,6 +72,7 @@ class Changes(Record):
     readers: dict[str, LeasedReader] = {}
     critical: dict[str, CriticalReader] = {}
     retention: dict[int, Retention] = {}
+    subscriptions: dict[str, SubscriptionRecord] = {}
     writers: dict[str, Writer] = {}
     spent: dict[str, list[str]] = {}
     """By writer, the ids that are new. The ids of a dropped writer go with it."""
@@ -124,8 +128,10 @@ def diff_of(changes: Changes, state: State | None, *, commit: str, at: float) ->
 
 def format_of(value: Changes | State) -> int:
     """The least format in which `value` can be written."""
-    if value.once or value.clock is not Clock.LOGICAL or value.table:
+    if value.subscriptions or (isinstance(value, Changes) and "subscriptions" in value.drop):
         return FORMAT
+    if value.once or value.clock is not Clock.LOGICAL or value.table:
+        return FORMAT_OF_CLOCKS
     if value.spent or not are_known_earlier(value.readers.values()):
         return FORMAT_OF_IDS
     return FORMAT_OF_MOST

@@ -61,6 +61,11 @@ def streams_hold(state: State) -> bool:
     )
 
 
+def subscriptions_hold(state: State) -> bool:
+    """Since has passed no position of a subscription: `<=`, since reading on needs since at the hold."""
+    return all(state.since <= record.hold for record in state.subscriptions.values())
+
+
 def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> bool:
     """Every blob key that this version adds carries the id of a writer that is registered in it: this makes
     the leak sweep safe. Parts that a batch takes over from batches that it replaces are not new."""
@@ -94,7 +99,8 @@ def check_version(diff: Diff, before: State | None, after: State) -> None:
     if before is not None:
         for follows in (versions_are_contiguous, frontiers_never_go_back):
             _must(follows(before, after), follows.__name__, before, after)
-    _must(trace_ends_at_upper(after), trace_ends_at_upper.__name__, after)
+    for is_so in (trace_ends_at_upper, subscriptions_hold):
+        _must(is_so(after), is_so.__name__, after)
     for holds in (new_batches_are_last, new_blobs_are_registered, changed_streams_hold):
         _must(holds(diff, before, after), holds.__name__, diff)
 
@@ -104,7 +110,14 @@ def _must(holds: bool, name: str, *about: object) -> None:
         raise AssertionError(f"a version that must not be written: {name} does not hold", *about)
 
 
-ALL = (batches_are_contiguous, spine_covers_batches, trace_ends_at_upper, inline_bytes_add_up, streams_hold)
+ALL = (
+    batches_are_contiguous,
+    spine_covers_batches,
+    trace_ends_at_upper,
+    inline_bytes_add_up,
+    streams_hold,
+    subscriptions_hold,
+)
 
 
 def check_state(state: State) -> State:

@@ -49,7 +49,8 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class ExpireOverdue:
-    """End the readers and writers whose leases ran out, for a shard that has no other commits."""
+    """End the readers and writers whose leases ran out, and the subscriptions that expire, for a shard that
+    has no other commits."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or state.finalized or not (overdue(state, context, {}) or ahead(state, context, {})):
@@ -58,9 +59,11 @@ class ExpireOverdue:
 
 
 def first_expiry(state: State) -> float:
-    """When the first lease ends, if no heartbeat comes until then: then `ExpireOverdue` has work."""
+    """When the first lease ends, or subscription expires, if no heartbeat and no acknowledgement comes until
+    then: then `ExpireOverdue` has work."""
     leased: tuple[LeasedReader | Writer, ...] = (*state.readers.values(), *state.writers.values())
-    return min((record.heartbeat + record.lease_s for record in leased), default=inf)
+    ends = [record.heartbeat + record.lease_s for record in leased]
+    return min((*ends, *(record.expires_at for record in state.subscriptions.values())), default=inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class FinalizeUnused:
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or state.finalized:
             return Keep(result=state is not None)
-        users = (state.readers, state.writers, state.critical, state.retention)
+        users = (state.readers, state.writers, state.critical, state.retention, state.subscriptions)
         if state.batches or state.transactions or any(users) or state.schema_id > 0:
             return Keep(result=False)
         return Commit(tombstone_of(self.shard), True)

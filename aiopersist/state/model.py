@@ -21,10 +21,12 @@ from pydantic import BeforeValidator, ConfigDict
 from aiopersist.frontier import Antichain, Description
 from aiopersist.state.ids import Ids
 from aiopersist.state.once import OnceIds
+from aiopersist.state.position import SubscriptionRecord
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.streams import Streams
 
-FORMAT = 3  # the latest format of diffs and rollups; a reader refuses a later one
+FORMAT = 4  # the latest format of diffs and rollups, with subscriptions; a reader refuses a later one
+FORMAT_OF_CLOCKS = 3  # of those with a wall clock, or ids of `once=`
 FORMAT_OF_IDS = 2  # of those with spent ids, or with a hold that keeps no version
 FORMAT_OF_MOST = 1  # of those that every version of the library can read
 
@@ -203,6 +205,8 @@ class State(Record):
     critical: dict[str, CriticalReader] = {}
     retention: dict[int, Retention] = {}
     """The policy under key 0, if there is one."""
+    subscriptions: dict[str, SubscriptionRecord] = {}
+    """By name, those with a share as `name[i/n]`."""
     writers: dict[str, Writer] = {}
     spent: dict[str, Ids[None]] = {}
     """By writer, the ids of batches that were built under it, handed over, and since then appended or

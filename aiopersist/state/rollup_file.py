@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from aiopersist.errors import Corruption
 from aiopersist.state.diff import check_format, format_of, not_understood, without_spent
 from aiopersist.state.ids import PAGE, Ids
-from aiopersist.state.model import FORMAT, FORMAT_OF_IDS, State, TransactionRecord
+from aiopersist.state.model import FORMAT, FORMAT_OF_CLOCKS, FORMAT_OF_IDS, State, TransactionRecord
 from aiopersist.state.once import OnceIds, packed, unpacked
 from aiopersist.state.record import Record
 
@@ -33,18 +33,23 @@ def encode_rollup(state: State) -> bytes:
     follow as lines of their own."""
     number = format_of(state)
     if not state.spent and not state.once and len(state.transactions) <= PAGE:
-        left_out = {"spent", "once"} if number == FORMAT else {"spent", "once", "clock", "table"}
-        file = RollupFile.of(format=number, state=state)
+        file, left_out = RollupFile.of(format=number, state=state), {"spent", "once"} | _later(number)
         lines = [file.model_dump_json(exclude={"state": left_out}).encode()]
     else:
         rest = state.replace(transactions=Ids(), spent={}, once=OnceIds(ever=state.once.ever))
         number = max(number, FORMAT_OF_IDS)
-        left_out = set() if number == FORMAT else {"once", "clock", "table"}
-        first = RollupFile.of(format=number, state=rest).model_dump_json(exclude={"state": left_out})
+        file = RollupFile.of(format=number, state=rest)
+        first = file.model_dump_json(exclude={"state": _later(number)})
         lines = [first.encode(), *map(_line, _pages(state))]
     rollup = gzip.compress(b"\n".join(lines), 1, mtime=0)
     hashes = b"".join(b"\n" + _line(_Page.of(once=[page])) for page in packed(state.once))
     return rollup + gzip.compress(hashes, 0, mtime=0) if hashes else rollup  # hashes do not compress
+
+
+def _later(number: int) -> set[str]:
+    """The fields of a state that formats up to `number` do not have."""
+    clocks = set() if number >= FORMAT_OF_CLOCKS else {"once", "clock", "table"}
+    return clocks if number >= FORMAT else {*clocks, "subscriptions"}
 
 
 def _pages(state: State) -> Iterator[_Page]:

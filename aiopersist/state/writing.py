@@ -1,12 +1,12 @@
-"""Commands of writers: registrations, appends, and the end of staged batches."""
+"""Commands of writers: registrations and appends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from aiopersist.errors import (
-    AlreadyAppended,
     BatchExpired,
     Error,
     InvalidUsage,
@@ -21,7 +21,10 @@ from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import HollowBatch, State, TransactionRecord, Writer
 from aiopersist.state.once import UNMARKED, Once
+from aiopersist.state.position import SubscriptionRecord
+from aiopersist.state.spending import Staged, spending, spent
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
+from aiopersist.state.subscriptions import Ack, acknowledged, with_new_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +134,6 @@ class RepeatedMark(Error):
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """A staged batch, as the append that consumes it names it."""
-
-    writer: str
-    """The writer under whose registration it was built: once that is gone, its blobs may be swept."""
-    id: str
-    handed_over: bool
-    """Whether other processes may have it, too: then the state keeps its id, so that it is consumed once."""
-
-
-@dataclass(frozen=True, slots=True)
 class AppendHollow:
     """Append `batch` at its own bounds; without parts it only moves the upper.
 
@@ -164,12 +156,18 @@ class AppendHollow:
     """How far beyond now the append may move the upper of a shard with a wall clock."""
     is_strict: bool = False
     """Whether a repeat is refused (`RepeatedMark`), so that what shares the commit is not written either."""
+    acks: tuple[Ack, ...] = ()
+    """Positions of subscriptions to this shard that move in the same commit. One that is passed already is
+    refused: what the append has was written then."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
         if (repeat := repeat_of(state, context.now, self)) is not None:
             error = RepeatedMark("it was done before") if self.is_strict else None
             return Keep(result=repeat, error=error)
+        moved = acknowledged(state, self.acks, context.now, self.token, is_strict=True)
+        if isinstance(moved, Error):
+            return Keep(error=moved)
         if refusal := spent(state, self.staged):
             return Keep(error=refusal)
         lower = self.batch.lower
@@ -179,7 +177,7 @@ class AppendHollow:
             lower = state.upper
         if lower != state.upper:
             return Keep(error=UpperMismatch(lower, state.upper))
-        return _append(state, context, self, truncate(self.batch, lower), self.staged)
+        return _append(state, context, self, truncate(self.batch, lower), self.staged, moved)
 
     def happened(self, state: State) -> bool | None:
         return _token_is_there(state, self.writer, self.token)
@@ -268,6 +266,7 @@ def _append(
     command: AppendHollow | Write,
     batch: HollowBatch,
     staged: tuple[Staged, ...] = (),
+    moved: Mapping[str, SubscriptionRecord] = MappingProxyType({}),
 ) -> Commit | Keep:
     named = {writer_of(part.key) for part in batch.parts if part.key} | {one.writer for one in staged}
     if unregistered := named - state.writers.keys():  # not of staged batches: `spent` has checked those
@@ -284,15 +283,17 @@ def _append(
     writers[command.writer] = record.replace(heartbeat=context.now, token=command.token, upper=batch.upper)
     numbers = {a: TransactionRecord(number=n, at=context.now) for a, n in command.transactions.items()}
     is_marked = bool(command.once.hashes)  # then times are ints
+    consumers = with_new_updates(state, moved, context.now) if batch.parts else dict(moved)
     return commit(
         state,
         context,
         result=Appended(batch.upper, wrote=True),
         upper=batch.upper,
         writers=writers,
-        spent=_spending(staged),
+        spent=spending(staged),
         transactions=numbers,
         once=command.once.changes(context.now, last_complete(batch.upper)) if is_marked else {},
+        subscriptions=consumers,
         **insert(state, batch),
     )
 
@@ -311,53 +312,6 @@ def _too_many(state: State, command: AppendHollow | Write) -> InvalidUsage | Non
         "use one id for each producer that counts, or raise txn_ids_max"
     )
     return InvalidUsage(UsageKind.INVALID_TXN, text, txn=(new[0], command.transactions[new[0]]))
-
-
-def is_spent(state: State, writer: str, batch: str) -> bool:
-    """Whether a batch that was built under `writer` is known to have been appended or deleted."""
-    return writer in state.spent and batch in state.spent[writer]
-
-
-def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchExpired | None:
-    """The error if one of these batches cannot be appended, else `None`."""
-    for batch in staged:
-        if is_spent(state, batch.writer, batch.id):
-            return AlreadyAppended(f"batch {batch.id} was appended, or deleted, before")
-    for batch in staged:
-        if batch.writer not in state.writers:
-            text = f"writer {batch.writer} of batch {batch.id} is no longer registered: build it again"
-            return BatchExpired(text)
-    return None
-
-
-def _spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
-    """By writer, the ids of these batches that the state keeps from now on."""
-    ids: dict[str, list[str]] = {}
-    for batch in staged:
-        if batch.handed_over:
-            ids.setdefault(batch.writer, []).append(batch.id)
-    return ids
-
-
-@dataclass(frozen=True, slots=True)
-class Spend:
-    """Make sure that no process appends these batches any more, so that their blobs can be deleted. The
-    result is the ids of the batches that were not appended or spent before."""
-
-    staged: tuple[Staged, ...]
-
-    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        state = live(state)
-        fresh = tuple(batch for batch in self.staged if spent(state, (batch,)) is None)
-        if not fresh:  # ids stay spent, and writers that are gone never come back
-            return Keep(result=frozenset())
-        writers = {batch.writer: state.writers[batch.writer] for batch in fresh}
-        result = frozenset(batch.id for batch in fresh)
-        return commit(state, context, result=result, writers=writers, spent=_spending(fresh))
-
-    def happened(self, state: State) -> bool | None:
-        """Unknown: an append leaves the same ids."""
-        return None
 
 
 def repeated(state: State, transactions: Mapping[str, int]) -> frozenset[str]:

@@ -39,7 +39,8 @@ from aiopersist.shard.commit import Intent, commit_all
 from aiopersist.shard.registration import LOST_MAX, Registration
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.once import UNMARKED, Once
-from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpired, Write, is_spent, repeat_of
+from aiopersist.state.spending import is_spent
+from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpired, Write, repeat_of
 from aiopersist.write.assemble import AppendableBatch, assembled, check_append
 from aiopersist.write.batch import Batch, inside
 from aiopersist.write.outcome import Committed, NotCommitted, PendingAppend, UnsettledCall, wait_briefly

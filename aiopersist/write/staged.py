@@ -27,7 +27,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch
-from aiopersist.state.writing import Spend, Staged, is_spent
+from aiopersist.state.spending import Spend, Staged, is_spent
 
 
 @dataclass(frozen=True, slots=True)

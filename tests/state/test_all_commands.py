@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from aiopersist.frontier import Antichain
-from aiopersist.state import compaction, lifecycle, reading, retention, rollup_file, writing
+from aiopersist.state import (
+    compaction,
+    lifecycle,
+    reading,
+    retention,
+    rollup_file,
+    spending,
+    subscriptions,
+    writing,
+)
 from aiopersist.state import diff as diffs
 from aiopersist.state.command import Command, Commit, Keep
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Replace, TakeClaim, Total
@@ -26,8 +35,9 @@ from aiopersist.state.lifecycle import (
     ForgetTransactions,
     MarkDeleted,
 )
-from aiopersist.state.model import Clock, HollowBatch, Rollup
+from aiopersist.state.model import Clock, HollowBatch, Rollup, State
 from aiopersist.state.once import UNMARKED, Once, hash_of
+from aiopersist.state.position import Position, WithinContents, key_of
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader, TakeNamedHold
 from aiopersist.state.record import HollowPart
 from aiopersist.state.retention import (
@@ -37,6 +47,17 @@ from aiopersist.state.retention import (
     ReleaseCritical,
     SetRetention,
 )
+from aiopersist.state.spending import Spend, Staged
+from aiopersist.state.subscriptions import (
+    Ack,
+    Acknowledge,
+    BeatSubscription,
+    Beginning,
+    DropSubscription,
+    LeaveSubscription,
+    OpenSubscription,
+    has_expired,
+)
 from aiopersist.state.writing import (
     Appended,
     AppendHollow,
@@ -45,8 +66,6 @@ from aiopersist.state.writing import (
     HeartbeatWriter,
     Occupy,
     RegisterWriter,
-    Spend,
-    Staged,
     Write,
 )
 from tests.state.test_commands import LEASE_S, READERS, ROOM, SHARD, WRITERS, ZERO, History, created
@@ -88,6 +107,7 @@ class Game:
             assert self.history.live is before
             return
         after = self.history.live
+        self.check_consumers(command, before, after)
         diffs.reads_as(self.history.versions[-1], diffs.decode_diff(self.history.versions[-1]))
         data = rollup_file.encode_rollup(after)
         read = rollup_file.decode_rollup(data, rollup_file.checksum_of(data))
@@ -96,6 +116,7 @@ class Game:
         assert {claim.writer for claim in after.claims.values()} <= after.writers.keys()
         holds = [record.since for name in ("readers", "critical") for record in getattr(after, name).values()]
         holds += [policy.hold for policy in after.retention.values()]
+        holds += [consumer.hold for consumer in after.subscriptions.values()]
         assert after.finalized or all(after.since <= hold for hold in holds), "since passes a hold"
         if (happened := getattr(command, "happened", None)) is not None:
             assert happened(after) is not False
@@ -112,6 +133,23 @@ class Game:
             elif isinstance(outcome.result, Appended) and outcome.result.done_at is not None:
                 assert (at >= now - ONCE_KEEP_S, outcome.result.done_at) == (True, time)
                 self.counts["repeat"] += 1
+
+    def check_consumers(self, command: Command, before: State, after: State) -> None:
+        """A position moves forward only, by its owner; what has not expired goes by a drop alone."""
+        for key, record in before.subscriptions.items():
+            now = after.subscriptions.get(key)
+            if has_expired(record, self.history.now):
+                continue
+            if now is None:
+                assert isinstance(command, DropSubscription) or after.finalized
+                continue
+            assert not now.position.is_before(record.position), "the position went back"
+            assert not now.expired
+            if now.position != record.position and not isinstance(command, OpenSubscription):
+                acks = getattr(command, "acks", ()) or (command.ack,)  # type: ignore[attr-defined]
+                assert (key, record.owner) in {(ack.key, ack.owner) for ack in acks}, "by another"
+                self.counts["moved"] += 1
+        self.counts["expired"] += sum(record.expired for record in after.subscriptions.values())
 
     # --- what commands are made of -------------------------------------------------------------------
 
@@ -170,11 +208,44 @@ class Game:
         key = f"{SHARD}/{writer}/{self.rng.random()}.parquet"
         return HollowPart(key=key, size=size, rows=rows, checksum="c")
 
+    @property
+    def owner(self) -> str:
+        return self.rng.choice("op")
+
+    @property
+    def share(self) -> tuple[int, int] | None:
+        return self.rng.choice([None, None, None, (0, 2), (1, 2)])
+
+    @property
+    def position(self) -> Position:
+        time = max(self.upper - self.rng.randrange(5), 0)
+        if self.rng.random() < 0.5:
+            return Position(frontier=Antichain(time))
+        within = WithinContents(as_of=time, key='"k"', past=1, rows=self.rng.randrange(9))
+        return Position(frontier=Antichain(time), contents=within)
+
+    @property
+    def ack(self) -> Ack:
+        """Mostly one that is not refused."""
+        live = list(self.history.live.subscriptions.items())
+        if live and self.rng.random() < 0.8:
+            key, record = self.rng.choice(live)
+            return Ack(key, record.owner or self.owner, self.position)
+        return Ack(key_of("s", self.share), self.owner, self.position)
+
+    def opening(self) -> OpenSubscription:
+        start = self.rng.choice([None, None, Beginning.SNAPSHOT, Beginning.NOW, self.position])
+        resume = self.position if self.rng.random() < 0.3 else None
+        expire_after_s = self.rng.choice([None, 3.0, 20.0])
+        name = self.rng.choice("st")
+        return OpenSubscription(name, self.share, self.owner, LEASE_S, expire_after_s, start, resume)
+
     def append(self) -> AppendHollow:
         new = self.batch(self.upper, self.upper + self.rng.randrange(5))
+        acks = (self.ack,) if self.rng.random() < 0.1 else ()
         limits: dict[str, Any] = {"staged": self.staged, "transactions_max": self.rng.choice((2, 99))}
         limits["once"] = self.once
-        limits["ahead_max_s"] = self.rng.choice((1.0, 1e9))
+        limits["ahead_max_s"], limits["acks"] = self.rng.choice((1.0, 1e9)), acks
         return AppendHollow(
             self.writer, self.token, new, self.transactions, self.rng.choice((ROOM, 200)), False, **limits
         )
@@ -247,6 +318,14 @@ HOLDS: list[Draw] = [
     lambda g: SetRetention(*g.rng.choice([(None, None), (0, None), (3, None), (None, 0.0), (None, 9.0)])),
     lambda g: ApplyRetention(g.rng.random() < 0.5),
 ]
+CONSUMERS: list[Draw] = [
+    Game.opening,
+    lambda g: Acknowledge((g.ack,), g.token, g.rng.random() < 0.3),
+    lambda g: Acknowledge((g.ack, g.ack), g.token, g.rng.random() < 0.3),
+    lambda g: BeatSubscription(g.ack.key, g.ack.owner),
+    lambda g: LeaveSubscription(g.ack, g.token),
+    lambda g: DropSubscription(g.rng.choice("st")) if g.rng.random() < 0.3 else Game.opening(g),
+]
 WRITES: list[Draw] = [
     lambda g: RegisterWriter(g.writer, LEASE_S),
     Game.append,
@@ -268,7 +347,7 @@ MAINTENANCE: list[Draw] = [
     lambda g: Spend(g.staged),
 ]
 OVER: list[Draw] = [lambda g: ExpireOverdue(), lambda g: Occupy(g.writer), lambda g: MarkDeleted()]
-LIVE = HOLDS * 2 + WRITES * 6 + MAINTENANCE * 2 + OVER[:2] + [Game.rare]
+LIVE = HOLDS * 2 + CONSUMERS * 2 + WRITES * 6 + MAINTENANCE * 2 + OVER[:2] + [Game.rare]
 
 
 def _play(seeds: range) -> Counter[str]:
@@ -284,7 +363,7 @@ def _play(seeds: range) -> Counter[str]:
 
 def test_no_command_is_forgotten() -> None:
     """Goal: the game has every command, also the next new one."""
-    modules = (writing, reading, compaction, retention, lifecycle)
+    modules = (writing, spending, reading, subscriptions, compaction, retention, lifecycle)
     commands = {
         name
         for module in modules
@@ -306,9 +385,13 @@ def test_lives_of_shards() -> None:
         DowngradeCritical,
         Spend,
         Finalize,
+        OpenSubscription,
+        Acknowledge,
+        LeaveSubscription,
+        DropSubscription,
     )
     assert all(counts[command.__name__] for command in wanted), counts
-    assert counts["once"] and counts["repeat"], counts
+    assert counts["once"] and counts["repeat"] and counts["moved"] and counts["expired"], counts
 
 
 @pytest.mark.long
@@ -316,16 +399,3 @@ def test_lives_of_shards() -> None:
 def test_many_lives_of_shards() -> None:
     """`AIOPERSIST_TEST_STATES` says how many."""
     _play(range(1000, 1000 + LONG_SEEDS))
-
-
-@pytest.mark.parametrize("times", [0, 3])
-def test_a_policy_of_a_shard_whose_since_is_empty(times: int) -> None:
-    """Goal: it moves nothing, and hinders no other command."""
-    history = created()
-    history.run(RegisterReader("r1", ZERO, LEASE_S))
-    history.run(RenewReader("r1", downgrade=Antichain()))
-    history.run(SetRetention(times, None))
-    assert history.live.since == Antichain()
-    for exact in (False, True):
-        history.run(ApplyRetention(exact))
-        assert history.live.since == Antichain()

@@ -19,14 +19,13 @@ from aiopersist.state.lifecycle import Create
 from aiopersist.state.model import HollowBatch, State, TransactionRecord
 from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
 from aiopersist.state.record import HollowPart
+from aiopersist.state.spending import Staged, is_spent
 from aiopersist.state.writing import (
     AppendHollow,
     ExpireWriter,
     HeartbeatWriter,
     RegisterWriter,
-    Staged,
     Write,
-    is_spent,
 )
 from tests.state.values import SHARD
 

@@ -20,6 +20,7 @@ from aiopersist.state.lifecycle import (
 from aiopersist.state.model import COLLECTION, Claim, HollowBatch, Rollup
 from aiopersist.state.reading import KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import HollowPart
+from aiopersist.state.spending import Spend, Staged
 from aiopersist.state.writing import (
     Appended,
     AppendHollow,
@@ -27,8 +28,6 @@ from aiopersist.state.writing import (
     HeartbeatWriter,
     NoRoom,
     RegisterWriter,
-    Spend,
-    Staged,
     Write,
 )
 from tests.state.commands_kit import LEASE_S, History, created

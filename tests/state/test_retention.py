@@ -217,3 +217,16 @@ def test_a_number_of_times_is_refused_where_times_are_tuples() -> None:
     assert isinstance(refused, Keep) and isinstance(refused.error, ap.InvalidUsage)
     assert refused.error.kind is ap.UsageKind.INVALID_TIME
     assert isinstance(history.run(SetRetention(None, 5.0)), Commit)
+
+
+@pytest.mark.parametrize("times", [0, 3])
+def test_a_policy_of_a_shard_whose_since_is_empty(times: int) -> None:
+    """Goal: it moves nothing, and hinders no other command."""
+    history = created()
+    history.run(RegisterReader("r1", ZERO, LEASE_S))
+    history.run(RenewReader("r1", downgrade=Antichain()))
+    history.run(SetRetention(times, None))
+    assert history.live.since == Antichain()
+    for exact in (False, True):
+        history.run(ApplyRetention(exact))
+        assert history.live.since == Antichain()

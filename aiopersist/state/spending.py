@@ -1,0 +1,65 @@
+"""Staged batches: each is appended, or deleted, once."""
+
+from dataclasses import dataclass
+
+from aiopersist.errors import AlreadyAppended, BatchExpired
+from aiopersist.state.command import Commit, Context, Keep, commit, live
+from aiopersist.state.model import State
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A staged batch, as the append that consumes it names it."""
+
+    writer: str
+    """The writer under whose registration it was built: once that is gone, its blobs may be swept."""
+    id: str
+    handed_over: bool
+    """Whether other processes may have it, too: then the state keeps its id, so that it is consumed once."""
+
+
+def is_spent(state: State, writer: str, batch: str) -> bool:
+    """Whether a batch that was built under `writer` is known to have been appended or deleted."""
+    return writer in state.spent and batch in state.spent[writer]
+
+
+def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchExpired | None:
+    """The error if one of these batches cannot be appended, else `None`."""
+    for batch in staged:
+        if is_spent(state, batch.writer, batch.id):
+            return AlreadyAppended(f"batch {batch.id} was appended, or deleted, before")
+    for batch in staged:
+        if batch.writer not in state.writers:
+            text = f"writer {batch.writer} of batch {batch.id} is no longer registered: build it again"
+            return BatchExpired(text)
+    return None
+
+
+def spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
+    """By writer, the ids of these batches that the state keeps from now on."""
+    ids: dict[str, list[str]] = {}
+    for batch in staged:
+        if batch.handed_over:
+            ids.setdefault(batch.writer, []).append(batch.id)
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """Make sure that no process appends these batches any more, so that their blobs can be deleted. The
+    result is the ids of the batches that were not appended or spent before."""
+
+    staged: tuple[Staged, ...]
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        fresh = tuple(batch for batch in self.staged if spent(state, (batch,)) is None)
+        if not fresh:  # ids stay spent, and writers that are gone never come back
+            return Keep(result=frozenset())
+        writers = {batch.writer: state.writers[batch.writer] for batch in fresh}
+        result = frozenset(batch.id for batch in fresh)
+        return commit(state, context, result=result, writers=writers, spent=spending(fresh))
+
+    def happened(self, state: State) -> bool | None:
+        """Unknown: an append leaves the same ids."""
+        return None

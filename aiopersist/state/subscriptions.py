@@ -1,0 +1,282 @@
+"""Commands of subscriptions: consumers whose position is kept in the shard's own state.
+
+- A position only moves forward, and only by the opening that the record names as its *owner*. Owners are
+  fresh, so a take-over fences the earlier opening for ever.
+- A subscription keeps since at its position and never moves it. A new one takes its position and its hold in
+  one version, so nothing is lost in between.
+- One that may expire does so in any commit after its time: then it holds nothing.
+
+So refusals are final: a position that was passed, an owner that was replaced and a name that was dropped
+stay so. They can be told by any state that this process knows.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import takewhile
+from typing import NamedTuple
+
+from aiopersist.errors import (
+    Error,
+    InvalidUsage,
+    OpaqueMismatch,
+    SinceViolation,
+    SubscriptionExpired,
+    UsageKind,
+    shown,
+)
+from aiopersist.frontier import Antichain, last_before, minimum
+from aiopersist.state.command import Commit, Context, Keep, commit, live
+from aiopersist.state.model import State
+from aiopersist.state.position import Position, SubscriptionRecord, WithinContents, key_of
+
+
+class Beginning(StrEnum):
+    """Where a new subscription begins, if at no given position."""
+
+    SNAPSHOT = "snapshot"
+    """With the contents of now."""
+    NOW = "now"
+    """At the upper."""
+
+
+class Ack(NamedTuple):
+    """An acknowledgement: everything before `position` is done."""
+
+    key: str
+    owner: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSubscription:
+    """Take over the subscription, or create it. The result is its record."""
+
+    name: str
+    share: tuple[int, int] | None
+    owner: str
+    lease_s: float
+    expire_after_s: float | None
+    start: Position | Beginning | None
+    """Where a new one begins, and one that has expired; `None`: with the contents, but not after it
+    expired."""
+    resume: Position | None = None
+    """Where it goes on, or begins."""
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        key = key_of(self.name, self.share)
+        found = state.subscriptions.get(key)
+        over = [at for at, record in self._of_name(state).items() if has_expired(record, context.now)]
+        if self._divided_otherwise(state, over):
+            return Keep(error=self._of_other_shares(state))
+        if over and (key in over or found is None) and self.start is None:
+            return Keep(error=_expired(self.name))
+        if found is None or key in over:
+            found, position = None, self.resume or _begun(self.start, state)
+        else:
+            position = found.position if self.resume is None else self.resume
+            if position.is_before(found.position):
+                return Keep(error=SinceViolation(position.as_of, found.position.hold))
+        if not state.since <= position.hold:
+            return Keep(error=SinceViolation(position.as_of, state.since))
+        record = SubscriptionRecord(
+            name=self.name,
+            share=self.share,
+            position=position,
+            owner=self.owner,
+            heartbeat=context.now,
+            lease_s=self.lease_s,
+            last_ack=None if found is None else found.last_ack,
+            expire_after_s=self.expire_after_s,
+        )
+        known = None if found is None else found.waits_since
+        record = record.replace(waits_since=_waits_since(record, known, state, context.now))
+        gone = tuple(at for at in over if not _divides_alike(state.subscriptions[at], self.share))
+        drop = {"subscriptions": gone}
+        return commit(state, context, result=record, drop=drop, subscriptions={key: record})
+
+    def _of_name(self, state: State) -> dict[str, SubscriptionRecord]:
+        return {at: record for at, record in state.subscriptions.items() if record.name == self.name}
+
+    def _divided_otherwise(self, state: State, over: Iterable[str]) -> bool:
+        return any(
+            at not in over and not _divides_alike(record, self.share)
+            for at, record in self._of_name(state).items()
+        )
+
+    def _of_other_shares(self, state: State) -> InvalidUsage:
+        text = (
+            f"subscription {self.name!r} with share={self.share} while there are "
+            f"{shown(sorted(self._of_name(state)))}: drop_subscription ends all of them"
+        )
+        return InvalidUsage(UsageKind.INVALID_SHARE, text, share=self.share)
+
+    def happened(self, state: State) -> bool | None:
+        """A later opening may have taken it over."""
+        found = state.subscriptions.get(key_of(self.name, self.share))
+        return True if found is not None and found.owner == self.owner else None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Move positions forward. With `is_strict` a position that is passed already is refused (`CONSUMED`), so
+    that what shares the commit is not written twice; else it is no change."""
+
+    acks: tuple[Ack, ...]
+    token: str
+    is_strict: bool = False
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        moved = acknowledged(state, self.acks, context.now, self.token, is_strict=self.is_strict)
+        if isinstance(moved, Error):
+            return Keep(error=moved)
+        return commit(state, context, subscriptions=moved) if moved else Keep()
+
+    def happened(self, state: State) -> bool | None:
+        """The token proves it. An owner whose position is behind proves the contrary: no other opening has
+        moved it."""
+        found = [(ack, state.subscriptions.get(ack.key)) for ack in self.acks]
+        mine = [(ack, record) for ack, record in found if record is not None and record.owner == ack.owner]
+        if any(record.token == self.token for _, record in found if record is not None):
+            return True
+        if any(record.position.is_before(ack.position) for ack, record in mine):
+            return False
+        return True if not self.is_strict and len(mine) == len(found) else None
+
+
+def acknowledged(
+    state: State, acks: Iterable[Ack], now: float, token: str, *, is_strict: bool
+) -> dict[str, SubscriptionRecord] | Error:
+    """The records that the acknowledgements change, or why one of them is refused."""
+    moved: dict[str, SubscriptionRecord] = {}
+    for ack in acks:
+        found = moved.get(ack.key) or state.subscriptions.get(ack.key)
+        if (refusal := refused(ack, found)) is not None:
+            return refusal
+        assert found is not None
+        if not found.position.is_before(ack.position):
+            if is_strict:
+                return consumed(ack.key)
+            continue
+        record = found.replace(position=ack.position, token=token, last_ack=now, heartbeat=now)
+        moved[ack.key] = record.replace(waits_since=_waits_since(record, record.waits_since, state, now))
+    return moved
+
+
+def refused(ack: Ack, found: SubscriptionRecord | None) -> Error | None:
+    """Why the opening of `ack` may not move the position."""
+    if found is None or found.owner != ack.owner:
+        return OpaqueMismatch(ack.owner, None if found is None else found.owner)
+    return _expired(ack.key) if found.expired else None
+
+
+def consumed(key: str) -> InvalidUsage:
+    """The refusal of a position that was passed already."""
+    return InvalidUsage(UsageKind.CONSUMED, f"subscription {key!r} has acknowledged this step already")
+
+
+def _expired(name: str) -> SubscriptionExpired:
+    return SubscriptionExpired(f"subscription {name!r} has given up its position: say where it begins anew")
+
+
+@dataclass(frozen=True, slots=True)
+class BeatSubscription:
+    """Renew the heartbeat of the owner."""
+
+    key: str
+    owner: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        found = state.subscriptions.get(self.key)
+        if found is None or found.owner != self.owner:
+            return Keep(error=OpaqueMismatch(self.owner, None if found is None else found.owner))
+        record = found.replace(heartbeat=context.now)
+        return commit(state, context, subscriptions={self.key: record})
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveSubscription:
+    """Acknowledge for the last time, and give up the ownership; nothing if that is lost already."""
+
+    ack: Ack
+    token: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is None or state.finalized:
+            return Keep()
+        found = state.subscriptions.get(self.ack.key)
+        if found is None or found.owner != self.ack.owner:
+            return Keep()
+        moved = acknowledged(state, [self.ack], context.now, self.token, is_strict=False)
+        record = found if isinstance(moved, Error) else moved.get(self.ack.key, found)
+        return commit(state, context, subscriptions={self.ack.key: record.replace(owner=None)})
+
+
+@dataclass(frozen=True, slots=True)
+class DropSubscription:
+    """End the subscription of that name, all its shares. The result is whether there was one."""
+
+    name: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        keys = tuple(key for key, record in state.subscriptions.items() if record.name == self.name)
+        if not keys:
+            return Keep(result=False)
+        return commit(state, context, result=True, drop={"subscriptions": keys})
+
+    def happened(self, state: State) -> bool | None:
+        """Another process may have created it anew."""
+        return None if any(r.name == self.name for r in state.subscriptions.values()) else True
+
+
+def has_expired(record: SubscriptionRecord, now: float) -> bool:
+    """Whether it has given up its position, or will in the next commit."""
+    return record.expired or record.expires_at < now
+
+
+def is_passed(state: State, position: Position) -> bool:
+    """Whether no update can be beyond the position, by the descriptions of batches."""
+    if position.contents is not None:
+        return False
+    newest_first = takewhile(
+        lambda batch: not batch.upper <= position.frontier, reversed(state.batches.values())
+    )
+    return not any(batch.parts for batch in newest_first)
+
+
+def _waits_since(record: SubscriptionRecord, known: float | None, state: State, now: float) -> float | None:
+    """Since when something waits for it, which it was known to do since `known`."""
+    if record.expire_after_s is None or is_passed(state, record.position):
+        return None
+    return now if known is None else known
+
+
+def with_new_updates(
+    state: State, changed: Mapping[str, SubscriptionRecord], now: float
+) -> dict[str, SubscriptionRecord]:
+    """The changed records after an append of updates: those that may expire have something to wait for."""
+    known = {**state.subscriptions, **changed}
+    begin = {
+        key: record.replace(waits_since=now)
+        for key, record in known.items()
+        if record.expire_after_s is not None and record.waits_since is None and not record.expired
+    }
+    return {**changed, **begin}
+
+
+def _divides_alike(record: SubscriptionRecord, share: tuple[int, int] | None) -> bool:
+    return (record.share or (0, 0))[1] == (share or (0, 0))[1]
+
+
+def _begun(start: Position | Beginning | None, state: State) -> Position:
+    """Where a new subscription begins."""
+    if isinstance(start, Position):
+        return start
+    if start is Beginning.NOW or state.upper == minimum(None):
+        return Position(frontier=state.upper)
+    as_of = last_before(state.upper)
+    return Position(frontier=Antichain(as_of), contents=WithinContents(as_of=as_of))
