@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import Corruption, InvalidUsage, SinceViolation, UsageKind
+from aiopersist.errors import InvalidUsage, SinceViolation, UsageKind
 from aiopersist.frontier import Antichain, Time, last_before, minimum, successor
 from aiopersist.read import cursor as cursors
 from aiopersist.read.interval import hold_for
@@ -17,7 +17,6 @@ from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.hold import OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed
-from aiopersist.shard.log import version_at
 from aiopersist.shard.shard import Shard
 
 K = TypeVar("K")
@@ -204,22 +203,18 @@ class ReadHandle(Resource, Generic[K, V]):
     ) -> Listen[K, V]:
         if as_of is not None:
             raise InvalidUsage(UsageKind.INVALID_CURSOR, "a cursor has its own as_of: do not give both")
-        shard = self._shard
-        cursor = cursors.decode(text, shard.id)
-        state = await shard.open()
-        if cursor.seqno > state.seqno or not await version_at(
-            shard.stack, shard.id, cursor.seqno, cursor.commit
-        ):
-            raise Corruption(
-                f"the cursor was taken at version {cursor.seqno} ({cursor.commit}), which is not there: "
-                "was the store restored from a backup?",
-                shard_id=shard.id,
-            )
+        cursor = cursors.decode(text, self._shard.id)
+        state = await self._session.check_cursor(cursor)
         if cursor.snapshot:
             assert cursor.as_of is not None
             return await self._listen_to_contents(cursor.as_of, until, instant=state.is_wall)
         at = _before(cursor.frontier) if self._schema.time_length is None else cursor.as_of
         return await self._listen(Start(cursor.frontier, at, until))
+
+    async def listen_from(self, frontier: Antichain) -> Listen[K, V]:
+        """All updates at or beyond `frontier`, of a shard with int times."""
+        with self._scope.call():
+            return await self._listen(Start(frontier, _before(frontier)))
 
     async def _listen(self, start: Start) -> Listen[K, V]:
         hold = _hold_of(start)

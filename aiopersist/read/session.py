@@ -9,13 +9,15 @@ from typing import Any, Generic, TypeVar
 
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind
+from aiopersist.errors import Corruption, InvalidUsage, NotReadable, SinceViolation, UsageKind
 from aiopersist.frontier import Antichain, Time, frontier, last_before, minimum, shaped
 from aiopersist.parts.fetch import Fetch
+from aiopersist.read.cursor import Cursor
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import Resource, Scope
 from aiopersist.shard.hold import Need, OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed, closed_when_passed, time_of
+from aiopersist.shard.log import version_at
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
 
@@ -142,6 +144,20 @@ class ReadSession(Generic[K, V]):
         return None if state.upper.less_equal(as_of) else True
 
     # --- checks ----------------------------------------------------------------------------------
+
+    async def check_cursor(self, cursor: Cursor) -> State:
+        """The newest state, which follows the version of `cursor`; else `Corruption`."""
+        shard = self.shard
+        state = await shard.open()
+        if cursor.seqno > state.seqno or not await version_at(
+            shard.stack, shard.id, cursor.seqno, cursor.commit
+        ):
+            raise Corruption(
+                f"the cursor was taken at version {cursor.seqno} ({cursor.commit}), which is not there: "
+                "was the store restored from a backup?",
+                shard_id=shard.id,
+            )
+        return state
 
     def _check_since(self, state: State, as_of: Time) -> None:
         if not state.since.less_equal(as_of):

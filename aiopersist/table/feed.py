@@ -1,37 +1,31 @@
 """A feed: the changes of a table, old and new val paired, in order of time; at first its contents.
 
-The contents come in steps of bounded size, in key order. A cursor within them says their time and the last
-key. Behind them the feed is a listen whose updates are paired by key and time: a table has at most one val
-per key, so at each time a key has at most one retraction and one insertion.
+`read/feed.py` gives the updates, those of the contents in steps of bounded size, in key order. Behind the
+contents they are paired by key and time: a table has at most one val per key, so at each time a key has at
+most one retraction and one insertion.
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
-from aiopersist.data.lazy import pa
 from aiopersist.data.updates.consolidate import sort_and_consolidate
-from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
-from aiopersist.frontier import Antichain, minimum
-from aiopersist.read.cursor import text_of, values_of
-from aiopersist.read.handle import ReadHandle
-from aiopersist.read.listen import Listen, Steps
-from aiopersist.read.snapshot import Items, Snapshot
+from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.frontier import Antichain
+from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.resource import Resource
-from aiopersist.shard.instant import as_int
-from aiopersist.table.filters import after, any_key
+from aiopersist.table.filters import any_key
 from aiopersist.table.kind import Kind
 from aiopersist.table.open import OpenTable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
 K = TypeVar("K")
 V = TypeVar("V")
-
-FORM = "contents."  # the beginning of cursors within the contents; no other cursor has a dot
 
 
 class Change(NamedTuple, Generic[K, V]):
@@ -55,13 +49,6 @@ class FeedStep(Generic[K, V]):
     """A text by which a feed goes on behind this step."""
     contents: bool
     """Whether the changes are the contents at the beginning."""
-
-
-class _Within(NamedTuple):
-    """A position within the contents at `as_of`: behind the key of that text."""
-
-    as_of: int
-    last: str | None
 
 
 class Feed(Resource, Generic[K, V]):
@@ -88,16 +75,7 @@ class Feed(Resource, Generic[K, V]):
         self._given = cursor, as_of, start
         self._keys = None if keys is None else list(keys)
         self._texts = None if self._keys is None else frozenset(kind.key_texts(self._keys))
-        self._within: _Within | None = None
-        """Where it stands within the contents, as long as these come."""
-        self._snapshot: Snapshot[K, V] | None = None
-        """What the contents come from. It is closed behind them: it keeps blobs."""
-        self._contents: Items[Any] | None = None
-        self._batch: Any = None
-        """The next batch of the contents, read ahead: so that the last one is known."""
-        self._listen: Listen[K, V] | None = None
-        self._steps: Steps[K, V] | None = None
-        self._held = AsyncExitStack()
+        self._updates: UpdateFeed[K, V] | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -108,142 +86,66 @@ class Feed(Resource, Generic[K, V]):
         return self
 
     async def __anext__(self) -> FeedStep[K, V]:
-        await self._open()
-        if self._contents is not None:
-            return await self._next_contents()
-        if self._snapshot is not None:
-            await self._snapshot.aclose()
-            self._snapshot = None
-        assert self._steps is not None
-        step = await anext(self._steps)
-        changes = self._paired(step.updates.to_arrow())
-        return FeedStep(changes, step.upper, step.cursor, contents=False)
+        step = await (await self._open()).next()
+        changes = changes_in(step, self._kind, self._texts)
+        return FeedStep(changes, step.upper, step.cursor, step.contents)
 
     @property
     def cursor(self) -> str:
         """A text by which a feed goes on where this one stands."""
-        if self._listen is None:
+        if self._updates is None:
             raise InvalidUsage(UsageKind.CLOSED, "the feed was not entered yet")
-        if self._within is not None:
-            return _encoded(self._listen._fetch.shard.id, self._within)
-        return self._listen.cursor
+        return self._updates.cursor
 
     async def aclose(self) -> None:
         """Stop; idempotent."""
         self._closed = True
-        await self._held.aclose()
+        if self._updates is not None:
+            await self._updates.aclose()
 
     # --- inside ----------------------------------------------------------------------------------
 
-    async def _open(self) -> None:
+    async def _open(self) -> UpdateFeed[K, V]:
         if self._closed:
             raise InvalidUsage(UsageKind.CLOSED, "the feed is closed")
-        if self._listen is not None:
-            return
-        table = await self._opened()
-        handle: ReadHandle[K, V] = ReadHandle(table.reading)
-        cursor, as_of, start = self._given
-        async with AsyncExitStack() as held:
-            if cursor is not None and not cursor.startswith(FORM):
-                listen = await held.enter_async_context(handle.listen(cursor=cursor))
-            elif start == "now":
-                listen = await held.enter_async_context(handle.listen())
+        if self._updates is None:
+            where = None if self._keys is None else any_key(self._kind.schema, self._keys)
+            updates: UpdateFeed[K, V] = UpdateFeed((await self._opened()).reading, where)
+            cursor, as_of, start = self._given
+            if cursor is not None:
+                await updates.open_cursor(cursor)
+            elif start is not None:
+                await updates.open_now()
             else:
-                within = None if cursor is None else _decoded(cursor, table.shard.id)
-                listen = await self._begin(handle, within, as_of, held)
-            self._held = held.pop_all()
-        self._listen, self._steps = listen, listen.steps()
-
-    async def _begin(
-        self,
-        handle: ReadHandle[K, V],
-        within: _Within | None,
-        as_of: int | datetime | None,
-        held: AsyncExitStack,
-    ) -> Listen[K, V]:
-        """Open a snapshot and, behind it, a listen; no snapshot if nothing was ever put."""
-        at = as_of if within is None else within.as_of
-        try:
-            snapshot: Snapshot[K, V] = await held.enter_async_context(handle.snapshot(at))
-        except NotReadable as error:
-            if error.as_of is not None:
-                raise
-            listen = await handle.listen()
-            if listen.frontier == minimum(None):
-                return await held.enter_async_context(listen)
-            await listen.aclose()  # the first put came meanwhile
-            return await self._begin(handle, within, as_of, held)
-        self._snapshot = snapshot
-        listen = await held.enter_async_context(handle.listen(snapshot.as_of))
-        last = None if within is None else within.last
-        self._within = _Within(as_int(snapshot.as_of), last)
-        schema = self._kind.schema
-        found = [] if last is None else [after(schema, self._kind.keys([last])[0])]
-        found += [] if self._keys is None else [any_key(schema, self._keys)]
-        self._contents = snapshot.batches(found[0] & found[1] if len(found) == 2 else next(iter(found), None))
-        return listen
-
-    async def _next_contents(self) -> FeedStep[K, V]:
-        """The next step of the contents. What was read stays here if the wait for more is cancelled."""
-        assert self._contents is not None
-        assert self._within is not None
-        assert self._listen is not None
-        if self._batch is None:
-            self._batch = await anext(self._contents, None)
-        while (following := await anext(self._contents, None)) is not None and self._is_small(following):
-            self._batch = pa.Table.from_batches([*_batches(self._batch), following])
-        batch, self._batch, as_of = self._batch, following, self._within.as_of
-        changes: list[Change[K, V]] = []
-        if batch is not None:
-            keys = self._kind.schema.key.decode(batch.column("key"))
-            vals = self._kind.schema.val.decode(batch.column("val"))
-            changes = [Change(key, None, val, as_of) for key, val in zip(keys, vals, strict=True)]
-            self._within = _Within(as_of, self._kind.key_text(keys[-1]))
-        if following is None:
-            self._contents = self._within = None
-        at = as_of + 1 if self._within is None else as_of
-        return FeedStep(changes, Antichain(at), self.cursor, contents=True)
-
-    def _is_small(self, following: "pa.RecordBatch") -> bool:
-        """Whether the next batch fits into this step: merging ends with batches of a row."""
-        assert self._listen is not None
-        bytes_max: int = self._listen._fetch.stack.settings.row_group_bytes
-        return bool(self._batch.nbytes + following.nbytes <= bytes_max)
-
-    def _paired(self, updates: "pa.Table") -> list[Change[K, V]]:
-        """The updates as changes, in order of time."""
-        if not updates.num_rows:
-            return []
-        net = sort_and_consolidate(updates, self._kind.schema)
-        keys, vals = (field.decode(net.column(name)) for name, field in self._kind.columns())
-        texts, _ = self._kind.texts(net)
-        times, diffs = net.column("time").to_pylist(), net.column("diff").to_pylist()
-        found: dict[tuple[int, str], Change[K, V]] = {}
-        for text, key, val, time, diff in zip(texts, keys, vals, times, diffs, strict=True):
-            if self._texts is None or text in self._texts:
-                change = found.get((time, text)) or Change(key, None, None, time)
-                side = {"new": val} if diff > 0 else {"old": val}
-                found[time, text] = change._replace(**side)
-        return sorted(found.values(), key=lambda change: change.time)
+                await updates.open_contents(as_of)
+            self._updates = updates
+        return self._updates
 
 
-def _batches(some: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":
-    return [some] if isinstance(some, pa.RecordBatch) else some.to_batches()
+def changes_in(
+    step: UpdatesStep, kind: Kind[K, V], texts: frozenset[str] | None = None
+) -> list[Change[K, V]]:
+    """The updates of the step as changes, in order of time; `texts`: of these keys only."""
+    if not step.updates.num_rows:
+        return []
+    return _contents_in(step.updates, kind) if step.contents else _paired(step.updates, kind, texts)
 
 
-def _encoded(shard: str, within: _Within) -> str:
-    return FORM + text_of([1, shard, *within])
+def _contents_in(updates: "pa.Table", kind: Kind[K, V]) -> list[Change[K, V]]:
+    keys, vals = (field.decode(updates.column(name)) for name, field in kind.columns())
+    as_of = updates.column("time")[0].as_py()
+    return [Change(key, None, val, as_of) for key, val in zip(keys, vals, strict=True)]
 
 
-def _decoded(text: str, shard: str) -> _Within:
-    try:
-        version, found, as_of, last = values_of(text.removeprefix(FORM))
-        if version != 1:
-            raise ValueError("version")
-    except (ValueError, TypeError) as error:
-        text = f"{shown(text, 40)} is no cursor of this version"
-        raise InvalidUsage(UsageKind.INVALID_CURSOR, text) from error
-    if found != shard:
-        text = f"the cursor is of shard {found}, not of {shard}"
-        raise InvalidUsage(UsageKind.INVALID_CURSOR, text)
-    return _Within(int(as_of), last)
+def _paired(updates: "pa.Table", kind: Kind[K, V], wanted: frozenset[str] | None) -> list[Change[K, V]]:
+    net = sort_and_consolidate(updates, kind.schema)
+    keys, vals = (field.decode(net.column(name)) for name, field in kind.columns())
+    texts, _ = kind.texts(net)
+    times, diffs = net.column("time").to_pylist(), net.column("diff").to_pylist()
+    found: dict[tuple[int, str], Change[K, V]] = {}
+    for text, key, val, time, diff in zip(texts, keys, vals, times, diffs, strict=True):
+        if wanted is None or text in wanted:
+            change = found.get((time, text)) or Change(key, None, None, time)
+            side = {"new": val} if diff > 0 else {"old": val}
+            found[time, text] = change._replace(**side)
+    return sorted(found.values(), key=lambda change: change.time)

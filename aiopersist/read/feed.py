@@ -1,0 +1,278 @@
+"""The updates of a shard in steps, from any position on: perhaps its contents, then all that follows.
+
+The contents come in steps of bounded size, in the order of rows. A position within them says their time, a
+key from which on the rest is read, and how many rows from there on were delivered already. Contents at one
+time never change, so these rows are the same whenever, and however compacted, they are read again. Behind
+the contents it is a listen. Int times only.
+"""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from aiopersist.data.jsonable import column_from_texts, column_texts
+from aiopersist.data.lazy import pa
+from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
+from aiopersist.data.updates.assemble import at_time
+from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
+from aiopersist.frontier import Antichain, minimum, successor
+from aiopersist.read import cursor as cursors
+from aiopersist.read.cursor import text_of, values_of
+from aiopersist.read.handle import ReadHandle
+from aiopersist.read.listen import Listen, Steps
+from aiopersist.read.session import ReadSession
+from aiopersist.read.snapshot import Items, Snapshot
+from aiopersist.resource import Resource
+from aiopersist.shard.instant import as_int
+from aiopersist.state.model import State
+from aiopersist.state.position import Position, WithinContents
+
+if TYPE_CHECKING:
+    from pyarrow.compute import Expression  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+FORM = "contents."  # the beginning of cursors within the contents; no other cursor has a dot
+VERSION = 2
+KEY_CHARS_MAX = 1024  # of the key in a position: it lies in cursors, and in the state of a subscription
+
+
+class UpdatesStep(NamedTuple):
+    """Some updates, and where the feed stands behind them."""
+
+    updates: "pa.Table"
+    """Columns `key`, `val`, `time`, `diff`; of the contents at their time, in the order of rows."""
+    position: Position
+    cursor: str
+    contents: bool
+
+    @property
+    def upper(self) -> Antichain:
+        """Everything before it was delivered."""
+        return self.position.frontier
+
+
+class UpdateFeed(Resource, Generic[K, V]):
+    """See the header. One of the openings comes first. A wait may be cancelled and repeated. `where` chooses
+    rows of the contents."""
+
+    def __init__(self, session: ReadSession[K, V], where: "Expression | None" = None) -> None:
+        self._session = session
+        self._handle: ReadHandle[K, V] = ReadHandle(session)
+        self._where = where
+        self._held = AsyncExitStack()
+        self._snapshot: Snapshot[K, V] | None = None
+        """What the contents come from. It is closed behind them: it keeps blobs."""
+        self._contents: Items[Any] | None = None
+        self._batch: Any = None
+        """The next batch of the contents, read ahead: so that the last one is known."""
+        self._within: WithinContents | None = None
+        """Where it stands within the contents, as long as these come."""
+        self._left_out = 0
+        """Rows of the contents that were read again, and lie before the position."""
+        self._listen: Listen[K, V] | None = None
+        self._steps: Steps[K, V] | None = None
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    async def open_contents(self, as_of: int | datetime | None = None) -> None:
+        """Begin with the contents of now, or at `as_of`; with what comes, if nothing was ever written."""
+        async with AsyncExitStack() as held:
+            listen = await self._begun(as_of, None, held)
+            self._opened(listen, held)
+
+    async def open_now(self) -> None:
+        """Begin at the upper."""
+        async with AsyncExitStack() as held:
+            self._opened(await held.enter_async_context(self._handle.listen()), held)
+
+    async def open_cursor(self, cursor: str) -> None:
+        """Go on behind the step of that cursor."""
+        within = within_of(cursor, self._session.shard.id)
+        async with AsyncExitStack() as held:
+            if within is None:
+                listen = await held.enter_async_context(self._handle.listen(cursor=cursor))
+            else:
+                listen = await self._begun(within.as_of, within, held)
+            self._opened(listen, held)
+
+    async def open_at(self, position: Position) -> None:
+        """Go on at `position`."""
+        within = position.contents
+        async with AsyncExitStack() as held:
+            if within is not None:
+                listen = await self._begun(within.as_of, within, held)
+            else:
+                listen = await held.enter_async_context(await self._handle.listen_from(position.frontier))
+            self._opened(listen, held)
+
+    async def _begun(
+        self, as_of: int | datetime | None, within: WithinContents | None, held: AsyncExitStack
+    ) -> Listen[K, V]:
+        """Open a snapshot and, behind it, a listen; no snapshot if nothing was ever written."""
+        try:
+            snapshot: Snapshot[K, V] = await held.enter_async_context(self._handle.snapshot(as_of))
+        except NotReadable as error:
+            if error.as_of is not None:
+                raise
+            listen = await self._handle.listen()
+            if listen.frontier == minimum(None):
+                return await held.enter_async_context(listen)
+            await listen.aclose()  # the first append came meanwhile
+            return await self._begun(as_of, within, held)
+        listen = await held.enter_async_context(self._handle.listen(snapshot.as_of))
+        self._snapshot = snapshot
+        self._within = within or WithinContents(as_of=as_int(snapshot.as_of))
+        self._contents = snapshot.batches(self._rest())
+        return listen
+
+    def _opened(self, listen: Listen[K, V], held: AsyncExitStack) -> None:
+        self._held, self._listen, self._steps = held.pop_all(), listen, listen.steps()
+
+    def _rest(self) -> "Expression | None":
+        """The rows of the contents from the key of the position on."""
+        where = self._where
+        assert self._within is not None
+        if self._within.key is None:
+            return where
+        rest = at_or_beyond(self._scalar(self._within.key))
+        return rest if where is None else rest & where
+
+    def _scalar(self, key: str) -> "pa.Scalar":
+        return column_from_texts([key], self._session.schema.key.codec.arrow_type)[0]
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._listen is not None
+
+    @property
+    def position(self) -> Position:
+        """Where it stands."""
+        assert self._listen is not None
+        if self._within is not None:
+            return Position(frontier=Antichain(self._within.as_of), contents=self._within)
+        return Position(frontier=self._listen.frontier)
+
+    @property
+    def cursor(self) -> str:
+        """A text by which a feed goes on where this one stands."""
+        assert self._listen is not None
+        if self._within is not None:
+            return _cursor_of(self._session.shard.id, self._within)
+        return self._listen.cursor
+
+    def check_with(self, check: Callable[[State], None]) -> None:
+        """Call `check` with each newer state during a wait; what it raises ends the wait, and the feed."""
+        assert self._listen is not None
+        self._listen.check = check
+
+    async def next(self) -> UpdatesStep:
+        """The next step; `StopAsyncIteration` behind the last one of a shard that is closed."""
+        if self._contents is not None:
+            return await self._next_contents()
+        if self._snapshot is not None:
+            await self._snapshot.aclose()
+            self._snapshot = None
+        assert self._steps is not None
+        step = await anext(self._steps)
+        return UpdatesStep(
+            step.updates.to_arrow(), Position(frontier=step.upper), step.cursor, contents=False
+        )
+
+    async def _next_contents(self) -> UpdatesStep:
+        """The next step of the contents. What was read stays here if the wait for more is cancelled."""
+        assert self._contents is not None
+        assert self._within is not None
+        if self._batch is None:
+            self._batch = await self._next_batch()
+        while (following := await anext(self._contents, None)) is not None and self._is_small(following):
+            self._batch = pa.Table.from_batches([*_batches(self._batch), following])
+        batch, self._batch, as_of = self._batch, following, self._within.as_of
+        schema = self._session.schema
+        updates = schema.arrow_schema.empty_table() if batch is None else at_time(batch, as_of, schema)
+        if following is None:
+            self._contents = self._within = None
+            position = Position(frontier=successor(as_of))
+        else:
+            self._within = self._behind(updates)
+            position = Position(frontier=Antichain(as_of), contents=self._within)
+        return UpdatesStep(updates, position, self.cursor, contents=True)
+
+    async def _next_batch(self) -> "pa.RecordBatch | None":
+        """The first batch with rows behind the position."""
+        assert self._contents is not None
+        assert self._within is not None
+        while (batch := await anext(self._contents, None)) is not None:
+            left = self._within.past - self._left_out
+            if batch.num_rows > left:
+                return batch.slice(left)
+            self._left_out += batch.num_rows
+        return None
+
+    def _behind(self, updates: "pa.Table") -> WithinContents:
+        """The place behind these rows. A key that is long, or has no order, is no place: then rows count."""
+        assert self._within is not None
+        before, number = self._within, updates.num_rows
+        rows = before.rows + number
+        if has_conditions(self._session.schema.key.codec.arrow_type):
+            (key,) = column_texts(updates.column("key").slice(number - 1))
+            if key != before.key and len(key) <= KEY_CHARS_MAX:
+                past = updates.filter(is_key(self._scalar(key))).num_rows
+                return WithinContents(as_of=before.as_of, key=key, past=past, rows=rows)
+        return before.replace(past=before.past + number, rows=rows)
+
+    def _is_small(self, following: "pa.RecordBatch") -> bool:
+        """Whether the next batch fits into this step: merging ends with batches of a row."""
+        bytes_max: int = self._session.fetch.stack.settings.row_group_bytes
+        return bool(self._batch.nbytes + following.nbytes <= bytes_max)
+
+    async def aclose(self) -> None:
+        """Stop; idempotent."""
+        await self._held.aclose()
+
+
+def _batches(some: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":
+    return [some] if isinstance(some, pa.RecordBatch) else some.to_batches()
+
+
+# --- cursors --------------------------------------------------------------------------------------------
+
+
+def _cursor_of(shard: str, within: WithinContents) -> str:
+    return FORM + text_of([VERSION, shard, within.as_of, within.key, within.past, within.rows])
+
+
+def within_of(cursor: str, shard: str) -> WithinContents | None:
+    """The place within the contents that `cursor` says; `None` for a cursor of a listen. `InvalidUsage` of
+    kind `INVALID_CURSOR` for garbage, and for another shard's."""
+    if not cursor.startswith(FORM):
+        return None
+    try:
+        version, found, as_of, key, past, rows = values_of(cursor.removeprefix(FORM))
+        if version != VERSION:
+            raise ValueError("version")
+        within = WithinContents(as_of=as_of, key=key, past=past, rows=rows)
+    except (ValueError, TypeError) as error:
+        text = f"{shown(cursor, 40)} is no cursor of this version"
+        raise InvalidUsage(UsageKind.INVALID_CURSOR, text) from error
+    if found != shard:
+        text = f"the cursor is of shard {found}, not of {shard}"
+        raise InvalidUsage(UsageKind.INVALID_CURSOR, text)
+    return within
+
+
+async def position_of(cursor: str, session: ReadSession[Any, Any]) -> Position:
+    """The position behind the step of that cursor. One request."""
+    within = within_of(cursor, session.shard.id)
+    if within is not None:
+        return Position(frontier=Antichain(within.as_of), contents=within)
+    found = cursors.decode(cursor, session.shard.id)
+    await session.check_cursor(found)
+    if found.snapshot:
+        as_of = as_int(found.as_of)
+        return Position(frontier=Antichain(as_of), contents=WithinContents(as_of=as_of))
+    return Position(frontier=found.frontier)
