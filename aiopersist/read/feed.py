@@ -19,8 +19,8 @@ from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain, minimum, successor
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import text_of, values_of
-from aiopersist.read.handle import ReadHandle
-from aiopersist.read.listen import Listen, Steps
+from aiopersist.read.handle import ReadHandle, listen_from
+from aiopersist.read.listen import Listen, Steps, check_with
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Items, Snapshot
 from aiopersist.resource import Resource
@@ -105,7 +105,7 @@ class UpdateFeed(Resource, Generic[K, V]):
             if within is not None:
                 listen = await self._begun(within.as_of, within, held)
             else:
-                listen = await held.enter_async_context(await self._handle.listen_from(position.frontier))
+                listen = await held.enter_async_context(await listen_from(self._handle, position.frontier))
             self._opened(listen, held)
 
     async def _begun(
@@ -168,7 +168,7 @@ class UpdateFeed(Resource, Generic[K, V]):
     def check_with(self, check: Callable[[State], None]) -> None:
         """Call `check` with each newer state during a wait; what it raises ends the wait, and the feed."""
         assert self._listen is not None
-        self._listen.check = check
+        check_with(self._listen, check)
 
     async def next(self) -> UpdatesStep:
         """The next step; `StopAsyncIteration` behind the last one of a shard that is closed."""

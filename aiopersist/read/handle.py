@@ -211,11 +211,6 @@ class ReadHandle(Resource, Generic[K, V]):
         at = _before(cursor.frontier) if self._schema.time_length is None else cursor.as_of
         return await self._listen(Start(cursor.frontier, at, until))
 
-    async def listen_from(self, frontier: Antichain) -> Listen[K, V]:
-        """All updates at or beyond `frontier`, of a shard with int times."""
-        with self._scope.call():
-            return await self._listen(Start(frontier, _before(frontier)))
-
     async def _listen(self, start: Start) -> Listen[K, V]:
         hold = _hold_of(start)
         at = start.as_of if start.as_of is not None else hold.elements[0] if hold.elements else None
@@ -245,6 +240,12 @@ class ReadHandle(Resource, Generic[K, V]):
 
     def __repr__(self) -> str:
         return f"<ReadHandle of {self._shard.id}: since {self.since}, upper {self.upper}>"
+
+
+async def listen_from(handle: ReadHandle[K, V], frontier: Antichain) -> Listen[K, V]:
+    """All updates at or beyond `frontier`, of a shard with int times."""
+    with handle._scope.call():
+        return await handle._listen(Start(frontier, _before(frontier)))
 
 
 def _before(upper: Antichain) -> int | None:

@@ -89,7 +89,7 @@ class Listen(Resource, Generic[K, V]):
         self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
         self._held: deque[Updates[K, V, Any]] = deque()
         """Updates of a step whose wait was cancelled."""
-        self.check: Callable[[State], None] = lambda state: None
+        self._check: Callable[[State], None] = lambda state: None
         """Called with each newer state during a wait; what it raises ends the listen."""
         self._closing: list[asyncio.Task[None]] = []
         """They make instants complete that this waits for."""
@@ -224,7 +224,7 @@ class Listen(Resource, Generic[K, V]):
         yield upper
 
     def _past(self, position: Antichain, state: State) -> State | None:
-        self.check(state)
+        self._check(state)
         self._hold.check(self._need.reader)
         if not self._hold.keeps and not state.since <= hold_for(position, self.as_of):
             raise SinceViolation(self.as_of, state.since, shard_id=state.shard)
@@ -262,6 +262,11 @@ class Steps(Generic[K, V]):
 
     async def __anext__(self) -> Step[K, V]:
         return await self._step()
+
+
+def check_with(listen: Listen[Any, Any], check: Callable[[State], None]) -> None:
+    """Call `check` with each newer state during a wait; what it raises ends the listen."""
+    listen._check = check
 
 
 def _given(as_of: Time | None) -> Time:
