@@ -62,8 +62,12 @@ from aiopersist.storage.urls import (
     register_blob_scheme,
     register_consensus_scheme,
 )
+from aiopersist.subscription.step import SubscribedUpdates, SubscriptionStep
+from aiopersist.subscription.subscription import Subscription
+from aiopersist.subscription.view import SubscriptionView
 from aiopersist.table.feed import Change, Feed, FeedStep
 from aiopersist.table.plan import Repeated
+from aiopersist.table.subscribe import SubscribedChanges
 from aiopersist.table.table import Table, TableView
 from aiopersist.table.transaction import ReadRange, Transaction
 from aiopersist.write.append_many import Append
@@ -135,7 +139,12 @@ __all__ = [
     "SnapshotStats",
     "Step",
     "StorageUnavailable",
+    "SubscribedChanges",
+    "SubscribedUpdates",
+    "Subscription",
     "SubscriptionExpired",
+    "SubscriptionStep",
+    "SubscriptionView",
     "Sweep",
     "Table",
     "TableView",

@@ -41,6 +41,10 @@ from aiopersist.storage.identity import check_in_time
 from aiopersist.storage.layers import Metrics, wrap_stores
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.urls import Stores
+from aiopersist.subscription.open import Wanted, drop_subscription, open_subscription, subscriptions
+from aiopersist.subscription.step import SubscribedUpdates
+from aiopersist.subscription.subscription import Subscription
+from aiopersist.subscription.view import SubscriptionView
 from aiopersist.table.kind import Kind
 from aiopersist.table.open import OpenTables
 from aiopersist.table.plan import Repeated
@@ -167,6 +171,62 @@ class Client(Root):
         `UnknownShard` if the shard does not exist. One commit for a new hold."""
         return open_since(self._shards, shard, critical_reader_id, opaque)
 
+    @overload
+    def subscription(
+        self,
+        shard: str,
+        schema: None = None,
+        *,
+        name: str,
+        start: str | int | datetime | None = None,
+        resume: str | None = None,
+        expire_after: timedelta | None = None,
+        share: tuple[int, int] | None = None,
+        lease_s: float | None = None,
+    ) -> Opening[Subscription[SubscribedUpdates[Any, Any]]]: ...
+    @overload
+    def subscription(
+        self,
+        shard: str,
+        schema: Schema[K, V, int],
+        *,
+        name: str,
+        start: str | int | datetime | None = None,
+        resume: str | None = None,
+        expire_after: timedelta | None = None,
+        share: tuple[int, int] | None = None,
+        lease_s: float | None = None,
+    ) -> Opening[Subscription[SubscribedUpdates[K, V]]]: ...
+
+    def subscription(
+        self,
+        shard: str,
+        schema: Schema[Any, Any, Any] | None = None,
+        *,
+        name: str,
+        start: str | int | datetime | None = None,
+        resume: str | None = None,
+        expire_after: timedelta | None = None,
+        share: tuple[int, int] | None = None,
+        lease_s: float | None = None,
+    ) -> Opening[Subscription[SubscribedUpdates[Any, Any]]]:
+        """The consumer of that name, whose position is durable in the shard: it goes on behind its last
+        durable acknowledgement, and keeps the history that it needs. A new one begins with the contents of
+        now (`start=None` or `"snapshot"`), at the upper (`"now"`), or strictly after a time. An opening takes
+        the name over: an earlier one gets `OpaqueMismatch`.
+
+        `resume`: go on behind that cursor, which the consumer kept itself; `SinceViolation` if it lies before
+        the position. `expire_after`: it gives up its position after it has acknowledged nothing for so long
+        while there was something; then `SubscriptionExpired`, unless `start` says where it begins anew.
+        `share=(i, n)`: the i-th of n consumers that divide the keys, each with a position and an owner of its
+        own; `INVALID_SHARE` for another n. `lease_s`: after how long without a heartbeat `subscriptions`
+        tells no owner.
+
+        `UnknownShard` if the shard does not exist, `SinceViolation` if the history is gone, `INVALID_TIME`
+        for a shard with product times. One commit, and those of a reader."""
+        wanted = Wanted(name, start, resume, expire_after, share, lease_s)
+        return open_subscription(self._shards, shard, schema, wanted)
+
     def indexed(self, name: str, *, readonly: bool = False, background: bool = True) -> "Opening[Indexed]":
         """The `Indexed` of that name, created on first use; it takes over from the instance before it.
         `readonly=True`: it follows along, as any number of instances may; `UnknownStream` if it does not
@@ -254,6 +314,17 @@ class Client(Root):
         finds that the last measurement is a minute old."""
         self._shards.calls.check()
         return self._shards.clock()
+
+    async def subscriptions(self, shard: str) -> dict[str, SubscriptionView]:
+        """The subscriptions of the shard by name, shares as `name[i/n]`. Linearizable: one request."""
+        with self._shards.calls.call():
+            return await subscriptions(self._shards, shard)
+
+    async def drop_subscription(self, shard: str, name: str) -> None:
+        """End the subscription of that name, with all its shares: its position is forgotten, and it holds
+        nothing. `LookupError` if there is none. One commit."""
+        with self._shards.calls.call():
+            await drop_subscription(self._shards, shard, name)
 
     async def compare_and_append_many(self, appends: Sequence[Append]) -> None:
         """Append to several shards at one moment: all of `appends` happen, or none. `UpperMismatch` names the

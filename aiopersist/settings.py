@@ -70,6 +70,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     writer_lease_s: Seconds = 3600.0
     """A writer without a heartbeat for this long is gone, with all that it staged: longer, since uploads are
     slow."""
+    ack_every_s: Seconds = 0.1
+    """Within this time an acknowledgement of a subscription is durable: many share one commit."""
     txn_retention_s: Seconds = 90 * 24 * 3600.0
     """How long a shard remembers the last transaction number of an application."""
     txn_ids_max: PositiveInt = 1_000_000

@@ -33,6 +33,7 @@ ORDER = (
     ("shard", "stash"),
     ("parts", "gc"),
     ("write", "read", "compact"),
+    ("subscription",),
     ("maintenance",),
     ("indexed", "table"),
     ("client",),

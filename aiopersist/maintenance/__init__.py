@@ -9,5 +9,5 @@
 | `on_demand`                  | retention policies, and collections that a user asks for           |
 | `inspect`, `fsck`            | a view of a shard's state; a check that all its data is intact     |
 
-Imports `compact`, `gc`, `parts`, `shard`, `state`, `storage`, `data`.
+Imports `compact`, `gc`, `parts`, `shard`, `state`, `storage`, `subscription`, `data`.
 """

@@ -23,6 +23,7 @@ from aiopersist.state.model import (
     TransactionRecord,
     Writer,
 )
+from aiopersist.subscription.view import SubscriptionView, views_of
 
 
 class BatchView(BaseModel, frozen=True):
@@ -57,10 +58,10 @@ class BatchView(BaseModel, frozen=True):
 class HoldView(BaseModel, frozen=True):
     """A hold: its owner, and the times from which on it keeps history."""
 
-    kind: Literal["reader", "named", "critical", "retention"]
-    """A leased reader, a named hold, a critical since, or the policy of `retain`."""
+    kind: Literal["reader", "named", "critical", "subscription", "retention"]
+    """A leased reader, a named hold, a critical since, a subscription, or the policy of `retain`."""
     id: str
-    """The reader's id, the name of the hold, or the id of the critical since."""
+    """The reader's id, the name of the hold or the subscription, or the id of the critical since."""
     since: Antichain
     behind: int | None
     """Times between its since and the shard's upper; `None` unless both are one int."""
@@ -107,6 +108,8 @@ class ShardView(BaseModel, frozen=True):
     """All holds, those that pin since first, of these the furthest behind first: a forgotten critical since
     is among the first, and `critical_since(...)` and `release` end it."""
     retention: Retention | None
+    subscriptions: dict[str, SubscriptionView]
+    """By name, shares as `name[i/n]`."""
     writers: dict[str, Writer]
     transactions: dict[str, TransactionRecord]
     rollups: dict[int, Rollup]
@@ -121,10 +124,11 @@ async def inspect(shard: Shard) -> ShardView:
     if state is None:
         raise UnknownShard(f"there is no {shard.label}", shard_id=shard.id)
     first = await shard.stack.consensus.scan(consensus_key(shard.id), 0, 1)
-    return await shard.stack.compute(_view, state, first[0].seqno if first else state.seqno)
+    now = await shard.register.now()
+    return await shard.stack.compute(_view, state, first[0].seqno if first else state.seqno, now)
 
 
-def _view(state: State, earliest: int) -> ShardView:
+def _view(state: State, earliest: int, now: float) -> ShardView:
     batches = [BatchView.of(ordinal, batch) for ordinal, batch in state.batches.items()]
     return ShardView(
         shard_id=state.shard,
@@ -143,6 +147,7 @@ def _view(state: State, earliest: int) -> ShardView:
         critical=state.critical,
         holds=_holds(state),
         retention=state.retention.get(0),
+        subscriptions=views_of(state, now),
         writers=state.writers,
         transactions=dict(state.transactions),
         rollups=state.rollups,
@@ -159,7 +164,14 @@ def _holds(state: State) -> list[HoldView]:
     ]
     critical = [HoldView.of("critical", reader, c.since, state) for reader, c in state.critical.items()]
     policy = [HoldView.of("retention", "retain", p.hold, state) for p in state.retention.values()]
-    return sorted([*readers, *critical, *policy], key=lambda hold: (not hold.pins, -_far(hold.behind)))
+    consumers = [
+        HoldView.of("subscription", key, consumer.hold, state)
+        for key, consumer in state.subscriptions.items()
+        if not consumer.expired
+    ]
+    return sorted(
+        [*readers, *critical, *consumers, *policy], key=lambda hold: (not hold.pins, -_far(hold.behind))
+    )
 
 
 def _far(behind: int | None) -> float:

@@ -146,10 +146,6 @@ class UpdateFeed(Resource, Generic[K, V]):
     # --- steps -----------------------------------------------------------------------------------
 
     @property
-    def is_open(self) -> bool:
-        return self._listen is not None
-
-    @property
     def position(self) -> Position:
         """Where it stands."""
         assert self._listen is not None
@@ -169,6 +165,10 @@ class UpdateFeed(Resource, Generic[K, V]):
         """Call `check` with each newer state during a wait; what it raises ends the wait, and the feed."""
         assert self._listen is not None
         check_with(self._listen, check)
+
+    def anew(self) -> "UpdateFeed[K, V]":
+        """Another feed of the same rows, to be opened."""
+        return UpdateFeed(self._session, self._where)
 
     async def next(self) -> UpdatesStep:
         """The next step; `StopAsyncIteration` behind the last one of a shard that is closed."""

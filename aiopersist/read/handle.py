@@ -242,6 +242,11 @@ class ReadHandle(Resource, Generic[K, V]):
         return f"<ReadHandle of {self._shard.id}: since {self.since}, upper {self.upper}>"
 
 
+def session_of(handle: ReadHandle[K, V]) -> ReadSession[K, V]:
+    """What the handle shares with its snapshots and listens."""
+    return handle._session
+
+
 async def listen_from(handle: ReadHandle[K, V], frontier: Antichain) -> Listen[K, V]:
     """All updates at or beyond `frontier`, of a shard with int times."""
     with handle._scope.call():

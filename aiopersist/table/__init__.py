@@ -7,10 +7,10 @@
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
 | `member`, `group`     | the shards of a commit; the queue, and the one commit of all that wait   |
 | `cut`, `transaction`, `transact` | reads at one moment; the body of a transaction; its attempts  |
-| `filters`, `feed`     | conditions on keys; the changes of a table in order                      |
+| `filters`, `feed`, `subscribe` | conditions on keys; the changes of a table in order; consumers of these |
 | `open`, `table`       | the tables of a client; the public calls                                 |
 
 A call goes from `table` to `group`, which applies it to views by `plan` and appends by `write`.
 
-Imports `data`, `parts`, `read`, `shard`, `state`, `storage`, `write`.
+Imports `data`, `parts`, `read`, `shard`, `state`, `storage`, `subscription`, `write`.
 """

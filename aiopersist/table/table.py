@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
@@ -15,14 +15,17 @@ from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot, pandas_frame
-from aiopersist.resource import Resource
+from aiopersist.resource import Opening, Resource
 from aiopersist.state.once import Once
+from aiopersist.subscription.open import Wanted
+from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition, is_key
 from aiopersist.table.kind import Kind
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Insert, Put, Revise
 from aiopersist.table.plan import Done, PendingOperation, Repeated
+from aiopersist.table.subscribe import SubscribedChanges, open_table_subscription
 from aiopersist.write.checks import Txn, check_once, check_txn
 
 if TYPE_CHECKING:
@@ -186,6 +189,22 @@ class Table(Resource, Generic[K, V]):
         Opens when it is entered, or at its first step: `SinceViolation` if the history of the cursor is gone,
         `INVALID_CURSOR` for one that is no cursor of this table."""
         return Feed(self._open, self._kind, cursor, as_of, start, keys)
+
+    def subscription(
+        self,
+        name: str,
+        *,
+        start: str | int | datetime | None = None,
+        resume: str | None = None,
+        expire_after: timedelta | None = None,
+        share: tuple[int, int] | None = None,
+        lease_s: float | None = None,
+    ) -> Opening[Subscription[SubscribedChanges[K, V]]]:
+        """The consumer of that name, whose position is durable in the table's own state: it goes on behind
+        its last durable acknowledgement. Steps are those of `changes`; arguments as those of
+        `Client.subscription`."""
+        wanted = Wanted(name, start, resume, expire_after, share, lease_s)
+        return open_table_subscription(self._tables, self._kind, wanted)
 
     async def view(self) -> TableView:
         """What this process holds of the table."""

@@ -40,6 +40,7 @@ from aiopersist.shard.registration import LOST_MAX, Registration
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.spending import is_spent
+from aiopersist.state.subscriptions import Ack
 from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpired, Write, repeat_of
 from aiopersist.write.assemble import AppendableBatch, assembled, check_append
 from aiopersist.write.batch import Batch, inside
@@ -58,6 +59,8 @@ class AppendIntent(ABC):
     transactions: Mapping[str, int]
     once: Once = UNMARKED
     replica: bool = False
+    acks: tuple[Ack, ...] = ()
+    """Of subscriptions to this shard, in the same version."""
     pending: PendingAppend = field(default_factory=PendingAppend)
 
     def release(self) -> "list[asyncio.Task[None]]":
@@ -91,6 +94,7 @@ class AppendIntent(ABC):
             stack.settings.txn_ids_max,
             self.once,
             stack.settings.clock_ahead_max_s,
+            acks=self.acks,
         )
 
 
@@ -214,12 +218,13 @@ def _distinct(batches: Sequence[Batch], session: Session) -> list[StagedBatch]:
     return list(found.values())
 
 
-async def append_all(intents: Sequence[AppendIntent]) -> None:
-    """Make all appends at one moment, or none; they are of different shards."""
+async def append_all(intents: Sequence[AppendIntent], joined: Sequence[Intent] = ()) -> None:
+    """Make all appends at one moment, or none; they are of different shards. The `joined` commands, of other
+    shards, share the commit; their attempts are for the caller to settle."""
     lost = 0
     while True:
         try:
-            await _append_once(intents)
+            await _append_once(intents, joined)
         except PartsExpired:  # and the parts were swept before they could be copied
             lost += 1
             if lost == LOST_MAX or not all(intent.can_begin_again for intent in intents):
@@ -230,7 +235,7 @@ async def append_all(intents: Sequence[AppendIntent]) -> None:
             return
 
 
-async def _append_once(intents: Sequence[AppendIntent]) -> None:
+async def _append_once(intents: Sequence[AppendIntent], joined: Sequence[Intent]) -> None:
     try:
         try:
             for intent in intents:
@@ -238,7 +243,7 @@ async def _append_once(intents: Sequence[AppendIntent]) -> None:
             async with AsyncExitStack() as turns:
                 for intent in sorted(intents, key=lambda i: i.session.shard.id):  # one order: no deadlock
                     await turns.enter_async_context(intent.session.turn())
-                await _append_all(intents)
+                await _append_all(intents, joined)
         finally:
             deletions = [task for intent in intents for task in intent.release()]
             await wait_briefly(deletions)
@@ -248,7 +253,7 @@ async def _append_once(intents: Sequence[AppendIntent]) -> None:
         raise
 
 
-async def _append_all(intents: Sequence[AppendIntent]) -> None:
+async def _append_all(intents: Sequence[AppendIntent], joined: Sequence[Intent]) -> None:
     staged = []
     for intent in intents:
         command = await intent.stage()
@@ -257,8 +262,8 @@ async def _append_all(intents: Sequence[AppendIntent]) -> None:
             intent.pending.outcome = Committed(intent.session.shard.state.upper)
         else:
             staged.append(StagedAppend(intent.session, command, intent.pending))
-    if staged:
-        await commit_staged(staged)
+    if staged or joined:
+        await commit_staged(staged, joined)
 
 
 @dataclass(eq=False)
@@ -316,16 +321,16 @@ class StagedAppend:
         self.command = replace(command, batch=batch)
 
 
-async def commit_staged(appends: Sequence[StagedAppend]) -> list[Appended]:
-    """Commit all of them at one moment, or none. Each `pending` knows its outcome, or that it is to be
-    settled."""
+async def commit_staged(appends: Sequence[StagedAppend], joined: Sequence[Intent] = ()) -> list[Appended]:
+    """Commit all of them at one moment, or none, and what is `joined`. Each `pending` knows its outcome, or
+    that it is to be settled."""
     with ExitStack() as held:
         while True:
             for append in appends:
                 append.pending.outcome = None
             try:
                 jobs = [Intent(a.session.shard.register, a.command, a.session.slot) for a in appends]
-                results = await commit_all(jobs)
+                results = (await commit_all([*jobs, *joined]))[: len(jobs)]
             except BaseException as error:
                 for append in appends:
                     _without_answer(append)

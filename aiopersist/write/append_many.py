@@ -1,12 +1,15 @@
 """Appends to several shards at one moment: all of them, or none."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
+from aiopersist.shard.commit import Intent
+from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
+from aiopersist.state.subscriptions import Ack
 from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds
@@ -26,6 +29,24 @@ class Append(NamedTuple):
 
 async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:
     """See `Client.compare_and_append_many`."""
+    with _taken(appends, stack) as intents:
+        if intents:
+            await append_all(intents)
+
+
+async def append_with(appends: Sequence[Append], shard: Shard, ack: Ack, intent: Intent) -> None:
+    """Append, and acknowledge in the same commit, in `shard`: if one of the appends is to that shard, as a
+    part of it; else by `intent`."""
+    with _taken(appends, shard.stack) as intents:
+        same = [one for one in intents if one.session.shard is shard]
+        for one in same:
+            one.acks = (ack,)
+        await append_all(intents, [] if same else [intent])
+
+
+@contextmanager
+def _taken(appends: Sequence[Append], stack: Stack) -> Iterator[list[AppendIntent]]:
+    """The appends, checked, within calls of their writers."""
     appends = [Append(*append) for append in appends]
     _check(appends, stack)
     with ExitStack() as calls:
@@ -33,8 +54,7 @@ async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:
             calls.enter_context(session_of(append.writer).scope.call())
         for append in appends:
             session_of(append.writer).unsettled = None
-        if intents := [_intent(append) for append in appends]:
-            await append_all(intents)
+        yield [_intent(append) for append in appends]
 
 
 def _intent(append: Append) -> AppendIntent:

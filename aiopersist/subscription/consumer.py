@@ -1,0 +1,166 @@
+"""One opening of a subscription in the state of the shard: who it is, and how far it has acknowledged.
+
+Acknowledgements coalesce: `acknowledge` notes the greatest position, and a task of the client makes it
+durable within `settings.ack_every_s`. Positions only move forward, so to send one twice, or an older one
+late, changes nothing; no outcome is left to settle. That is different where the position shares a commit
+with appends: the attempt stays in `joint` until it is settled, and the position itself tells a repeat that
+it happened (`CONSUMED`).
+
+A take-over replaces the owner in the record. The earlier opening finds that in the newest state that this
+process knows, which news of the shard keep fresh, and in every commit.
+"""
+
+import asyncio
+
+from aiopersist.errors import OpaqueMismatch, ShardFinalized, SubscriptionExpired
+from aiopersist.failures import Backoff
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.commit import Intent, commit, settle
+from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, heartbeats
+from aiopersist.shard.shard import Shard
+from aiopersist.state.model import State
+from aiopersist.state.position import Position, SubscriptionRecord
+from aiopersist.state.subscriptions import (
+    Ack,
+    Acknowledge,
+    BeatSubscription,
+    LeaveSubscription,
+    OpenSubscription,
+    consumed,
+    refused,
+)
+
+FLUSHES_PER_PERIOD = 2  # an acknowledgement waits half of `ack_every_s`, the commit has the other half
+
+
+class Consumer:
+    """See the header."""
+
+    def __init__(self, shard: Shard, record: SubscriptionRecord) -> None:
+        assert record.owner is not None
+        self.shard = shard
+        self.key = record.key
+        self.owner = record.owner
+        self.begins_at = record.position
+        self.turn = asyncio.Lock()
+        """Of commits that move the position."""
+        self.joint = Slot()
+        """Of a commit that it shares with appends to other shards."""
+        self._acked = record.position
+        self._flushing: asyncio.Task[None] | None = None
+        self._backoff = Backoff(shard.stack.supervisor.failures, f"acknowledging in {shard.label}")
+        name = f"heartbeats of a subscription to {shard.label}"
+        self._beating = heartbeats(shard.stack, record.lease_s, self._beat, name)
+
+    @classmethod
+    async def open(cls, shard: Shard, command: OpenSubscription) -> "Consumer":
+        """Take the subscription over, or create it. One commit."""
+        return cls(shard, await commit(shard.register, command))
+
+    def ack(self, position: Position) -> Ack:
+        """The acknowledgement of everything before `position`."""
+        return Ack(self.key, self.owner, position)
+
+    @property
+    def _record(self) -> SubscriptionRecord | None:
+        return self.shard.state.subscriptions.get(self.key)
+
+    def check(self, state: State) -> None:
+        """Raise unless `state` has this opening as the owner."""
+        if state.finalized:
+            raise ShardFinalized("it is finalized", shard_id=self.shard.id)
+        refusal = refused(self.ack(self._acked), state.subscriptions.get(self.key))
+        if refusal is not None:
+            refusal.shard_id = self.shard.id
+            raise refusal
+
+    # --- acknowledgements ------------------------------------------------------------------------
+
+    def acknowledge(self, position: Position) -> None:
+        """Note it; it is durable within `settings.ack_every_s`. Nothing if a later one was noted."""
+        if self._acked.is_before(position):
+            self._acked = position
+            if self._flushing is None or self._flushing.done():
+                name = f"acknowledge in {self.shard.label}"
+                self._flushing = self.shard.stack.supervisor.background(self._flush_soon(), name)
+
+    async def flush(self) -> None:
+        """Make what was noted durable, and raise if the opening is fenced. One commit; if it was durable, one
+        request."""
+        was_durable = self.is_durable
+        async with self.turn:
+            if not self.is_durable:
+                command = Acknowledge((self.ack(self._acked),), self.shard.stack.runtime.token())
+                await commit(self.shard.register, command)
+            elif was_durable:
+                self.check(await self.shard.open())
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether everything that was noted is durable."""
+        record = self._record
+        return record is not None and not record.position.is_before(self._acked)
+
+    async def _flush_soon(self) -> None:
+        stack = self.shard.stack
+        while not self.is_durable:
+            await stack.runtime.sleep(stack.settings.ack_every_s / FLUSHES_PER_PERIOD)
+            try:
+                await self.flush()
+                self._backoff.succeeded()
+            except (OpaqueMismatch, SubscriptionExpired, ShardFinalized):
+                return  # the next call of the user finds it, too
+            except Exception as error:
+                await self._backoff.failed(error)
+
+    # --- together with appends -------------------------------------------------------------------
+
+    async def check_fresh(self, position: Position) -> None:
+        """Raise if the position is passed, or the opening fenced, by what is known; in the `turn`."""
+        await settle(self.joint)
+        self.check(self.shard.state)
+        self.check_not_consumed(position)
+
+    def check_not_consumed(self, position: Position) -> None:
+        """`CONSUMED` if the position was acknowledged before."""
+        record = self._record
+        known = self._acked if record is None or record.position.is_before(self._acked) else record.position
+        if not known.is_before(position):
+            error = consumed(self.key)
+            error.shard_id = self.shard.id
+            raise error
+
+    def intent(self, position: Position) -> Intent:
+        """The acknowledgement as a part of a commit of several shards."""
+        token = self.shard.stack.runtime.token()
+        return Intent(
+            self.shard.register, Acknowledge((self.ack(position),), token, is_strict=True), self.joint
+        )
+
+    def committed(self, position: Position) -> None:
+        """A commit has moved the position."""
+        if self._acked.is_before(position):
+            self._acked = position
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        now, record = await self.shard.stack.consensus.now(), self._record
+        if record is not None and record.owner == self.owner:
+            every_s = record.lease_s / HEARTBEATS_PER_LEASE
+            if now - record.heartbeat < every_s / 2:  # an acknowledgement has renewed it
+                return
+        await commit(self.shard.register, BeatSubscription(self.key, self.owner))
+
+    async def leave(self) -> None:
+        """Make what was noted durable, and give up the ownership. One commit; none if it was taken over."""
+        self.stop()
+        async with self.turn:
+            command = LeaveSubscription(self.ack(self._acked), self.shard.stack.runtime.token())
+            await commit(self.shard.register, command)
+
+    def stop(self) -> None:
+        """End its tasks."""
+        self._beating.cancel()
+        if self._flushing is not None:
+            self._flushing.cancel()

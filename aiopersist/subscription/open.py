@@ -1,0 +1,174 @@
+"""Opens subscriptions, tells of those that a shard has, and ends them."""
+
+import re
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypeVar
+
+from aiopersist.data.types.schema import Schema, checked_schema
+from aiopersist.data.updates.updates import Updates
+from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.frontier import check_time, successor
+from aiopersist.read.feed import UpdateFeed, UpdatesStep, position_of
+from aiopersist.read.handle import ReadHandle, session_of
+from aiopersist.read.session import ReadSession
+from aiopersist.resource import Opening, Scope
+from aiopersist.settings import SECONDS_MAX
+from aiopersist.shard.catalog import check_name
+from aiopersist.shard.commit import commit
+from aiopersist.shard.instant import as_int, time_of
+from aiopersist.shard.lease import check_lease_s
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
+from aiopersist.state.position import Position
+from aiopersist.state.subscriptions import Beginning, DropSubscription, OpenSubscription
+from aiopersist.storage.readonly import refuse
+from aiopersist.subscription.consumer import Consumer
+from aiopersist.subscription.share import Share, check_share
+from aiopersist.subscription.step import StepMark, SubscribedUpdates, SubscriptionStep
+from aiopersist.subscription.subscription import Form, Subscription
+from aiopersist.subscription.view import SubscriptionView, views_of
+
+S = TypeVar("S", bound=SubscriptionStep)
+
+_SHARE = re.compile(r"\[\d+/\d+\]$")
+
+
+class Wanted(NamedTuple):
+    """The arguments of an opening, as the user gave them."""
+
+    name: str
+    start: str | int | datetime | None = None
+    resume: str | None = None
+    expire_after: timedelta | None = None
+    share: Share | None = None
+    lease_s: float | None = None
+
+    def check(self) -> None:
+        """Raise for what is wrong in any case."""
+        if _SHARE.search(check_name(self.name)):
+            text = f"{shown(self.name)} ends as the names of shares do: give share=(i, n)"
+            raise InvalidUsage(UsageKind.INVALID_NAME, text, name=self.name)
+        if self.resume is not None and self.start is not None:
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, "give start, or resume, not both")
+        if self.resume is not None and not isinstance(self.resume, str):
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{shown(self.resume)} is no text")
+        if isinstance(self.start, str) and self.start not in list(Beginning):
+            text = f"start={shown(self.start)}: 'snapshot', 'now', a time, or None"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text, time=self.start)
+        if self.share is not None:
+            check_share(self.share)
+        if self.lease_s is not None:
+            check_lease_s(self.lease_s)
+        if self.expire_after is not None:
+            _check_expire_after(self.expire_after)
+
+    def beginning(self, shard: Shard) -> Position | Beginning | None:
+        """Where `start` says; strictly after a time."""
+        if self.start is None or isinstance(self.start, str):
+            return None if self.start is None else Beginning(self.start)
+        time = time_of(self.start, shard)
+        if type(time) is not int:
+            text = f"start={shown(self.start)}: 'snapshot', 'now', an int time, or None"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text, time=self.start)
+        return Position(frontier=successor(as_int(check_time(time))))
+
+
+def _check_expire_after(value: object) -> None:
+    if not isinstance(value, timedelta) or not 0 < value.total_seconds() <= SECONDS_MAX:
+        raise ValueError(f"expire_after={value!r} is no positive timedelta, a century at most")
+
+
+def open_subscription(
+    shards: Shards, name: str, schema: Schema[Any, Any, Any] | None, wanted: Wanted
+) -> Opening[Subscription[SubscribedUpdates[Any, Any]]]:
+    """See `Client.subscription`."""
+
+    async def open_handle() -> Subscription[SubscribedUpdates[Any, Any]]:
+        wanted.check()
+        if schema is not None:
+            checked_schema(schema)
+        if shards.stack.readonly:
+            refuse("a subscription")
+        shard = await shards.existing(name)
+        stored = shard.schema(shard.state.schema_id)
+        if stored.time_length is not None:
+            text = f"{shard.label} has product times: subscriptions are for shards with int times"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text)
+        if schema is not None:
+            shard.schema_id(schema)
+        chosen: Schema[Any, Any, Any] = stored if schema is None else schema
+        handle: ReadHandle[Any, Any] = await ReadHandle.open(
+            shard, chosen, shards.scope, hold=None, hold_name=None, lease_s=None
+        )
+        try:
+            return await opened(
+                session_of(handle), wanted, _with_updates(chosen), shards.scope, handle.aclose
+            )
+        except BaseException:
+            shards.stack.supervisor.spawn(handle.aclose(), "close a reader")
+            raise
+
+    return shards.opening(open_handle, f"client.subscription({name!r}, ...)")
+
+
+def _with_updates(schema: Schema[Any, Any, Any]) -> Form[SubscribedUpdates[Any, Any]]:
+    def form(step: UpdatesStep, mark: StepMark) -> SubscribedUpdates[Any, Any]:
+        return SubscribedUpdates(
+            updates=Updates(step.updates, schema),
+            upper=step.upper,
+            cursor=step.cursor,
+            contents=step.contents,
+            _mark=mark,
+        )
+
+    return form
+
+
+async def opened(
+    session: ReadSession[Any, Any],
+    wanted: Wanted,
+    form: Form[S],
+    scope: Scope,
+    release: Callable[[], Awaitable[None]],
+) -> Subscription[S]:
+    """The subscription that reads by `session`; at its end it calls `release`. One commit."""
+    shard, stack = session.shard, session.shard.stack
+    resume = None if wanted.resume is None else await position_of(wanted.resume, session)
+    expire_after = wanted.expire_after
+    command = OpenSubscription(
+        wanted.name,
+        wanted.share,
+        stack.runtime.token(),
+        stack.settings.reader_lease_s if wanted.lease_s is None else wanted.lease_s,
+        None if expire_after is None else expire_after.total_seconds(),
+        wanted.beginning(shard),
+        resume,
+    )
+    consumer = await Consumer.open(shard, command)
+    feed: UpdateFeed[Any, Any] = UpdateFeed(session)
+    try:
+        await feed.open_at(consumer.begins_at)
+        return Subscription(consumer, feed, form, wanted.share, scope, release)
+    except BaseException:
+        consumer.stop()
+        stack.supervisor.spawn(_given_up(consumer, feed), "leave a subscription")
+        raise
+
+
+async def _given_up(consumer: Consumer, feed: UpdateFeed[Any, Any]) -> None:
+    await feed.aclose()
+    await consumer.leave()
+
+
+async def subscriptions(shards: Shards, name: str) -> dict[str, SubscriptionView]:
+    """See `Client.subscriptions`."""
+    shard = await shards.existing(name)
+    return views_of(shard.state, await shard.register.now())
+
+
+async def drop_subscription(shards: Shards, shard_name: str, name: str) -> None:
+    """See `Client.drop_subscription`."""
+    shard = await shards.existing(shard_name)
+    if not await commit(shard.register, DropSubscription(check_name(name))):
+        raise LookupError(f"{shard.label} has no subscription {name!r}")

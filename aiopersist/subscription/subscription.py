@@ -1,0 +1,157 @@
+"""The handle of a subscription: its steps, and what is acknowledged."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+from typing import Any, Generic, Self, TypeVar
+
+from aiopersist.errors import InvalidUsage, LeaseExpired, UpperMismatch, UsageKind, shown
+from aiopersist.read.feed import UpdateFeed, UpdatesStep
+from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
+from aiopersist.state.position import Position
+from aiopersist.subscription.consumer import Consumer
+from aiopersist.subscription.share import Share, within_share
+from aiopersist.subscription.step import StepMark, SubscriptionStep, mark_of
+from aiopersist.write.append_many import Append, append_with
+
+S = TypeVar("S", bound=SubscriptionStep)
+
+FEW = 512  # rows that take less time than reaching a thread
+
+Form = Callable[[UpdatesStep, StepMark], S]
+"""What the user gets of a step of updates."""
+
+
+class Subscription(Resource, Generic[S]):
+    """An async iterator of the steps of one consumer, from its durable position on. What was not acknowledged
+    comes again at the next opening. A wait may be cancelled and repeated."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        feed: UpdateFeed[Any, Any],
+        form: Form[S],
+        share: Share | None,
+        scope: Scope,
+        release: Callable[[], Awaitable[None]],
+    ) -> None:
+        shard = consumer.shard
+        self._scope = Scope(f"subscription {consumer.key!r}", scope, shard.id)
+        self._consumer = consumer
+        self._feed = feed
+        self._form = form
+        self._share = share
+        self._release = release
+        self._taking = asyncio.Lock()
+        self._taken: UpdatesStep | None = None
+        """A step whose wait was cancelled before it was handed over."""
+        feed.check_with(consumer.check)
+
+    @property
+    def name(self) -> str:
+        """Its name; that of a share is `name[i/n]`."""
+        return self._consumer.key
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> S:
+        """The next step. `OpaqueMismatch` if another opening has taken over, `SubscriptionExpired` if it gave
+        up its position."""
+        with self._scope.call():
+            async with self._taking:
+                self._consumer.check(self._consumer.shard.state)
+                if self._taken is None:
+                    self._taken = await self._next()
+                taken = await self._own(self._taken)
+                self._taken = None
+        return self._form(taken, StepMark(self._consumer.owner, taken.position))
+
+    async def ack(self, step: S, durable: bool = False) -> None:
+        """Everything up to this step is done: it does not come again. It is durable within
+        `settings.ack_every_s`, together with others, and at the end of `async with`; with `durable=True` when
+        this returns. An older one than the last changes nothing.
+
+        `OpaqueMismatch` with `durable=True` if another opening has taken over; without, the next step says
+        so. `InvalidUsage` for a step of another opening. One commit for all that wait."""
+        with self._scope.call():
+            self._consumer.acknowledge(self._position(step))
+            if durable:
+                await self._consumer.flush()
+
+    async def commit(self, step: S, appends: Sequence[Append]) -> None:
+        """Acknowledge everything up to this step, and append, in one commit: all of it happens, or nothing.
+        So what a consumer makes of its input is written exactly once, across crashes.
+
+        `InvalidUsage` of kind `CONSUMED` for a step that was acknowledged before: a repeat after a lost
+        answer learns so that it happened. `UpperMismatch` names a shard whose upper was not the expected one,
+        `OpaqueMismatch` says that another opening has taken over; then nothing is written. `Unsupported`
+        where the store cannot write several shards at one moment. Costs as
+        `Client.compare_and_append_many`."""
+        with self._scope.call():
+            consumer, position = self._consumer, self._position(step)
+            async with consumer.turn:
+                await consumer.check_fresh(position)
+                try:
+                    await append_with(
+                        appends, consumer.shard, consumer.ack(position), consumer.intent(position)
+                    )
+                except UpperMismatch:
+                    consumer.check(await consumer.shard.open())
+                    consumer.check_not_consumed(position)
+                    raise
+                consumer.committed(position)
+
+    async def aclose(self) -> None:
+        """Make what was acknowledged durable, and leave the position to the next opening. Idempotent; raises
+        nothing if another opening has taken over."""
+        if not self._scope.close():
+            return
+        await self._feed.aclose()
+        supervisor = self._consumer.shard.stack.supervisor
+        leaving = supervisor.spawn(self._leave(), "leave a subscription")
+        await asyncio.wait([leaving], timeout=RELEASE_DEADLINE_S)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _leave(self) -> None:
+        try:
+            await self._consumer.leave()
+        except Exception as error:
+            failures = self._consumer.shard.stack.supervisor.failures
+            failures.report(f"leaving subscription {self.name!r}", error)
+        finally:
+            await self._release()
+
+    async def _next(self) -> UpdatesStep:
+        """The next step of all keys. If the lease of the reads is lost, as in a process that stood still, it
+        goes on under a new one: the position itself holds what follows."""
+        try:
+            return await self._feed.next()
+        except LeaseExpired:
+            fresh = self._feed.anew()
+            await fresh.open_at(self._feed.position)
+            fresh.check_with(self._consumer.check)
+            stale, self._feed = self._feed, fresh
+            await stale.aclose()
+            return await self._feed.next()
+
+    async def _own(self, step: UpdatesStep) -> UpdatesStep:
+        """The step with the updates of its share only."""
+        if self._share is None or not step.updates.num_rows:
+            return step
+        size = 0 if step.updates.num_rows <= FEW else inf
+        stack = self._consumer.shard.stack
+        return step._replace(updates=await stack.compute_few(size, within_share, step.updates, self._share))
+
+    def _position(self, step: S) -> Position:
+        mark = mark_of(step)
+        if mark is None:
+            raise TypeError(f"{shown(step)} is no step of a subscription")
+        if mark.owner != self._consumer.owner:
+            text = f"the step is of another opening than this one of subscription {self.name!r}"
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, text)
+        return mark.position
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name!r} to {self._consumer.shard.label}>"

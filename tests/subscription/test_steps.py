@@ -1,0 +1,309 @@
+"""A subscription to a shard: it begins where its user says, and goes on behind what was acknowledged."""
+
+import asyncio
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from tests.subscription.kit import SMALL, acked, contents_of, in_time, rows, rows_of, steps_until, write
+from tests.support.processes import Place
+from tests.support.schemas import SCHEMA
+from tests.support.shards import refused
+
+
+async def test_it_goes_on_behind_the_last_acknowledgement(client: ap.Client) -> None:
+    """The contents, then what comes; what was not acknowledged comes again."""
+    await write(client, ("a", 1), ("b", 2))
+    async with client.subscription("s", SCHEMA, name="sub") as sub:
+        step = await in_time(anext(sub))
+        assert (step.contents, rows_of([step])) == (True, [("a", 1), ("b", 2)])
+        assert step.upper == await client.upper("s")
+        await sub.ack(step)
+        await write(client, ("c", 3))
+        step = await in_time(anext(sub))
+        assert (step.contents, step.updates.rows()) == (False, [ap.Update("c", 3, 1, 1)])
+    for _ in range(2):
+        async with client.subscription("s", name="sub") as sub:
+            assert await rows(sub, 1) == [("c", 3)]
+    await write(client, ("d", 4))
+    async with client.subscription("s", name="sub", start="snapshot") as sub:
+        assert await acked(sub, 2) == [("c", 3), ("d", 4)]
+    await write(client, ("e", 5))
+    async with client.subscription("s", name="sub") as sub:
+        assert await rows(sub, 1) == [("e", 5)]
+
+
+async def test_where_it_begins(quiet_mem: ap.Client) -> None:
+    """At the upper, strictly after a time, with the contents; each name has a position of its own."""
+    times = [await write(quiet_mem, (f"k{number}", number)) for number in range(3)]
+    cases: dict[str, tuple[Any, int]] = {
+        "now": ("now", 3),
+        "at": (times[1], 2),
+        "first": (times[0], 1),
+        "contents": ("snapshot", 0),
+        "default": (None, 0),
+    }
+    for name, (start, _) in cases.items():
+        await (await quiet_mem.subscription("s", name=name, start=start)).aclose()
+    await write(quiet_mem, ("k3", 3))
+    for name, (_, first) in cases.items():
+        async with quiet_mem.subscription("s", name=name, start="now") as sub:
+            assert await rows(sub, 4 - first) == [(f"k{n}", n) for n in range(first, 4)], name
+
+
+async def test_it_begins_at_an_instant(quiet_mem: ap.Client) -> None:
+    """Of a shard with a wall clock, also one to come."""
+    async with quiet_mem.writer("s", SCHEMA, clock="wall") as writer:
+        times = [await writer.write([("a", number)]) for number in range(2)]
+        at = datetime.fromtimestamp(times[0] // 10**6, UTC).replace(microsecond=times[0] % 10**6)
+        async with quiet_mem.subscription("s", name="sub", start=at) as sub:
+            assert await acked(sub, 1) == [("a", 1)]
+    await write(quiet_mem, ("a", 1), name="logical")
+    for shard, start in (("logical", at), ("s", at.replace(tzinfo=None))):
+        opening = quiet_mem.subscription(shard, name="other", start=start)
+        assert await refused(opening) is ap.UsageKind.INVALID_TIME
+
+
+async def test_an_empty_shard(quiet_mem: ap.Client) -> None:
+    """There are no contents; the first append comes."""
+    async with quiet_mem.writer("s", SCHEMA) as writer:
+        async with quiet_mem.subscription("s", name="sub") as sub:
+            await writer.write([("a", 1)])
+            assert await acked(sub, 1) == [("a", 1)]
+        async with quiet_mem.subscription("s", name="sub") as sub:
+            await writer.write([("b", 1)])
+            assert await rows(sub, 1) == [("b", 1)]
+
+
+async def test_a_closed_shard_has_an_end(quiet_mem: ap.Client) -> None:
+    """Once its upper is empty: the rest, then the iteration ends, also at the next opening."""
+    async with quiet_mem.writer("s", SCHEMA) as writer:
+        await writer.compare_and_append([("a", 1, 0, 1)], 0, 1)
+        await writer.compare_and_append([("b", 1, 1, 1)], 1, ap.Antichain())
+    for expected in ([("a", 1), ("b", 1)], []):
+        async with quiet_mem.subscription("s", name="sub") as sub:
+            found = []
+            async for step in sub:
+                found.append(step)
+                await sub.ack(step)
+            assert rows_of(found) == expected
+    view = (await quiet_mem.subscriptions("s"))["sub"]
+    assert (view.position, view.lag, view.lag_updates) == (ap.Antichain(), 0, 0)
+
+
+async def test_large_contents_go_on_in_the_middle(place: Place) -> None:
+    """The contents come in steps; whichever was the last acknowledged, also by another process, and however
+    compacted meanwhile, the rest follows. Nothing is skipped or comes twice, and later updates come then."""
+    client = await place.client(**SMALL)
+    expected = [(f"k{number:03}", number) for number in range(120)]
+    await write(client, *expected)
+    found: list[Any] = []
+    for turn in range(200):
+        async with client.subscription("s", name="sub") as sub:
+            step = await in_time(anext(sub))
+            await sub.ack(step)
+            found += rows_of([step])
+        if not step.contents:
+            break
+        if turn == 1:
+            await write(client, ("k000", -1), ("zzz", -2))
+            await client.retain("s", 0)
+        if turn % 3 == 1:
+            await client.force_compaction("s")
+            await client.force_gc("s")
+            client = await place.client(**SMALL)
+    assert turn > 5
+    assert found[:-2] == expected
+    assert sorted(found[-2:]) == [("k000", -1), ("zzz", -2)]
+
+
+async def test_a_key_with_many_vals(place: Place) -> None:
+    """Steps are bounded; a position may lie between two vals of one key."""
+    client = await place.client(**SMALL)
+    expected = [(key, number) for key in ("a", "b", "c") for number in range(60)]
+    await write(client, *expected)
+    found: list[Any] = []
+    within: set[Any] = set()
+    while len(found) < len(expected):
+        async with client.subscription("s", name="sub") as sub:
+            step = await in_time(anext(sub))
+            assert len(step.updates) < 60
+            await sub.ack(step)
+            found += rows_of([step])
+            record = sub._consumer._record
+            within.add(found[-1][0])
+        state = await client._shards.at(await client.shard_id("s")).open()
+        contents = state.subscriptions["sub"].position.contents
+        assert contents is None or contents.rows == len(found)
+        assert record is not None
+    assert found == expected
+    assert within == {"a", "b", "c"}
+
+
+KEYS: dict[str, tuple[Any, list[Any]]] = {
+    "floats": (float, [-math.inf, -1.0, 0.0, *map(float, range(1, 60)), math.inf, math.nan]),
+    "absent": (str | None, [None, *(f"{number:03}" for number in range(70))]),
+    "long": (str, ["x" * 2000 + f"{number:03}" for number in range(20)]),
+    "lists": (list[int], [[number] for number in range(70)]),
+    "bytes": (bytes, [bytes([number]) for number in range(70)]),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+async def test_keys_of_any_type(place: Place, kind: str) -> None:
+    """Also those that have no order in conditions, and those that are too long for a position."""
+    key, keys = KEYS[kind]
+    client = await place.client(**SMALL)
+    schema = ap.Schema(key, int)
+    async with client.writer("s", schema) as writer:
+        await writer.write([(some, number) for number, some in enumerate(keys)])
+    found: list[Any] = []
+    steps = 0
+    while len(found) < len(keys):
+        async with client.subscription("s", schema, name="sub") as sub:
+            step = await in_time(anext(sub))
+            await sub.ack(step)
+            found += rows_of([step])
+            steps += 1
+    assert [val for _, val in found] == list(range(len(keys)))
+    assert steps > 3
+
+
+async def test_cursors_are_those_of_feeds(place: Place) -> None:
+    """A step's cursor goes on in a listen; `resume` takes the cursor of a listen, of a subscribe, and one
+    within the contents."""
+    client = await place.client(**SMALL)
+    await write(client, *((f"k{number:03}", number) for number in range(60)))
+    async with client.subscription("s", name="sub") as sub:
+        steps = await contents_of(sub)
+    async with client.reader("s", SCHEMA) as reader:
+        await write(client, ("new", 1))
+        async with reader.listen(cursor=steps[-1].cursor) as listen:
+            async for updates in listen:
+                assert isinstance(updates, ap.Updates)
+                assert [update.key for update in updates] == ["new"]
+                break
+        async with reader.subscribe() as listen:
+            snapshot = listen.cursor
+        async with reader.listen() as listen:
+            await write(client, ("last", 2))
+            now = listen.cursor
+    cases = {
+        "within": (steps[2].cursor, 62 - len(rows_of(steps[:3]))),
+        "snapshot": (snapshot, 62),
+        "now": (now, 1),
+    }
+    for name, (cursor, count) in cases.items():
+        async with client.subscription("s", name=name, resume=cursor) as sub:
+            await rows(sub, count)
+
+
+async def test_resume(place: Place) -> None:
+    """A sink keeps the cursor; the subscription goes on behind it, though nothing was acknowledged. Not
+    before the position."""
+    client = await place.client()
+    cursors = []
+    await write(client, ("a", 0))
+    async with client.subscription("s", name="sub", start="now") as sub:
+        for number in range(1, 4):
+            await write(client, ("a", number))
+            cursors.append((await in_time(anext(sub))).cursor)
+    async with client.subscription("s", name="sub", resume=cursors[1]) as sub:
+        assert await rows(sub, 1) == [("a", 3)]
+    with pytest.raises(ap.SinceViolation):
+        await client.subscription("s", name="sub", resume=cursors[0])
+    async with client.subscription("s", name="other", resume=cursors[0]) as sub:
+        assert await rows(sub, 2) == [("a", 2), ("a", 3)]
+
+
+async def test_a_cancelled_wait_loses_nothing(place: Place) -> None:
+    """At any moment, within the contents and behind them."""
+    client = await place.client(**SMALL)
+    expected = [(f"k{number:03}", number) for number in range(60)]
+    await write(client, *expected)
+    found: list[Any] = []
+    async with client.subscription("s", name="sub") as sub:
+        for turns in range(10_000):
+            waiting = asyncio.create_task(anext(sub))
+            for _ in range(turns % 7):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            if not waiting.cancelled():
+                found += rows_of([waiting.result()])
+            if len(found) == len(expected):
+                await write(client, ("last", 1))
+            if len(found) > len(expected):
+                break
+    assert found == [*expected, ("last", 1)]
+
+
+async def test_bad_arguments(quiet_mem: ap.Client) -> None:
+    """Each names what is wrong, and no subscription is made."""
+    await write(quiet_mem, ("a", 1))
+    async with quiet_mem.subscription("s", name="there") as sub:
+        cursor = (await in_time(anext(sub))).cursor
+    cases: list[tuple[Any, Any]] = [
+        ({"name": ""}, "INVALID_NAME"),
+        ({"name": 5}, "INVALID_NAME"),
+        ({"name": "a[0/2]"}, "INVALID_NAME"),
+        ({"start": "then"}, "INVALID_TIME"),
+        ({"start": -1}, "INVALID_TIME"),
+        ({"start": 1.5}, "INVALID_TIME"),
+        ({"start": (1, 2)}, "INVALID_TIME"),
+        ({"resume": "x"}, "INVALID_CURSOR"),
+        ({"resume": 5}, "INVALID_CURSOR"),
+        ({"resume": cursor, "start": "now"}, "INVALID_CURSOR"),
+        ({"share": (2, 2)}, "INVALID_SHARE"),
+        ({"share": (0, 0)}, "INVALID_SHARE"),
+        ({"share": [0, 1]}, "INVALID_SHARE"),
+        ({"share": (True, 2)}, "INVALID_SHARE"),
+    ]
+    for given, kind in cases:
+        found = await refused(quiet_mem.subscription("s", **{"name": "sub", **given}))
+        assert found is ap.UsageKind[kind], given
+    for wrong in ({"lease_s": 0}, {"expire_after": 5}):
+        with pytest.raises(ValueError):
+            await quiet_mem.subscription("s", name="sub", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ap.UnknownShard):
+        await quiet_mem.subscription("other", name="sub")
+    with pytest.raises(ap.CodecMismatch):
+        await quiet_mem.subscription("s", ap.Schema(int, int), name="sub")
+    async with quiet_mem.writer("product", ap.Schema(str, int, time=2)):
+        pass
+    assert await refused(quiet_mem.subscription("product", name="sub")) is ap.UsageKind.INVALID_TIME
+    assert list(await quiet_mem.subscriptions("s")) == ["there"]
+
+
+async def test_a_readonly_client_has_none(place: Place) -> None:
+    """It may not write: refused before anything is sent; it sees those of others."""
+    client = await place.client()
+    await write(client, ("a", 1))
+    await (await client.subscription("s", name="sub")).aclose()
+    async with ap.open(place.url, readonly=True) as reading:
+        with pytest.raises(ap.Unsupported):
+            await reading.subscription("s", name="sub")
+        with pytest.raises(ap.Unsupported):
+            await reading.table("t", str, int).subscription("sub")
+        assert list(await reading.subscriptions("s")) == ["sub"]
+        with pytest.raises(ap.Unsupported):
+            await reading.drop_subscription("s", "sub")
+
+
+async def test_a_subscription_keeps_what_it_has_not_read(place: Place) -> None:
+    """Since does not pass its position, whatever `retain` says; an acknowledgement lets it go, and keeps
+    nothing that was read."""
+    client = await place.client(**SMALL)
+    for number in range(10):
+        await write(client, (f"k{number}", number))
+    async with client.subscription("s", name="sub", start=3) as sub:
+        await client.retain("s", 0)
+        await client.force_compaction("s")
+        assert (await client.inspect("s")).since == ap.Antichain(3)
+        steps = await steps_until(sub, lambda found: len(rows_of(found)) == 6)
+        await sub.ack(steps[-1], durable=True)
+    await client.force_compaction("s")
+    assert (await client.inspect("s")).since == ap.Antichain(9)
