@@ -59,6 +59,12 @@ def run() -> Iterator[Callable[[Awaitable[Any]], Any]]:
         yield lambda work: runner.run(_await(work))
 
 
+@pytest.fixture
+def enabled(request: pytest.FixtureRequest) -> bool:
+    """Whether it is measured; as a test it is short."""
+    return bool(request.config.getoption("benchmark_enable"))
+
+
 async def _await(work: Awaitable[Any]) -> Any:
     return await work
 

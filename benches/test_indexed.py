@@ -18,12 +18,6 @@ from benches.conftest import report
 CALLERS = 100
 
 
-@pytest.fixture
-def enabled(request: pytest.FixtureRequest) -> bool:
-    """Whether it is measured; as a test it is short."""
-    return bool(request.config.getoption("benchmark_enable"))
-
-
 async def compacted(ix: Indexed) -> int:
     """A step, and all that it asks for."""
     requests = await ix.step()

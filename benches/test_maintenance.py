@@ -29,12 +29,6 @@ KEYS = 20_000
 KEPT = 1000  # times
 
 
-@pytest.fixture
-def enabled(request: pytest.FixtureRequest) -> bool:
-    """Whether it is measured; as a test it is short."""
-    return bool(request.config.getoption("benchmark_enable"))
-
-
 def child(what: str, *args: object) -> dict[str, Any]:
     """What `benches/maintenance_child.py` says, in a process of its own."""
     command = [sys.executable, "-m", "benches.maintenance_child", what, *map(str, args)]

@@ -13,11 +13,6 @@ SCHEMA = ap.Schema(key=str, val=int)
 IN_A_COMMIT = 500
 
 
-@pytest.fixture
-def enabled(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("benchmark_enable"))
-
-
 async def fill(writer: Any, ids_max: int) -> None:
     for start in range(0, ids_max, IN_A_COMMIT):
         ids = range(start, start + IN_A_COMMIT)
