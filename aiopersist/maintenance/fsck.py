@@ -22,7 +22,14 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.updates.order import flat, row_key
 from aiopersist.data.updates.times import advance, filter_times
-from aiopersist.errors import Corruption, Error, Indeterminate, LeaseExpired, StorageUnavailable
+from aiopersist.errors import (
+    Corruption,
+    Error,
+    Indeterminate,
+    LeaseExpired,
+    ShardFinalized,
+    StorageUnavailable,
+)
 from aiopersist.frontier import Antichain
 from aiopersist.parts.fetch import Fetch
 from aiopersist.parts.runs import plan_runs
@@ -50,8 +57,8 @@ class FsckReport(BaseModel, frozen=True):
 
 async def fsck(shard: Shard) -> FsckReport:
     """Check everything. One request for each rollup and row group, two for each part. `LeaseExpired` if the
-    process stood still for so long that its data may be gone, `StorageUnavailable` if it could not
-    read."""
+    process stood still for so long that its data may be gone, `ShardFinalized` if it was dropped meanwhile,
+    `StorageUnavailable` if it could not read."""
     try:
         if await load(shard.stack, shard.id) is not None:
             await shard.open()
@@ -78,7 +85,7 @@ async def _checked(shard: Shard, state: State) -> FsckReport:
                 name = f"{part.key or 'an inline part'} of batch {ordinal}"
                 try:
                     last, rows, faults = await _part(shard, reader, batch, part, last)
-                except (LeaseExpired, StorageUnavailable, Indeterminate):  # it could not be read
+                except (LeaseExpired, ShardFinalized, StorageUnavailable, Indeterminate):  # cannot be read
                     raise
                 except Error as error:
                     problems.append(f"{name}: {error}")

@@ -11,6 +11,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.hold import ReadonlyHold, SharedHold
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
+from aiopersist.state.command import live
 from aiopersist.state.lifecycle import Create, Finalize
 from aiopersist.state.model import Clock, State
 
@@ -69,8 +70,10 @@ class Shard:
             await idle()
 
     def schema(self, schema_id: int) -> Schema[Any, Any, Any]:
-        """The stored schema of that id, in Arrow types."""
+        """The stored schema of that id, in Arrow types. `ShardFinalized` where it is gone, and was not read
+        before."""
         if schema_id not in self._schemas:
+            live(self.state)
             self._schemas[schema_id] = Schema.from_record(self.state.schemas[schema_id])
         return self._schemas[schema_id]
 

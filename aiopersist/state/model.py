@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict
 
+from aiopersist.errors import ShardFinalized
 from aiopersist.frontier import Antichain, Description
 from aiopersist.state.ids import Ids
 from aiopersist.state.once import OnceIds
@@ -240,7 +241,9 @@ class State(Record):
 
     @property
     def schema_id(self) -> int:
-        """The id of the current schema."""
+        """The id of the current schema; `ShardFinalized` where it is gone with the rest."""
+        if self.finalized:
+            raise ShardFinalized("it is finalized", shard_id=self.shard)
         return max(self.schemas)
 
     @property

@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,42 @@ async def test_dropping_a_shard(location: StoreUrls) -> None:
             assert again.upper == ap.Antichain(0)
         await w.aclose()
         await r.aclose()
+
+
+class DropsFirst(FaultyBlob):
+    """The shard is dropped while its client reads the first part."""
+
+    client: ap.Client
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._then_dropped(key, super().get(key))
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
+        return await self._then_dropped(key, super().get_range(key, offset, length))
+
+    async def _then_dropped(self, key: str, reading: Awaitable[bytes | None]) -> bytes | None:
+        data = await reading
+        if key.endswith(".parquet") and await self.client.list_shards():
+            await self.client.drop("t")
+        return data
+
+
+async def test_dropping_a_shard_that_is_worked_on(tmp_path: Path) -> None:
+    """Goal: maintenance under way says what happened."""
+    name, settings = f"mem://{tmp_path.name}", ap.Settings(inline_writes_single_max_bytes=0)
+    blob = DropsFirst(ap.open_blob(name), Faults())
+    for work in ("fsck", "force_compaction"):
+        async with ap.open(blob=blob, consensus=name, settings=settings, maintenance=False) as client:
+            blob.client = client
+            async with client.writer("t", SCHEMA) as w:
+                for time in range(3):
+                    await w.compare_and_append([("a", 1, time, 1)], time, time + 1)
+                with pytest.raises(ap.ShardFinalized):
+                    await getattr(client, work)("t")
+                with pytest.raises(ap.ShardFinalized):
+                    shard_of(w).schema_id(SCHEMA)
+                with pytest.raises(ap.ShardFinalized):
+                    shard_of(w).schema(1)
 
 
 # --- one shape of every resource ----------------------------------------------------------------------

@@ -234,6 +234,19 @@ def test_a_member_of_a_later_version_of_an_enum() -> None:
     assert Updates(table, Schema(key=int, val=str)).rows() == [(1, "BLUE", 0, 1)]
 
 
+class Unsure(list[int]):
+    """Its truth says nothing about its elements."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def test_a_list_is_read_by_its_elements() -> None:
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=list[int])
+    table = to_table([(1, Unsure([1, 2]), 0, 1), (2, [3], 0, 1)], schema)
+    assert Updates(table, schema).rows() == [(1, [1, 2], 0, 1), (2, [3], 0, 1)]
+
+
 @dataclass
 class Document:
     number: int

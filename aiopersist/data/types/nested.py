@@ -40,10 +40,9 @@ class Lists(BuiltIn):
             raise Refusal(row, f"{short(values[row])} ({wrong.__name__}) is no {self.name}")
         elements: list[Any] = []
         ends = [0]
-        for (
-            value
-        ) in values:  # each list is read once: if another task changes it, the rest stay what they are
-            elements += value or ()
+        for value in values:
+            # Each list is read once: if another task changes it, the rest stay what they are.
+            elements += () if value is None else value
             ends.append(len(elements))
         try:
             encoded = _whole(self.element.encode(elements))
