@@ -49,9 +49,23 @@ def tables(seed: int) -> Awaitable[Any]:
     return import_module("tests.table.game").play(seed)
 
 
+def processes(seed: int) -> Awaitable[Any]:
+    return import_module("tests.table.processes").replay(seed)
+
+
 GAMES: dict[str, Game] = {
     game.__name__.replace("_", "-"): game
-    for game in (shards, interleavings, indexed, indexed_faulty, stash, round_trips, states, tables)
+    for game in (
+        shards,
+        interleavings,
+        indexed,
+        indexed_faulty,
+        stash,
+        round_trips,
+        states,
+        tables,
+        processes,
+    )
 }
 
 

@@ -69,7 +69,9 @@ class TransactionRecords:
             return None
         shard = self._shards.at(found, name)
         await shard.settle_senders()
-        state = await shard.open()
+        state = await shard.register.refresh()
+        if state is None:  # it was named by a client that did not come to create it
+            return None
         return once.done_at(state.once, await stack.clock.now())
 
 

@@ -1,206 +1,221 @@
-"""What the calls of a game were told, and the check of it against the updates of the shard.
+"""What the calls of clients were told: events, which a process writes down as they happen, and the operations
+that these make up.
 
-The updates give the state of each key at each time. The check shares nothing with the library.
-
-- Every version of a key is what one call wrote, and each val comes once.
-- A call that was told a time: its val is there at that time, unless a later call of the same client, which
-  waited at the same moment, replaced it in the same commit.
-- An update has seen the val before its time, or one of its own group.
-- A read saw the state at one time. Times can be given to all reads so that they follow real time: not before
-  a write or a read that had ended when it began, not after a write that began when it had ended.
+Times are those of the monotonic clock, which all processes of a machine share. Vals say whose they are: each
+is written by one operation, and in one run of it.
 """
 
-from collections.abc import Iterable
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
 
-READS = ("get", "get_many")
-BOTH = "both"  # the client of a call that two clients make with one id
-WRITES = ("put", "put_many", "insert", "update", "delete")
+Key = tuple[str, Any]
+"""A table, and a key of it."""
+THERE = "*"
+"""In reads: some val."""
+
+
+class Found(NamedTuple):
+    """A range of keys, and the entries that were there."""
+
+    table: str
+    start: Any
+    stop: Any
+    entries: Mapping[Any, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an operation saw, and what it meant to write then; `None` stands for absent."""
+
+    reads: Mapping[Key, Any] = field(default_factory=dict)
+    ranges: tuple[Found, ...] = ()
+    writes: Mapping[Key, Any] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> set[str]:
+        return {table for table, _ in (*self.reads, *self.writes)} | {found.table for found in self.ranges}
+
+
+TRANSACTIONS = ("transact", "transfer", "look")
+
+
+# --- events -------------------------------------------------------------------------------------------
+
+
+class Began(NamedTuple):
+    """A client makes the call. `run`: what it will write, where that is known before."""
+
+    op: str
+    client: str
+    at: float
+    move: Any
+    run: Run | None = None
+
+
+class Ran(NamedTuple):
+    """A function of the call ran."""
+
+    op: str
+    run: Run
+
+
+class Told(NamedTuple):
+    """The call was answered. `run`: what it saw, and wrote if it writes; `None`: one of its runs."""
+
+    op: str
+    client: str
+    at: float
+    time: int | None = None
+    run: Run | None = None
+
+
+class Failed(NamedTuple):
+    """The call was answered by an error that rests on what it saw, and wrote nothing."""
+
+    op: str
+    client: str
+    at: float
+    run: Run
+
+
+class Refused(NamedTuple):
+    """The call surely did nothing."""
+
+    op: str
+
+
+class Settled(NamedTuple):
+    """By its id: at what time it happened, or that it did not."""
+
+    op: str
+    time: int | None
+
+
+Event = Began | Ran | Told | Failed | Refused | Settled
+Note = Callable[[Event], None]
+
+
+def writes_to(file: int) -> Note:
+    """Writes events down at once, so that they survive the process."""
+
+    def note(event: Event) -> None:
+        os.write(file, pickle.dumps(event))
+
+    return note
+
+
+def events_of(path: Path) -> Iterator[Event]:
+    """The events of a file, without one that was cut off."""
+    with path.open("rb") as file:
+        while True:
+            try:
+                yield pickle.load(file)
+            except (EOFError, pickle.UnpicklingError):
+                return
+
+
+# --- operations ---------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Op:
-    """One call. `time` and `result` are what it was told; `end` is `None` if it was told nothing."""
+    """One operation, which may have been called several times with one id."""
 
-    id: int
-    client: str
-    table: str
+    name: str
     kind: str
-    keys: tuple[str, ...]
-    start: int
-    end: int | None = None
+    began: float
+    ended: float = inf
+    """When it was first answered."""
+    client: str = ""
+    """The one that was answered first, if what it saw itself tells so."""
+    runs: list[Run] = field(default_factory=list)
+    """One of these is what it saw and did, if it did anything."""
     time: int | None = None
-    result: Any = None
-    old: str | None = None
+    """At which it is in, or that of a read at a time."""
+    wrong: list[str] = field(default_factory=list)
+    """Answers that cannot be."""
+    calls: int = 0
+    refusals: int = 0
+    settled: bool = False
+    """Whether `time` is all there is."""
 
-    def val(self, key: str, old: str | None = None) -> str:
-        """The val that this call puts. It says which val an update saw."""
-        if self.kind == "update":
-            self.old = old
-            return f"{self.id}:{key}<{'' if old is None else old.partition('<')[0]}"
-        return f"{self.id}:{key}"
+    @property
+    def answered(self) -> bool:
+        return self.ended < inf
 
+    @property
+    def did_nothing(self) -> bool:
+        """Surely."""
+        return (self.settled and self.time is None) or self.refusals == self.calls > 0
 
-@dataclass
-class History:
-    """See the header."""
+    @property
+    def may_write(self) -> bool:
+        return any(run.writes for run in self.runs)
 
-    ops: list[Op] = field(default_factory=list)
-    _now: int = 0
+    @property
+    def tables(self) -> set[str]:
+        return {table for run in self.runs for table in run.tables}
 
-    def begin(self, client: str, table: str, kind: str, keys: tuple[str, ...]) -> Op:
-        self._now += 1
-        op = Op(len(self.ops), client, table, kind, keys, self._now)
-        self.ops.append(op)
-        return op
-
-    def end(self, op: Op) -> None:
-        self._now += 1
-        op.end = self._now
-
-    def check(self, table: str, updates: Iterable[Any], contents: Iterable[Any]) -> None:
-        """Raise `AssertionError` unless all calls on `table` are explained by its updates."""
-        ops = [op for op in self.ops if op.table == table]
-        versions = _versions(updates)
-        assert {key: val for key, val, diff in contents if diff == 1} == _at(versions, 2**63)
-        assert all(diff == 1 for _, _, diff in contents)
-        written = _check_versions(versions, ops)
-        for op in ops:
-            if op.end is not None and op.kind in WRITES and op.result != "there":
-                _check_write(op, ops, versions, written)
-        _check_reads(ops, versions, written)
+    def __repr__(self) -> str:
+        span = f"{self.began:.4f}-{self.ended:.4f}"
+        return f"<{self.kind} {self.name} of {self.client} {span} at {self.time}: {self.runs[-3:]}>"
 
 
-Versions = dict[str, list[tuple[int, str | None]]]
+def ops_of(events: Iterable[Event]) -> list[Op]:
+    """The operations. Events of one client are in their order."""
+    ops: dict[str, Op] = {}
+    events = list(events)
+    for event in events:
+        if isinstance(event, Began):
+            op = ops.setdefault(event.op, Op(event.op, event.move.kind, event.at))
+            op.began = min(op.began, event.at)
+            op.calls += 1
+            _add(op, event.run)
+    asked: dict[tuple[str, str], float] = {}
+    failed: list[Op] = []
+    for event in events:
+        op = ops[event.op]
+        if isinstance(event, Began):
+            asked[event.op, event.client] = event.at
+        elif isinstance(event, Ran):
+            _add(op, event.run)
+        elif isinstance(event, Told):
+            _tell(op, event)
+        elif isinstance(event, Failed):
+            op.refusals += 1
+            began = asked[event.op, event.client]
+            failed.append(Op(f"{op.name}!", op.kind, began, event.at, event.client, [event.run]))
+        elif isinstance(event, Refused):
+            op.refusals += 1
+        else:
+            _settle(op, event)
+    return [*ops.values(), *failed]
 
 
-def _versions(updates: Iterable[Any]) -> Versions:
-    """The vals of each key by time; each update fits the one before it."""
-    sides: dict[tuple[str, int], dict[int, str]] = {}
-    for key, val, time, diff in updates:
-        side = sides.setdefault((key, time), {})
-        assert diff in (-1, 1), (key, val, time, diff)
-        assert diff not in side, ("two vals of a key at a time", key, time)
-        side[diff] = val
-    versions: Versions = {}
-    for (key, time), side in sorted(sides.items(), key=lambda item: item[0][1]):
-        found = versions.setdefault(key, [])
-        before = found[-1][1] if found else None
-        assert side.get(-1) == before, ("a retraction of what is not there", key, time, side, before)
-        assert side.get(1) != before, ("a change of nothing", key, time)
-        found.append((time, side.get(1)))
-    return versions
+def _add(op: Op, run: Run | None) -> None:
+    if run is not None and run not in op.runs:
+        op.runs.append(run)
 
 
-def _val(versions: Versions, key: str, time: int) -> str | None:
-    found = [val for at, val in versions.get(key, ()) if at <= time]
-    return found[-1] if found else None
+def _tell(op: Op, event: Told) -> None:
+    if event.at < op.ended:
+        op.ended = event.at
+        op.client = "" if event.run is None and op.kind in TRANSACTIONS else event.client
+    if event.run is not None:
+        op.runs = [event.run]
+    if None not in (event.time, op.time) and event.time != op.time:
+        op.wrong.append(f"told {event.time}, and before {op.time}")
+    op.time = event.time if op.time is None else op.time
 
 
-def _at(versions: Versions, time: int) -> dict[str, str]:
-    return {key: val for key in versions if (val := _val(versions, key, time)) is not None}
-
-
-def _check_versions(versions: Versions, ops: list[Op]) -> dict[str, int]:
-    """Each val is of one call, and comes once; what an update saw was there. The times of the vals."""
-    by_id = {op.id: op for op in ops}
-    written: dict[str, int] = {}
-    for key, found in versions.items():
-        for number, (time, val) in enumerate(found):
-            if val is None:
-                continue
-            name, _, seen = val.partition("<")
-            assert name not in written, ("written twice", val, time)
-            written[name] = time
-            op = by_id[int(name.partition(":")[0])]
-            if op.kind == "update":
-                before = found[number - 1][1] if number else None
-                is_before = seen == ("" if before is None else before.partition("<")[0])
-                # Or a call of its group, which wrote no version: told this time, or nothing.
-                group = [
-                    o
-                    for o in ops
-                    if _same_client(o, op) and key in o.keys and o.kind in WRITES and o is not op
-                ]
-                assert is_before or any(_is_seen(o, key, seen) for o in group if _together(o, op)), (
-                    "an update of what was not there",
-                    val,
-                    before,
-                )
-    return written
-
-
-def _same_client(one: Op, other: Op) -> bool:
-    return one.client == other.client or BOTH in (one.client, other.client)
-
-
-def _is_seen(op: Op, key: str, seen: str) -> bool:
-    return seen == f"{op.id}:{key}" if seen else op.kind == "delete"
-
-
-def _together(one: Op, other: Op) -> bool:
-    """Whether two calls may have waited at the same moment."""
-    return (one.end is None or one.end > other.start) and (other.end is None or other.end > one.start)
-
-
-def _check_write(op: Op, ops: list[Op], versions: Versions, written: dict[str, int]) -> None:
-    """It is in at the time that it was told, or a call of the same group replaced it."""
-    for key in op.keys:
-        name = f"{op.id}:{key}"
-        if op.kind != "delete" and name in written:
-            assert op.time in (None, written[name]), ("told another time", op, written[name])
-            op.time = written[name]
-            continue
-        if op.kind == "delete" and op.time is not None and _val(versions, key, op.time) is None:
-            continue
-        replaced = (
-            o
-            for o in ops
-            if o is not op
-            and _same_client(o, op)
-            and key in o.keys
-            and o.kind in WRITES
-            and o.result != "there"
-            and _together(o, op)
-        )
-        assert any(replaced), ("acknowledged, and not there", op, versions.get(key))
-
-
-def _check_reads(ops: list[Op], versions: Versions, written: dict[str, int]) -> None:
-    """Give times to reads, the least ones that are possible."""
-    moments = sorted({0, *(time for found in versions.values() for time, _ in found)})
-    ended: list[tuple[int, int, str]] = [
-        (op.end, op.time, op.client)
-        for op in ops
-        if op.kind in WRITES and op.end is not None and op.time is not None
-    ]
-    begun = [
-        (op.start, written[f"{op.id}:{key}"], op)
-        for op in ops
-        for key in op.keys
-        if f"{op.id}:{key}" in written
-    ]
-    for end, time, _ in ended:  # writes follow real time, too
-        late = [op for start, at, op in begun if start > end and at <= time]
-        assert not late, ("written before what had ended", time, late)
-    for op in sorted((op for op in ops if op.end is not None), key=lambda op: op.end or 0):
-        if op.kind == "as_of" and op.time is not None and op.time > 0:
-            assert op.result == {key: _val(versions, key, op.time) for key in op.keys}, ("as of", op)
-        if op.kind not in (*READS, "stale") or op.end is None:
-            continue
-        known = [
-            time for end, time, by in ended if end < op.start and (op.kind != "stale" or by == op.client)
-        ]
-        least = max(known, default=0)
-        fitting = (
-            max(time, least)
-            for time, following in zip(moments, [*moments[1:], 2**63], strict=True)
-            if following > least and all(_val(versions, key, time) == op.result[key] for key in op.keys)
-        )
-        found = next(fitting, None)
-        assert found is not None, ("a read of no moment", op, least, versions)
-        future = [o for start, time, o in begun if start > op.end and time <= found]
-        assert not future, ("a read of what had not begun", op, found, future)
-        if op.kind != "stale":
-            ended.append((op.end, found, op.client))
+def _settle(op: Op, event: Settled) -> None:
+    if op.answered and event.time is None:
+        op.wrong.append("answered, and its id is unknown")
+    elif op.time not in (None, event.time):
+        op.wrong.append(f"told {op.time}, and its id is of {event.time}")
+    op.time, op.settled = event.time, True

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from aiopersist.shard.catalog import RecordId, resolve_or_create
+from aiopersist.table.transact import RECORDS
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
+from tests.support.internals import stack_of
 from tests.support.processes import Place
 from tests.table.kit import entries, gated, in_time, versions
 
@@ -265,3 +268,17 @@ async def test_lost_answers_without_ids(place: Place) -> None:
         faults.heal()
         report = await honest.fsck("t")
         assert report.ok, report.problems
+
+
+async def test_a_record_that_was_named_and_not_created_knows_no_id(quiet_mem: ap.Client) -> None:
+    """Goal: a client that ends between the two leaves nothing that `happened` stumbles over."""
+    for number in range(RECORDS):
+        await resolve_or_create(stack_of(quiet_mem), f"{number:02}", RecordId)
+    assert await quiet_mem.happened("r") is None
+    table = quiet_mem.table("t", str, int)
+
+    async def body(tx: ap.Transaction) -> None:
+        tx.put(table, "k", 1)
+
+    await quiet_mem.transact(body, once="r")
+    assert await quiet_mem.happened("r") is not None
