@@ -8,7 +8,7 @@ bytes of updates: `parts/` does.
 |------------------------|----------------------------------------------------------------------------|
 | `commit`, `attempt`    | the one compare-and-set loop; where a lost answer is settled               |
 | `register`, `log`      | the state in memory, and how it is read: a rollup, then diffs              |
-| `follow`               | news of other processes' commits, for all shards of a client at once       |
+| `follow`, `vigil`      | news of other processes' commits, for all shards of a client at once; in time |
 | `hold`, `registration`, `lease` | readers and writers, kept alive by heartbeats                     |
 | `catalog`              | names of shards                                                            |
 | `shard`, `shards`, `stack` | one shard; all shards of a client; the stores and limits they use      |

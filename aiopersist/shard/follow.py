@@ -22,6 +22,7 @@ from math import inf
 from typing import Any, Protocol
 
 from aiopersist.resource import Supervisor, run_bounded
+from aiopersist.shard.vigil import Vigil
 from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.storage.watch import Watch
 
@@ -101,6 +102,8 @@ class Follower:
         self._asked: list[_Awaited] = []
         self._watch: Watch | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self.vigil: Vigil[Followed] = Vigil(self.look, supervisor)
+        """Frequent looks at shards of consumers."""
 
     def follow(self, followed: Followed) -> None:
         """It has a waiter from now on. Look at it at once, unless it is followed already."""

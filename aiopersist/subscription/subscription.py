@@ -107,7 +107,6 @@ class Subscription(Resource, Generic[S]):
         nothing if another opening has taken over."""
         if not self._scope.close():
             return
-        await self._feed.aclose()
         supervisor = self._consumer.shard.stack.supervisor
         leaving = supervisor.spawn(self._leave(), "leave a subscription")
         await asyncio.wait([leaving], timeout=RELEASE_DEADLINE_S)
@@ -115,7 +114,9 @@ class Subscription(Resource, Generic[S]):
     # --- inside ----------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
+        """All of it, also if the caller of `aclose` is cancelled."""
         try:
+            await self._feed.aclose()
             await self._consumer.leave()
         except Exception as error:
             failures = self._consumer.shard.stack.supervisor.failures
@@ -126,8 +127,10 @@ class Subscription(Resource, Generic[S]):
     async def _next(self) -> UpdatesStep:
         """The next step of all keys. If the lease of the reads is lost, as in a process that stood still, it
         goes on under a new one: the position itself holds what follows."""
+        stack = self._consumer.shard.stack
         try:
-            return await self._feed.next()
+            with stack.follower.vigil.over(self._consumer.shard.register, stack.settings.ack_every_s):
+                return await self._feed.next()
         except LeaseExpired:
             fresh = self._feed.anew()
             await fresh.open_at(self._feed.position)
