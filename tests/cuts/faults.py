@@ -142,6 +142,10 @@ class TroubledConsensus(WayConsensus):
         trouble: Any = self.faults
         return float(await super().now() + trouble.ahead_s)
 
+    async def clock(self) -> float:
+        trouble: Any = self.faults
+        return float(await super().clock() + trouble.ahead_s)
+
 
 TroubledBlob = WayBlob
 

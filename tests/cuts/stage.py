@@ -30,6 +30,7 @@ LIMITS: dict[str, Any] = {
     "rollup_every": 4,
     "watch_timeout_s": 0.02,
     "blob_cache_bytes": 0,
+    "once_keep_s": 10 * PAUSE_S,
 }
 MAY_RAISE = (ap.StorageUnavailable, ap.Indeterminate, ap.LeaseExpired, ap.BatchExpired)
 END_S = 45.0  # for what takes a tenth of a second

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import tests.cuts.scenes_above
-import tests.cuts.scenes_maintenance  # noqa: F401  # both add theirs
+import tests.cuts.scenes_maintenance
+import tests.cuts.scenes_once  # noqa: F401  # each adds its own
 from aiopersist.shard import commit
 from tests.cuts.faults import Cut, Fault, Met, troubled
 from tests.cuts.scenes import SCENES
