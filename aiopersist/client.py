@@ -4,7 +4,7 @@ A client belongs to the process and the event loop that opened it. Closing it cl
 requests under way a moment to end, and closes the stores that it opened itself.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -42,7 +42,7 @@ from aiopersist.storage.layers import Metrics, wrap_stores
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.urls import Stores
 from aiopersist.subscription.open import Wanted, drop_subscription, open_subscription, subscriptions
-from aiopersist.subscription.step import SubscribedUpdates
+from aiopersist.subscription.step import SubscribedUpdates, SubscriptionStep
 from aiopersist.subscription.subscription import Subscription
 from aiopersist.subscription.view import SubscriptionView
 from aiopersist.table.kind import Kind
@@ -286,6 +286,7 @@ class Client(Root):
         *,
         txn: Txn | None = None,
         once: str | None = None,
+        acks: Iterable[tuple[Subscription[Any], SubscriptionStep]] = (),
         max_attempts: int | None = None,
     ) -> T | Repeated:
         """Run `body`, which reads and writes tables through the `Transaction` that it is given, and return
@@ -294,10 +295,13 @@ class Client(Root):
         then `Conflict`. What it raises leaves nothing behind.
 
         A repeat of `once`, or of `txn` or a smaller number, runs nothing and returns `Repeated`; both are
-        remembered per location. `Unsupported` where the store cannot write several shards at one moment. One
-        commit; a request for each table if another process has written since."""
+        remembered per location. `acks`: pairs of a subscription and a step of it, which are acknowledged in
+        the same commit; `InvalidUsage` of kind `CONSUMED` for a step that was acknowledged before: then
+        nothing is written, and a repeat after a lost answer learns that it happened. `Unsupported` where the
+        store cannot write several shards at one moment. One commit; a request for each table if another
+        process has written since."""
         with self._shards.calls.call():
-            return await self._transactions.run(body, txn, once, max_attempts)
+            return await self._transactions.run(body, txn, once, acks, max_attempts)
 
     async def happened(self, once: str, shard: str | None = None) -> int | None:
         """The time of the commit that recorded `once` in the shard (`None`: that of the transaction); `None`

@@ -124,8 +124,8 @@ class Consumer:
     def check_not_consumed(self, position: Position) -> None:
         """`CONSUMED` if the position was acknowledged before."""
         record = self._record
-        known = self._acked if record is None or record.position.is_before(self._acked) else record.position
-        if not known.is_before(position):
+        known = [self._acked, *([] if record is None else [record.position])]
+        if not all(one.is_before(position) for one in known):
             error = consumed(self.key)
             error.shard_id = self.shard.id
             raise error

@@ -158,3 +158,9 @@ class Subscription(Resource, Generic[S]):
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name!r} to {self._consumer.shard.label}>"
+
+
+def taken_position(subscription: Subscription[S], step: S) -> tuple[Consumer, Position]:
+    """What acknowledges `step`, for a commit that it shares."""
+    subscription._scope.check()
+    return subscription._consumer, subscription._position(step)

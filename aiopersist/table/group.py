@@ -16,16 +16,29 @@ So no answer rests on a state older than the call.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from aiopersist.errors import CodecMismatch, Error, InvalidUsage, ShardFinalized, Unsupported, UpperMismatch
+from aiopersist.errors import (
+    CodecMismatch,
+    Error,
+    InvalidUsage,
+    OpaqueMismatch,
+    ShardFinalized,
+    SubscriptionExpired,
+    Unsupported,
+    UpperMismatch,
+)
 from aiopersist.frontier import successor
 from aiopersist.resource import run_bounded
+from aiopersist.shard.attempt import Slot
+from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import micros
 from aiopersist.state.once import Once
 from aiopersist.state.writing import RepeatedMark, last_complete
+from aiopersist.subscription.joint import JointAcks
 from aiopersist.table.member import Member
 from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
 from aiopersist.write.append import ColumnsAppend, append_all
@@ -47,6 +60,8 @@ class TableCommits:
         """Set when an operation comes, or the time of one that goes alone has ended."""
         self._alone_until: float | None = None
         self._alone = asyncio.Lock()
+        self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
+        """Of commits that move subscriptions to shards which they do not write."""
         self._together = True
         """Whether the store writes several shards at one moment, as far as is known."""
 
@@ -144,12 +159,16 @@ class TableCommits:
                     planned.member.check_schema()
                 written = {planned.member for planned in parts}
                 try:
-                    time = await self._commit(parts, now)
+                    time = await self._commit(parts, plan.acks, now)
                 except UpperMismatch:
                     looked |= written  # it follows a look at each of them
                     continue
                 except RepeatedMark:  # another client has recorded one of the ids meanwhile
                     continue
+                except (InvalidUsage, OpaqueMismatch, SubscriptionExpired):
+                    if plan.acks.is_refused:  # by now: then its operation is told by the next plan
+                        continue
+                    raise
                 for waiting in group:
                     if written.issuperset(waiting.members):
                         waiting.give_outcome(time)
@@ -167,23 +186,25 @@ class TableCommits:
         looked.update(left)
         return {member for member in left if member.state.upper == plan.shards[member].lower}
 
-    async def _commit(self, parts: Sequence[Planned], now: float) -> int:
-        """Write these shards at one time, and return it."""
+    async def _commit(self, parts: Sequence[Planned], acks: JointAcks, now: float) -> int:
+        """Write these shards at one time, with `acks`, and return it."""
         least = (planned.lower.time for planned in parts)
         time = max(micros(now), self._stack.clock.seen, *(t for t in least if isinstance(t, int)))
         upper = successor(time)
-        await append_all([_append(planned, time, self._stack.settings.once_keep_s) for planned in parts])
+        joined = await acks.intents({planned.member.writer.shard for planned in parts}, self._slots)
+        appends = [_append(planned, acks, time, self._stack.settings.once_keep_s) for planned in parts]
+        await append_all(appends, joined)
+        acks.committed()
         for planned in parts:
             planned.member.committed(planned.lower, upper, planned.changes)
         return time
 
 
-def _append(planned: Planned, time: int, keep_s: float) -> ColumnsAppend:
+def _append(planned: Planned, acks: JointAcks, time: int, keep_s: float) -> ColumnsAppend:
     member, once = planned.member, Once(tuple(planned.hashes), keep_s)
     updates = member.updates(planned.changes, planned.rows, time)
-    return ColumnsAppend(
-        member.writer, planned.lower, successor(time), planned.transactions, once, updates=updates
-    )
+    marks, to = (planned.transactions, once), acks.to(member.writer.shard)
+    return ColumnsAppend(member.writer, planned.lower, successor(time), *marks, acks=to, updates=updates)
 
 
 def _answer(group: Iterable[PendingOperation], known: set[Member], *, together: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiopersist.frontier import Antichain
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.writing import repeat_of
+from aiopersist.subscription.joint import JointAck, JointAcks, refusal
 from aiopersist.table.member import Member
 from aiopersist.table.operation import Action, Conflicted, Overlay, RunOutcome, run
 
@@ -42,6 +43,8 @@ class PendingOperation:
     once: Once = UNMARKED
     rows: "Mapping[Member, Sequence[pa.Table]]" = field(default_factory=dict)
     """What it appends to plain shards."""
+    acks: tuple[JointAck, ...] = ()
+    """The positions of subscriptions that move in the same commit."""
     binds: bool = False
     """Whether all its tables take part in the commit, also those that it only read."""
     reruns: bool = False
@@ -113,6 +116,7 @@ class Plan:
         """Apply the operations in their order. Those that were done before, and transactions whose reads
         changed, are answered."""
         self.shards: dict[Member, Planned] = {}
+        self.acks = JointAcks()
         for waiting in group:
             self._add(waiting, now)
         for planned in self.shards.values():
@@ -139,6 +143,12 @@ class Plan:
             if self.shards[waiting.marked_in].knows(waiting):  # it waits until the first one is decided
                 waiting.outcome = None
                 return
+        if (error := refusal(waiting.acks)) is not None:
+            waiting.give(error)
+            return
+        if self.acks.passes(waiting.acks):  # it waits, too
+            waiting.outcome = None
+            return
         self._apply(waiting, [self.shards[member] for member in waiting.members])
 
     def _apply(self, waiting: PendingOperation, tables: Sequence[Planned]) -> None:
@@ -153,6 +163,7 @@ class Plan:
         for planned, cells in zip(tables, outcome.cells, strict=True):
             planned.overlay.written.update(cells.written)
             planned.joins |= waiting.binds
+        self.acks.take(waiting.acks)
         for member, rows in waiting.rows.items():
             self.shards[member].rows.extend(rows)
         if waiting.is_marked:

@@ -4,7 +4,7 @@ Ids of `once=` and numbers of `txn=` are kept per location, in one of 64 interna
 of a repeat may be others than those of the first run. The shard joins the commit.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import count
@@ -19,6 +19,7 @@ from aiopersist.state.model import Clock
 from aiopersist.state.once import Once, hash_of
 from aiopersist.state.writing import repeat_of
 from aiopersist.storage.readonly import refuse
+from aiopersist.subscription.joint import JointAck, commit_alone, joint_acks, refusal
 from aiopersist.table.cut import Cut
 from aiopersist.table.member import Member, PlainMember
 from aiopersist.table.open import OpenTables
@@ -88,7 +89,12 @@ class Transactions:
         self._records = TransactionRecords(tables.shards)
 
     async def run(
-        self, body: Body[T], txn: Txn | None, once: str | None, max_attempts: int | None
+        self,
+        body: Body[T],
+        txn: Txn | None,
+        once: str | None,
+        acks: Iterable[Any],
+        max_attempts: int | None,
     ) -> T | Repeated:
         """See `Client.transact`."""
         stack = self._tables.shards.stack
@@ -96,13 +102,15 @@ class Transactions:
             refuse("a transaction")
         if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
             raise ValueError(f"max_attempts={max_attempts!r} is no positive int")
-        marks = _Marks(check_txn(txn), check_once(once, txn, stack.settings))
+        marks = _Marks(check_txn(txn), check_once(once, txn, stack.settings), joint_acks(acks, stack))
         if marks.text is not None:
             marks.member = await self._records.member(marks.text)
             await marks.member.look()
             repeat = repeat_of(marks.member.state, await stack.clock.now(), marks)
             if repeat is not None:
                 return Repeated(repeat.time)
+        if (error := refusal(marks.acks)) is not None:
+            raise error
         return await self._until_committed(body, marks, max_attempts)
 
     async def happened(self, once: str) -> int | None:
@@ -148,6 +156,8 @@ class Transactions:
             tx.done_at = 0
             if error is not None:
                 raise error
+            if marks.acks:
+                await commit_alone(marks.acks)
             return result  # type: ignore[no-any-return]  # of the body
         done = await self._commit(tx, result, error, marks, alone)
         tx.done_at = done.time
@@ -170,17 +180,18 @@ class Transactions:
         )
         if error is None:
             waiting.rows = tx.plain
-            waiting.transactions, waiting.once = marks.transactions, marks.once
-            waiting.binds = tx.writes or marks.member is not None
+            waiting.transactions, waiting.once, waiting.acks = marks.transactions, marks.once, marks.acks
+            waiting.binds = tx.writes or marks.member is not None or bool(marks.acks)
         return await self._tables.group.do(waiting)
 
 
 class _Marks:
-    """By what a transaction is known again, and the shard that remembers it."""
+    """By what a transaction is known again, the shard that remembers it, and what it acknowledges."""
 
-    def __init__(self, transactions: dict[str, int], once: Once) -> None:
+    def __init__(self, transactions: dict[str, int], once: Once, acks: tuple[JointAck, ...]) -> None:
         self.transactions = transactions
         self.once = once
+        self.acks = acks
         self.member: PlainMember | None = None
 
     @property
