@@ -67,9 +67,10 @@ from aiopersist.subscription.subscription import Subscription
 from aiopersist.subscription.view import SubscriptionView
 from aiopersist.table.feed import Change, Feed, FeedStep
 from aiopersist.table.plan import Repeated
+from aiopersist.table.ranges import ReadRange
 from aiopersist.table.subscribe import SubscribedChanges
 from aiopersist.table.table import Table, TableView
-from aiopersist.table.transaction import ReadRange, Transaction
+from aiopersist.table.transaction import Transaction
 from aiopersist.write.append_many import Append
 from aiopersist.write.batch import Batch, Part
 from aiopersist.write.builder import Added, BatchBuilder

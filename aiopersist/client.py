@@ -153,18 +153,23 @@ class Client(Root):
         )
 
     @overload
-    def table(self, name: str, key: type[K], val: type[V]) -> Table[K, V]: ...
+    def table(
+        self, name: str, key: type[K], val: type[V], *, resident: bool | None = None
+    ) -> Table[K, V]: ...
     @overload
-    def table(self, name: str, key: Any, val: Any) -> Table[Any, Any]: ...
+    def table(self, name: str, key: Any, val: Any, *, resident: bool | None = None) -> Table[Any, Any]: ...
 
-    def table(self, name: str, key: Any, val: Any) -> Table[Any, Any]:
+    def table(self, name: str, key: Any, val: Any, *, resident: bool | None = None) -> Table[Any, Any]:
         """The table of that name, with keys and vals of those types: at most one val per key. It is created
         at its first use, as a shard with a wall clock that keeps a day of history until `retain` says
         otherwise. `TypeError` for types that cannot be stored, `INVALID_TYPE` for those that admit `None`;
-        its first use raises `NOT_A_TABLE` for a shard that is no table, `CodecMismatch` for other types. No
-        request."""
+        its first use raises `NOT_A_TABLE` for a shard that is no table, `CodecMismatch` for other types.
+
+        `resident`: whether all its contents are in the memory of this client; `None`: while they take less
+        than `settings.table_resident_bytes`. All handles of the table share one view: the last one that said
+        so decides. No request."""
         self._shards.calls.check()
-        return Table(self._tables, Kind(check_name(name), key, val))
+        return Table(self._tables, Kind(check_name(name), key, val), resident)
 
     def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
         """The hold of that id, which never expires. A new hold is made at the shard's since, with `opaque`.

@@ -134,6 +134,11 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     size of input: the more runs, the less is decoded at once. In addition it keeps one fetched row group of
     each run."""
 
+    # Tables
+    table_resident_bytes: NonNegativeInt = 64 * MIB
+    """Memory of one table in a client: below it, all contents are resident; else what is new, and the keys
+    that were used last."""
+
     # Maintenance
     compaction_memory_bytes: PositiveInt = 256 * MIB
     """Memory of one compaction, at any size of input."""

@@ -10,6 +10,7 @@ readonly client never had one: `LeaseExpired`. Or the reader is still registered
 readonly client still names the blob: then the store lost the blob (`MissingPart`).
 """
 
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, Error, LeaseExpired, MissingPart
 from aiopersist.frontier import Antichain, Time
+from aiopersist.settings import MIB
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import goodbytes_at_most
@@ -56,6 +58,7 @@ Named = tuple[HollowBatch, HollowPart]
 """A part, and the batch that names it."""
 
 GAP_BYTES = 256 * 1024  # a smaller gap between two ranges is fetched too: another request costs more
+INDEXES_BYTES = 2 * MIB  # of encoded indexes that stay parsed: few rows may be read again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Selection:
     where: Any = None
     """A condition on key and val (`data/part/select.py`). Row groups that cannot match, by their statistics,
     are not fetched."""
+    rows: Any = None
+    """A condition for rows in place of `where`, which then is for statistics alone."""
 
     def covers(self, batch: HollowBatch) -> bool:
         """Whether the read asks for all updates of `batch`, by its description alone. Int times only."""
@@ -114,6 +119,9 @@ class Fetch:
         self.schema = schema
         self.schema_id = shard.schema_id(schema)
         self._held: WeakValueDictionary[Hashable, pa.Table] = WeakValueDictionary()
+        self._indexes: OrderedDict[str, PartIndex] = OrderedDict()
+        """Those that conditions needed last."""
+        self._indexes_bytes = 0
 
     async def table(self, named: Sequence[Named], selection: Selection, reader: str) -> "pa.Table":
         """The updates of these parts that `selection` asks for, part after part. One request per blob, one
@@ -122,7 +130,8 @@ class Fetch:
         for is_inline, group in groupby(named, key=lambda named: named[1].key is None):
             parts = list(group)
             if is_inline:
-                size = sum(part.size for _, part in parts)
+                # a filter waits for Arrow's threads, which may be busy
+                size = sum(part.size for _, part in parts) if selection.where is None else inf
                 tables.append(await self.stack.compute_few(size, self._inline, parts, selection))
             else:
                 tables += [await self._in_blob(*named, selection, reader) for named in parts]
@@ -159,6 +168,21 @@ class Fetch:
         """The index in the footer of a blob. One request."""
         at = part.size - part.footer_bytes
         return await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
+
+    async def _known_index(self, part: HollowPart, reader: str) -> PartIndex:
+        """As `index`; no request if it was read lately."""
+        assert part.key is not None
+        known = self._indexes.get(part.key)
+        if known is not None:
+            self._indexes.move_to_end(part.key)
+            return known
+        index = await self.index(part, reader)
+        if part.key not in self._indexes:
+            self._indexes[part.key] = index
+            self._indexes_bytes += len(index.footer)
+        while self._indexes_bytes > INDEXES_BYTES:
+            self._indexes_bytes -= len(self._indexes.popitem(last=False)[1].footer)
+        return index
 
     async def raw_slabs(
         self, part: HollowPart, reader: str = "", rows: range | None = None
@@ -207,12 +231,13 @@ class Fetch:
     async def _matches_in_blob(
         self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
     ) -> "pa.Table":
-        """As `_in_blob` for a large part: one request for its index, and one per range that may match."""
+        """As `_in_blob` for a large part: one request for its index, and one per range that may match. Two
+        neighbouring row groups are one range: a key may lie in both."""
         schema = self.shard.schema(part.schema_id)
-        index = await self.index(part, reader)
+        index = await self._known_index(part, reader)
         chosen = await self._matching(index, selection.where)
         tables = []
-        for numbers, (offset, length) in _ranges(index, chosen, GAP_BYTES, self.range_bytes):
+        for numbers, (offset, length) in _ranges(index, chosen, GAP_BYTES, 2 * self.range_bytes):
 
             def decode(data: bytes, offset: int = offset, numbers: list[int] = numbers) -> "pa.Table":
                 table = read_row_groups(index, [(offset, data)], numbers, schema)
@@ -294,7 +319,8 @@ class Fetch:
             lower, upper = part.truncated
             table = filter_times(table, lower=lower, upper=upper)
         table = table if selection.covers(batch) else selection.apply(table)
-        return table if selection.where is None else apply_where(table, selection.where, self.schema)
+        where = selection.where if selection.rows is None else selection.rows
+        return table if where is None else apply_where(table, where, self.schema)
 
 
 def _content(batch: HollowBatch, part: HollowPart) -> Hashable:

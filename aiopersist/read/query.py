@@ -18,11 +18,13 @@ Columns = Sequence[str]
 
 @dataclass(frozen=True)
 class Query:
-    """`paths` are the paths of the chosen columns, by name; `None`: key and val as they are."""
+    """`paths` are the paths of the chosen columns, by name; `None`: key and val as they are. `exact` replaces
+    `where` for rows, see `Selection`."""
 
     schema: Schema[Any, Any, Any]
     where: Any = None
     paths: dict[str, tuple[str, ...]] | None = None
+    exact: Any = None
 
     @classmethod
     def of(cls, schema: Schema[Any, Any, Any], where: Any, columns: Columns | None) -> Query:

@@ -205,7 +205,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     async def _read(self, query: Query) -> "pa.Table":
         self._hold.check(self._reader)
-        selection = Selection(as_of=self.as_of, where=query.where)
+        selection = Selection(as_of=self.as_of, where=query.where, rows=query.exact)
         parts = await self._matching(query)
         small = sum(part.size for _, part in parts) <= ON_THE_LOOP_BYTES
         if small and all(part.inline is not None for _, part in parts):
@@ -239,7 +239,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     async def _merged(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
-        selection = Selection(as_of=self.as_of, where=query.where)
+        selection = Selection(as_of=self.as_of, where=query.where, rows=query.exact)
         runs = plan_runs(self._parts)  # of all parts: the runs of a batch are indices of its parts
         if query.where is not None:
             kept = {id(part) for _, part in await self._matching(query)}
@@ -319,6 +319,12 @@ class RowItems(Generic[T]):
         """Stop computing."""
         self._here.clear()
         await self._lists.aclose()
+
+
+async def contents_where(snapshot: Snapshot[Any, Any], where: Any, exact: Any) -> "pa.Table":
+    """As `to_arrow(where)`, of the rows of which `exact` is true; `where` is for statistics."""
+    with snapshot._scope.call():
+        return await snapshot._contents(Query(snapshot._fetch.schema, where, exact=exact))
 
 
 async def pandas_frame(table: "pa.Table", shard: Shard) -> "pd.DataFrame":

@@ -3,10 +3,12 @@
 | module                | what it has                                                              |
 |-----------------------|--------------------------------------------------------------------------|
 | `kind`, `texts`       | keys and vals as texts, as Python values and as columns                  |
-| `view`                | the contents by key in memory, which follow the shard                    |
+| `view`                | the contents by key, which follow the shard                              |
+| `held`, `bounds`, `lookup` | what a view has in memory, how much that may be; keys looked up     |
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
 | `member`, `group`     | the shards of a commit; the queue, and the one commit of all that wait   |
-| `cut`, `transaction`, `transact` | reads at one moment; the body of a transaction; its attempts  |
+| `cut`, `ranges`, `transaction`, `transact` | reads at one moment; ranges of keys; the body of a  |
+|                       | transaction; its attempts                                                |
 | `filters`, `feed`, `subscribe` | conditions on keys; the changes of a table in order; consumers of these |
 | `open`, `table`       | the tables of a client; the public calls                                 |
 

@@ -18,10 +18,12 @@ So no answer rests on a state older than the call.
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 
 from aiopersist.errors import (
     CodecMismatch,
+    Corruption,
     Error,
     InvalidUsage,
     OpaqueMismatch,
@@ -115,6 +117,7 @@ class TableCommits:
             await self._carry_out(group)
         except (
             CodecMismatch,
+            Corruption,
             InvalidUsage,
             ShardFinalized,
             Unsupported,
@@ -153,7 +156,9 @@ class TableCommits:
             for member in members:
                 await member.catch_up()
             now = await self._stack.clock.now()
-            plan = Plan(group, now)
+            with ExitStack() as kept:
+                await _know(group, kept)
+                plan = Plan(group, now)
             if parts := plan.parts:
                 for planned in parts:
                     planned.member.check_schema()
@@ -196,13 +201,29 @@ class TableCommits:
         await append_all(appends, joined)
         acks.committed()
         for planned in parts:
-            planned.member.committed(planned.lower, upper, planned.changes)
+            planned.member.committed(planned.lower, upper, planned.made.changes)
         return time
+
+
+async def _know(group: Sequence[PendingOperation], kept: ExitStack) -> None:
+    """Look up the keys that the group names and that views do not know, until no view has one. What was
+    looked up is kept, so this ends."""
+    while True:
+        unknown: dict[Member, dict[str, None]] = {}
+        for waiting in group:
+            for member, keys in zip(waiting.members, waiting.keys, strict=True):
+                if found := member.unknown(keys):
+                    unknown.setdefault(member, {}).update(dict.fromkeys(found))
+        if not unknown:
+            return
+        for member, keys in unknown.items():
+            kept.enter_context(member.keeping(keys))
+        await run_bounded(LOOKS_AT_ONCE, [partial(member.know, keys) for member, keys in unknown.items()])
 
 
 def _append(planned: Planned, acks: JointAcks, time: int, keep_s: float) -> ColumnsAppend:
     member, once = planned.member, Once(tuple(planned.hashes), keep_s)
-    updates = member.updates(planned.changes, planned.rows, time)
+    updates = member.updates(planned.made, time)
     marks, to = (planned.transactions, once), acks.to(member.writer.shard)
     return ColumnsAppend(member.writer, planned.lower, successor(time), *marks, acks=to, updates=updates)
 

@@ -2,7 +2,9 @@
 to."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiopersist.data.types.evolve import mismatch
@@ -15,7 +17,16 @@ from aiopersist.write.session import Session
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
-NOTHING: Mapping[str, str] = {}
+
+@dataclass(slots=True)
+class Made:
+    """What a commit makes of one shard."""
+
+    changes: Mapping[str, str | None] = field(default_factory=dict)
+    """The net changes by key."""
+    old: Mapping[str, str | None] = field(default_factory=dict)
+    """The vals that they replace."""
+    rows: "list[pa.Table]" = field(default_factory=list)
 
 
 class Member(ABC):
@@ -45,18 +56,30 @@ class Member(ABC):
     def upper(self) -> Antichain:
         """The frontier at which it is planned."""
 
+    def unknown(self, keys: Iterable[str]) -> list[str]:
+        """Those keys whose vals must be looked up before `val_of`."""
+        return []
+
+    def keeping(self, keys: Collection[str]) -> AbstractContextManager[None]:
+        """Within it these keys stay known, once they are."""
+        return nullcontext()
+
+    async def know(self, keys: Collection[str]) -> None:
+        """Look up the unknown ones of keys that are kept."""
+        assert not self.unknown(keys)
+
     @property
     @abstractmethod
-    def vals(self) -> Mapping[str, str]:
-        """The vals by key before `upper`, as texts."""
+    def val_of(self) -> Callable[[str], str | None]:
+        """Gives the val of a known key before `upper`, as text."""
 
     @abstractmethod
     async def catch_up(self) -> None:
         """Move `upper` to that of the newest state that this process knows."""
 
     @abstractmethod
-    def updates(self, changes: Mapping[str, str | None], rows: Sequence["pa.Table"], time: int) -> "pa.Table":
-        """The updates of a commit at `time`: net changes by key, and rows."""
+    def updates(self, made: "Made", time: int) -> "pa.Table":
+        """The updates of a commit at `time`."""
 
     @abstractmethod
     def committed(self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]) -> None:
@@ -74,16 +97,24 @@ class TableMember(Member):
     def upper(self) -> Antichain:
         return self.view.upper
 
+    def unknown(self, keys: Iterable[str]) -> list[str]:
+        return self.view.unknown(keys)
+
+    def keeping(self, keys: Collection[str]) -> AbstractContextManager[None]:
+        return self.view.keeping(keys)
+
+    async def know(self, keys: Collection[str]) -> None:
+        await self.view.know(keys)
+
     @property
-    def vals(self) -> Mapping[str, str]:
-        return self.view.vals
+    def val_of(self) -> Callable[[str], str | None]:
+        return self.view.held.val_of
 
     async def catch_up(self) -> None:
         await self.view.catch_up()
 
-    def updates(self, changes: Mapping[str, str | None], rows: Sequence["pa.Table"], time: int) -> "pa.Table":
-        old = {key: self.view.vals.get(key) for key in changes}
-        return self.view.kind.updates(changes, old, time)
+    def updates(self, made: "Made", time: int) -> "pa.Table":
+        return self.view.kind.updates(made.changes, made.old, time)
 
     def committed(self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]) -> None:
         self.view.committed(lower, upper, changes)
@@ -104,8 +135,8 @@ class PlainMember(Member):
         return self.state.upper
 
     @property
-    def vals(self) -> Mapping[str, str]:
-        return NOTHING
+    def val_of(self) -> Callable[[str], str | None]:
+        return lambda key: None
 
     def check_schema(self) -> None:
         """Rows of an older schema may be appended."""
@@ -113,8 +144,8 @@ class PlainMember(Member):
     async def catch_up(self) -> None:
         """Its state is all that is needed."""
 
-    def updates(self, changes: Mapping[str, str | None], rows: Sequence["pa.Table"], time: int) -> "pa.Table":
-        return at_time(concat(rows, self.writer.schema), time, self.writer.schema)
+    def updates(self, made: "Made", time: int) -> "pa.Table":
+        return at_time(concat(made.rows, self.writer.schema), time, self.writer.schema)
 
     def committed(self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]) -> None:
         """The state says so."""

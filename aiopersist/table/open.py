@@ -23,19 +23,25 @@ from aiopersist.write.staged import StagingContext
 class OpenTable(Resource):
     """One table of this client: its view, which follows the shard, and its writer."""
 
-    def __init__(self, kind: Kind[Any, Any], reading: ReadSession[Any, Any], writing: Session | None) -> None:
+    def __init__(
+        self,
+        kind: Kind[Any, Any],
+        reading: ReadSession[Any, Any],
+        writing: Session | None,
+        resident: bool | None,
+    ) -> None:
         self.kind = kind
         self.shard = reading.shard
         self.reading = reading
-        self.view = View(kind, reading)
+        self.view = View(kind, reading, resident)
         self._writing = writing
         self._member = None if writing is None else TableMember(self.view, writing)
         self._following: asyncio.Task[None] | None = None
         self._scope = reading.scope
 
     @classmethod
-    async def open(cls, shards: Shards, kind: Kind[Any, Any]) -> "OpenTable":
-        """Create the shard if it does not exist, and read its contents."""
+    async def open(cls, shards: Shards, kind: Kind[Any, Any], resident: bool | None) -> "OpenTable":
+        """Create the shard if it does not exist, and read its contents, if they are to be resident."""
         shard = await _table_shard(shards, kind)
         await shard.hold.acquire()
         reading: ReadSession[Any, Any] = ReadSession(shard, kind.schema, shards.scope, None)
@@ -44,7 +50,7 @@ class OpenTable(Resource):
             if not shards.stack.readonly:
                 context = StagingContext(shard, kind.schema, shard.schema_id(kind.schema), shards.scope)
                 writing = Session(context)
-            table = cls(kind, reading, writing)
+            table = cls(kind, reading, writing, resident)
             await table.view.open()
         except BaseException:
             reading.scope.close()
@@ -111,25 +117,30 @@ class OpenTables:
         self._open: dict[_Key, asyncio.Task[OpenTable]] = {}
         self._users: Counter[_Key] = Counter()
 
-    def acquiring(self, kind: Kind[Any, Any]) -> "asyncio.Task[OpenTable]":
+    def acquiring(self, kind: Kind[Any, Any], resident: bool | None) -> "asyncio.Task[OpenTable]":
         """A task that acquires the table, whoever waits for it."""
         self.shards.calls.check()
-        return self.shards.stack.supervisor.spawn(self.acquire(kind), "open a table")
+        return self.shards.stack.supervisor.spawn(self.acquire(kind, resident), "open a table")
 
-    async def acquire(self, kind: Kind[Any, Any]) -> OpenTable:
+    async def acquire(self, kind: Kind[Any, Any], resident: bool | None = None) -> OpenTable:
         """The open table of that name and those types, opened if it is not; `CodecMismatch` if these are not
-        stored."""
+        stored. The last caller who says so decides whether it is resident."""
         key = _key(kind)
         task = self._open.get(key)
         if task is not None and task.done() and (task.cancelled() or task.exception() or _is_over(task)):
             task = None
         if task is None:
             opening = self.shards.opening(
-                lambda: OpenTable.open(self.shards, kind), f"client.table({kind.name!r})"
+                lambda: OpenTable.open(self.shards, kind, resident), f"client.table({kind.name!r})"
             )
             task = self._open[key] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
         table: OpenTable = await asyncio.shield(task)
         self._users[key] += 1
+        try:
+            await table.view.become(resident)
+        except BaseException:
+            await self.release(table)
+            raise
         return table
 
     async def releasing(self, acquiring: "asyncio.Task[OpenTable]") -> None:

@@ -4,7 +4,7 @@ An operation runs against `Cells`, which remember what it read. If that is still
 it need not.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,15 +17,16 @@ from aiopersist.table.kind import Kind
 class Overlay:
     """The vals of one table within a group: those of the view, and on top what operations wrote."""
 
-    view: Mapping[str, str]
+    before: Callable[[str], str | None]
+    """The val of a key in the view, of those that operations have named."""
     written: dict[str, str | None] = field(default_factory=dict)
 
     def val_of(self, key: str) -> str | None:
-        return self.written[key] if key in self.written else self.view.get(key)
+        return self.written[key] if key in self.written else self.before(key)
 
     def changes(self) -> dict[str, str | None]:
         """The net changes: a key that has its val again is not among them."""
-        return {key: val for key, val in self.written.items() if self.view.get(key) != val}
+        return {key: val for key, val in self.written.items() if self.before(key) != val}
 
 
 class Cells:
@@ -70,6 +71,11 @@ class Put:
 
     entries: Mapping[str, str | None]
 
+    @property
+    def keys(self) -> Collection[str]:
+        """All that it may read or write."""
+        return self.entries.keys()
+
     def __call__(self, cells: Cells) -> None:
         cells.written.update(self.entries)
 
@@ -81,6 +87,10 @@ class Insert:
     kind: Kind[Any, Any]
     key: str
     val: str
+
+    @property
+    def keys(self) -> Collection[str]:
+        return (self.key,)
 
     def __call__(self, cells: Cells) -> None:
         if cells.get(self.key) is not None:
@@ -96,6 +106,10 @@ class Revise:
     key: str
     change: Callable[[Any], Any]
     size_max: int
+
+    @property
+    def keys(self) -> Collection[str]:
+        return (self.key,)
 
     def __call__(self, cells: Cells) -> Any:
         text = cells.get(self.key)

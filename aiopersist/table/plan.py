@@ -1,7 +1,7 @@
 """What one commit of a group makes of each shard: operations applied to views, in their order. Pure."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +9,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.writing import repeat_of
 from aiopersist.subscription.joint import JointAck, JointAcks, refusal
-from aiopersist.table.member import Member
+from aiopersist.table.member import Made, Member
 from aiopersist.table.operation import Action, Conflicted, Overlay, RunOutcome, run
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class PendingOperation:
     members: tuple[Member, ...]
     """The tables that it reads or writes, in the order of the cells of `action`."""
     action: Action
+    keys: Sequence[Collection[str]]
+    """Of each of them, the keys that it may read or write."""
     marked_in: Member
     """The shard that remembers its `transactions` and `once`."""
     transactions: Mapping[str, int] = field(default_factory=dict)
@@ -93,13 +95,13 @@ class Planned:
     """Whether it takes part without changes of its own."""
     hashes: dict[str, None] = field(default_factory=dict)
     transactions: dict[str, int] = field(default_factory=dict)
-    rows: "list[pa.Table]" = field(default_factory=list)
-    changes: dict[str, str | None] = field(default_factory=dict)
+    made: Made = field(default_factory=Made)
 
     @property
     def takes_part(self) -> bool:
         """Whether the commit has a version of this shard."""
-        return bool(self.joins or self.changes or self.hashes or self.transactions or self.rows)
+        made = self.made
+        return bool(self.joins or made.changes or self.hashes or self.transactions or made.rows)
 
     def knows(self, waiting: PendingOperation) -> bool:
         """Whether the group has an operation of the same id, or of that application with no lesser number."""
@@ -120,7 +122,8 @@ class Plan:
         for waiting in group:
             self._add(waiting, now)
         for planned in self.shards.values():
-            planned.changes = planned.overlay.changes()
+            changes = planned.made.changes = planned.overlay.changes()
+            planned.made.old = {key: planned.overlay.before(key) for key in changes}
 
     @property
     def parts(self) -> list[Planned]:
@@ -129,7 +132,7 @@ class Plan:
 
     def _of(self, member: Member) -> Planned:
         if member not in self.shards:
-            self.shards[member] = Planned(member, Overlay(member.vals), member.upper)
+            self.shards[member] = Planned(member, Overlay(member.val_of), member.upper)
         return self.shards[member]
 
     def _add(self, waiting: PendingOperation, now: float) -> None:
@@ -165,7 +168,7 @@ class Plan:
             planned.joins |= waiting.binds
         self.acks.take(waiting.acks)
         for member, rows in waiting.rows.items():
-            self.shards[member].rows.extend(rows)
+            self.shards[member].made.rows.extend(rows)
         if waiting.is_marked:
             marked = self.shards[waiting.marked_in]
             marked.hashes.update(dict.fromkeys(waiting.once.hashes))

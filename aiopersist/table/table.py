@@ -1,7 +1,7 @@
 """The handle of a table: the latest val by key."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from math import inf
@@ -14,16 +14,18 @@ from aiopersist.data.updates.updates import polars_frame
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.read.query import Columns
-from aiopersist.read.snapshot import Snapshot, pandas_frame
+from aiopersist.read.snapshot import Snapshot, contents_where, pandas_frame
 from aiopersist.resource import Opening, Resource
 from aiopersist.state.once import Once
 from aiopersist.subscription.open import Wanted
 from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.feed import Feed
-from aiopersist.table.filters import condition, is_key
+from aiopersist.table.filters import condition
+from aiopersist.table.held import Whole
 from aiopersist.table.kind import Kind
+from aiopersist.table.lookup import chosen, conditions
 from aiopersist.table.open import OpenTable, OpenTables
-from aiopersist.table.operation import Action, Insert, Put, Revise
+from aiopersist.table.operation import Insert, Put, Revise
 from aiopersist.table.plan import Done, PendingOperation, Repeated
 from aiopersist.table.subscribe import SubscribedChanges, open_table_subscription
 from aiopersist.write.checks import Txn, check_once, check_txn
@@ -45,19 +47,23 @@ class TableView(NamedTuple):
     resident: bool
     """Whether all contents are in memory."""
     keys: int
+    """In memory; those that are known to be absent count, too."""
     bytes: int
-    """About the bytes of the keys and vals in memory, as JSON."""
+    """About the memory that they take."""
     upper: Antichain
-    """The contents in memory are those before it."""
+    """What is in memory is as of it: everything before it is reckoned with."""
 
 
 class Table(Resource, Generic[K, V]):
     """At most one val per key. Opens at its first use; may be awaited or entered, which opens it at once.
     Serves many tasks at once; all handles of a client on one table share its view."""
 
-    def __init__(self, tables: OpenTables, kind: Kind[K, V]) -> None:
+    def __init__(self, tables: OpenTables, kind: Kind[K, V], resident: bool | None) -> None:
+        if resident not in (None, True, False):
+            raise TypeError(f"resident={shown(resident)} is neither None nor a bool")
         self._tables = tables
         self._kind = kind
+        self._resident = resident
         self._opening: asyncio.Task[OpenTable] | None = None
         self._closed = False
 
@@ -89,7 +95,7 @@ class Table(Resource, Generic[K, V]):
         text = self._kind.key_text(key)
         if as_of is not None:
             return (await self.get_many([key], as_of, stale)).get(key)
-        found = (await self._vals(stale)).get(text)
+        found = (await self._vals((text,), stale)).get(text)
         return None if found is None else self._kind.val(found)
 
     async def get_many(
@@ -102,18 +108,23 @@ class Table(Resource, Generic[K, V]):
             if stale:
                 raise InvalidUsage(UsageKind.INVALID_TIME, "give stale=True, or as_of, not both", time=as_of)
             return await self._get_as_of(dict(zip(texts, wanted, strict=True)), as_of)
-        vals = await self._vals(stale)
+        vals = await self._vals(texts, stale)
         there = [(key, val) for key, text in zip(wanted, texts, strict=True) if (val := vals.get(text))]
         decoded = self._kind.vals([val for _, val in there]) if there else []
         return {key: val for (key, _), val in zip(there, decoded, strict=True)}
 
     async def _get_as_of(self, keys: Mapping[str, K], as_of: int | datetime) -> dict[K, V]:
-        found: dict[K, V] = {}
+        """By one scan for all of them."""
+        kind, texts = self._kind, list(keys)
         async with self._snapshot(as_of) as snapshot:
-            if snapshot is not None:
-                for key in keys.values():
-                    found.update((key, val) for _, val, _ in await snapshot.rows(is_key(self.schema, key)))
-        return found
+            if snapshot is None or not texts:
+                return {}
+            compute = self._tables.shards.stack.compute
+            found = await contents_where(snapshot, *await compute(conditions, kind, texts))
+            vals = await compute(chosen, kind, found, texts)
+        decoded = kind.vals(list(vals.values())) if vals else []
+        by_text = dict(zip(vals, decoded, strict=True))
+        return {keys[text]: by_text[text] for text in texts if text in by_text}
 
     async def items(
         self,
@@ -209,7 +220,7 @@ class Table(Resource, Generic[K, V]):
     async def view(self) -> TableView:
         """What this process holds of the table."""
         view = (await self._open()).view
-        return TableView(True, len(view.vals), view.bytes, view.upper)
+        return TableView(view.is_resident, len(view.held), view.held.bytes, view.upper)
 
     # --- changes ---------------------------------------------------------------------------------
 
@@ -259,17 +270,22 @@ class Table(Resource, Generic[K, V]):
             raise InvalidUsage(UsageKind.CLOSED, f"table {self.name!r} is closed")
         opening = self._opening
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            opening = self._opening = self._tables.acquiring(self._kind)
+            opening = self._opening = self._tables.acquiring(self._kind, self._resident)
         return await asyncio.shield(opening)
 
-    async def _vals(self, stale: bool) -> Mapping[str, str]:
-        """The vals by key, as texts: as of a moment after this call began, or as this process has heard."""
+    async def _vals(self, keys: Collection[str], stale: bool) -> Mapping[str, str]:
+        """The vals by key, of these keys at least, as texts: as of a moment after this call began, or as this
+        process has heard."""
         table = await self._open()
+        view = table.view
         if not stale:
             with table.scope.call():
                 await table.shard.open()
-                await table.view.catch_up()
-        return table.view.vals
+                await view.catch_up()
+        if isinstance(view.held, Whole):
+            return view.held.vals
+        with table.scope.call():
+            return await view.read(keys)
 
     @asynccontextmanager
     async def _snapshot(self, as_of: int | datetime | None) -> AsyncIterator[Snapshot[K, V] | None]:
@@ -285,12 +301,15 @@ class Table(Resource, Generic[K, V]):
         async with snapshot:
             yield snapshot
 
-    async def _do(self, action: Action, once: str | None, txn: Txn | None = None) -> Done | Repeated:
+    async def _do(
+        self, action: Put | Insert | Revise, once: str | None, txn: Txn | None = None
+    ) -> Done | Repeated:
         marked = check_txn(txn), self._once(once, txn)
         table = await self._open()
         with table.scope.call():
             member = table.member
-            return await self._tables.group.do(PendingOperation((member,), action, member, *marked))
+            waiting = PendingOperation((member,), action, (action.keys,), member, *marked)
+            return await self._tables.group.do(waiting)
 
     def _once(self, once: str | None, txn: Txn | None) -> Once:
         return check_once(once, txn, self._tables.shards.stack.settings)

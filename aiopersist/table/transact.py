@@ -140,6 +140,12 @@ class Transactions:
 
     async def _attempt(self, body: Body[T], marks: "_Marks", alone: bool) -> T | Repeated:
         tx = Transaction(self._tables, self._cut)
+        try:
+            return await self._run(tx, body, marks, alone)
+        finally:
+            tx.close()
+
+    async def _run(self, tx: Transaction, body: Body[T], marks: "_Marks", alone: bool) -> T | Repeated:
         result: Any = None
         error: Exception | None = None
         try:
@@ -174,6 +180,7 @@ class Transactions:
         waiting = PendingOperation(
             members,
             tx.action(result, error),
+            tuple([*some.read, *some.written] for some in touched),
             marks.member or next(iter((*members, *tx.plain))),
             reruns=any(some.ranges for some in touched),
             is_alone=alone,

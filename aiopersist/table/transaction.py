@@ -12,23 +12,29 @@ ranges.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from aiopersist.data.jsonable import column_from_texts
 from aiopersist.data.lazy import pa
-from aiopersist.data.updates.consolidate import contents
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
-from aiopersist.errors import InvalidUsage, KeyExists, UsageKind, shown
+from aiopersist.errors import InvalidUsage, KeyExists, SinceViolation, UsageKind, shown
+from aiopersist.frontier import Antichain, last_before, minimum
+from aiopersist.read.session import ReadSession
+from aiopersist.read.snapshot import Snapshot
+from aiopersist.resource import run_bounded
 from aiopersist.table.cut import Cut
-from aiopersist.table.filters import condition
+from aiopersist.table.group import LOOKS_AT_ONCE
+from aiopersist.table.held import Whole
 from aiopersist.table.kind import Kind
 from aiopersist.table.member import Member, PlainMember, TableMember
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Cells, Conflicted
+from aiopersist.table.ranges import ReadRange, condition_of, entries_within, streamed, within
 from aiopersist.table.table import Table, kind_of, opened
 from aiopersist.write.handle import WriteHandle, session_of
 
@@ -40,14 +46,6 @@ ENTRY_BYTES = 64  # of an entry that is filtered and sorted, about
 
 class RunAgain(BaseException):
     """Ends a body that has read what is no longer so. No `Exception`, so that the body does not catch it."""
-
-
-class ReadRange(NamedTuple):
-    """A range of keys that a transaction read."""
-
-    start: Any
-    stop: Any
-    prefix: Any
 
 
 @dataclass(eq=False)
@@ -63,6 +61,9 @@ class Touched:
     read: dict[str, str | None] = field(default_factory=dict)
     ranges: list[ReadRange] = field(default_factory=list)
     written: dict[str, str | None] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    """The keys that the view keeps for it."""
+    closed: bool = False
 
     async def open(self) -> OpenTable:
         """The table."""
@@ -89,14 +90,41 @@ class Touched:
 
     def _has_any(self, keys: Iterable[str], wanted: ReadRange) -> bool:
         entries = dict.fromkeys(keys)
-        return bool(entries) and _within(self.kind, entries, wanted).num_rows > 0
+        return bool(entries) and within(self.kind, entries, wanted).num_rows > 0
+
+    def keep(self, keys: Sequence[str]) -> None:
+        """Let the view keep keys until `close`."""
+        view = self.member.view
+        if not view.is_resident and not self.closed:
+            view.keep(keys)
+            self.kept += keys
+
+    def unknown(self, keys: Sequence[str] = ()) -> list[str]:
+        """What the view does not know of the keys, and of what was read if that must be checked."""
+        if self.table is None or self.table.view.is_resident:
+            return []
+        view = self.table.view
+        return view.unknown(keys if self.version == view.version else [*self.read, *keys])
+
+    async def know(self, keys: Sequence[str]) -> None:
+        """Have keys looked up and kept."""
+        if not self.closed:
+            self.keep(keys)
+            await self.member.view.know(keys)
 
     def check(self) -> None:
-        """`RunAgain` unless what was read is so in the view as it is now."""
+        """`RunAgain` unless what was read is so in the view as it is now. No key may be unknown."""
         if self.table is not None and self.version != self.table.view.version:
-            if self.conflicts(self.table.view.vals.get):
+            if self.conflicts(self.table.view.val_of):
                 raise RunAgain
             self.version = self.table.view.version
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        self.closed = True
+        if self.kept:
+            kept, self.kept = self.kept, []
+            self.member.view.release(kept)
 
 
 class Transaction:
@@ -131,7 +159,7 @@ class Transaction:
         """The vals of those of `keys` that are there."""
         touched, wanted = self._of(table), list(keys)
         texts = touched.kind.key_texts(wanted) if wanted else []
-        await self._read(touched)
+        await self._read(touched, [text for text in texts if text not in touched.written])
         vals = [(key, _val(touched, text)) for key, text in zip(wanted, texts, strict=True)]
         return {key: touched.kind.val(val) for key, val in vals if val is not None}
 
@@ -139,7 +167,7 @@ class Transaction:
         """Give `key` that val; `KeyExists` if it has one."""
         touched = self._of(table)
         text, val_text = touched.kind.entry(key, val, self._size_max)
-        await self._read(touched)
+        await self._read(touched, [text])
         if _val(touched, text) is not None:
             raise KeyExists(key, table=table.name)
         touched.written[text] = val_text
@@ -148,15 +176,24 @@ class Transaction:
         self, table: Table[K, V], start: K | None = None, stop: K | None = None, prefix: Any = None
     ) -> AsyncIterator[tuple[K, V]]:
         """The entries with `start <= key < stop`, in key order; `prefix`: those whose keys begin with it. All
-        are of the moment of the first one. Costs time for each key of the table."""
+        are of the moment of the first one. Costs time for each key of a resident table; else it reads the
+        parts that match, in bounded memory."""
         touched, wanted = self._of(table), ReadRange(start, stop, prefix)
-        _condition(touched.kind, wanted)
+        condition_of(touched.kind, wanted)
         await self._read(touched)
         touched.ranges.append(wanted)
-        vals = {**touched.member.vals, **touched.written}
-        stack = self._tables.shards.stack
-        for entry in await stack.compute_few(len(vals) * ENTRY_BYTES, _entries, touched.kind, vals, wanted):
-            yield entry
+        stack, view = self._tables.shards.stack, touched.member.view
+        if isinstance(view.held, Whole):
+            vals = {**view.held.vals, **touched.written}
+            size = len(vals) * ENTRY_BYTES
+            for entry in await stack.compute_few(size, entries_within, touched.kind, vals, wanted):
+                yield entry
+            return
+        own, upper = dict(touched.written), view.upper  # no await since the ranges were noted
+        async with _snapshot_before(upper, view.session) as snapshot:
+            async for some in streamed(stack, touched.kind, snapshot, own, wanted):
+                for entry in some:
+                    yield entry
 
     # --- writes ----------------------------------------------------------------------------------
 
@@ -214,20 +251,34 @@ class Transaction:
             raise InvalidUsage(UsageKind.INVALID_CLOCK, text, shard_id=shard.id)
         return writer
 
-    async def _read(self, touched: Touched) -> None:
-        """Bring all tables that were read, and this one, to one moment. What was read is still so, or the
-        body runs again. After it nothing is awaited before the vals are read."""
+    async def _read(self, touched: Touched, keys: Sequence[str] = ()) -> None:
+        """Bring all tables that were read, and this one, to one moment, at which `keys` are known. What was
+        read is still so, or the body runs again. After it nothing is awaited before the vals are read."""
         await touched.open()
         self._check()
+        touched.keep(keys)
         members = [t.member for t in self.touched.values() if t is touched or t.read or t.ranges]
         while True:
             await self._cut.make(members)
+            self._check()
+            unknown = [
+                (some, some.unknown(keys if some is touched else ())) for some in self.touched.values()
+            ]
+            if jobs := [partial(some.know, found) for some, found in unknown if found]:
+                await run_bounded(LOOKS_AT_ONCE, jobs)
+                continue
             for some in self.touched.values():
                 some.check()
             if self._cut.holds(members):
                 return
 
     # --- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let views forget what it read."""
+        self.ended = True
+        for touched in self.touched.values():
+            touched.close()
 
     @property
     def writes(self) -> bool:
@@ -259,31 +310,21 @@ def _val(touched: Touched, key: str) -> str | None:
     """The val of a key as the transaction sees it."""
     if key in touched.written:
         return touched.written[key]
-    touched.read[key] = val = touched.member.vals.get(key)
+    touched.read[key] = val = touched.member.view.val_of(key)
     return val
 
 
-def _condition(kind: Kind[Any, Any], wanted: ReadRange) -> Any:
-    return condition(kind.schema, start=wanted.start, stop=wanted.stop, prefix=wanted.prefix, where=None)
-
-
-def _within(kind: Kind[Any, Any], entries: Mapping[str, object], wanted: ReadRange) -> pa.Table:
-    """The keys of `entries` within the range, as a column, and their numbers."""
-    keys = column_from_texts(list(entries), kind.schema.key.codec.arrow_type)
-    fields = [kind.schema.arrow_schema.field("key"), pa.field("number", pa.int64())]
-    table = pa.table([keys, pa.array(range(len(entries)), pa.int64())], pa.schema(fields))
-    chosen = _condition(kind, wanted)
-    return table if chosen is None else table.filter(chosen)
-
-
-def _entries(kind: Kind[K, V], vals: Mapping[str, str | None], wanted: ReadRange) -> list[tuple[K, V]]:
-    """The entries within the range, in key order."""
-    there = {key: val for key, val in vals.items() if val is not None}
-    found = _within(kind, there, wanted)
-    texts = list(there)
-    chosen = {texts[number]: there[texts[number]] for number in found.column("number").to_pylist()}
-    if not chosen:
-        return []
-    table = contents(kind.updates(chosen, dict.fromkeys(chosen), 0), kind.schema)
-    keys, some = (field.decode(table.column(name)) for name, field in kind.columns())
-    return list(zip(keys, some, strict=True))
+@asynccontextmanager
+async def _snapshot_before(
+    upper: Antichain, session: ReadSession[Any, Any]
+) -> AsyncIterator[Snapshot[Any, Any] | None]:
+    """The contents before `upper`, which a view shows; `RunAgain` if they are gone already."""
+    if upper == minimum(None):
+        yield None
+        return
+    try:
+        snapshot = await session.snapshot(last_before(upper), wait=False)
+    except SinceViolation as error:
+        raise RunAgain from error
+    async with snapshot:
+        yield snapshot

@@ -1,14 +1,29 @@
-"""The contents of a table by key, in memory, as of the shard's upper that this process has seen last.
+"""The contents of a table by key, as of the shard's upper that this process has seen last.
 
-The view stands at a frontier. To *catch up* with a newer state it fetches the updates since then, as a listen
-does, and holds since back so far. Own commits are applied without reading them.
+The view stands at a frontier, its upper. To *catch up* with a newer state it fetches the updates since then,
+as a listen does. Own commits are applied without reading them. Its upper never goes back.
+
+It is *resident*, that is it has all contents in memory, while these take less than
+`settings.table_resident_bytes`. Else it has a part of them (`held.py`), and looks other keys up in the shard
+as of its base (`lookup.py`). It holds since back so far that this works.
+
+- Who needs keys says that it is *keeping* them, and has the unknown ones looked up. A kept key stays known,
+  whatever changes meanwhile; unless the view begins anew. Then it is unknown, which the caller sees before it
+  goes on.
+- A look-up awaits. What it found is taken for keys that are unknown still, if the view has not begun anew: a
+  key that changed meanwhile is known by that change.
+- The base moves forward when a compaction has put what is recent together with what is before the base, so
+  that a look-up reads few parts, and to save memory (`bounds.py`). Answers do not depend on where it is.
+- New batches that are too large are not read: the view begins anew behind them, and knows nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -16,40 +31,53 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.errors import LeaseExpired, ShardFinalized, SinceViolation
-from aiopersist.frontier import Antichain, minimum
-from aiopersist.parts.fetch import Selection
+from aiopersist.frontier import Antichain, last_before, minimum
+from aiopersist.parts.fetch import Named, Selection
 from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.read.session import ReadSession
-from aiopersist.read.snapshot import groups
+from aiopersist.read.snapshot import Snapshot, groups
 from aiopersist.shard.hold import Need
 from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
+from aiopersist.table.bounds import contents_at_most, is_too_large, may_fit, next_base, surely_fits
+from aiopersist.table.held import Held, Parted, Whole
 from aiopersist.table.kind import Kind
+from aiopersist.table.lookup import LookUps, look_up
 
 RECENT_KEYS_MAX = 65_536  # remembered, for transactions that read ranges
 FEW = 512  # rows that take less time than reaching a thread
 
 
 class View:
-    """See the header."""
+    """See the header. `wanted`: whether it is resident; `None`: its size decides."""
 
-    def __init__(self, kind: Kind[Any, Any], session: ReadSession[Any, Any]) -> None:
+    def __init__(self, kind: Kind[Any, Any], session: ReadSession[Any, Any], wanted: bool | None) -> None:
         self.kind = kind
         self.session = session
+        self.wanted = wanted
         self.upper = minimum(None)
-        """Everything before this frontier is in `vals`."""
-        self.vals: dict[str, str] = {}
+        """Everything before this frontier is in the view."""
+        self.held: Held = Whole()
+        self._kept: Counter[str] = Counter()
+        self._look_ups = LookUps(session.shard.stack.supervisor, self._look_up)
         self._need: Need | None = None
         self._turn = asyncio.Lock()
-        self.bytes = 0
-        """About the bytes of the texts."""
+        self._outgrown: float = inf
+        """The least size of a state whose contents did not fit, as far as is known."""
+        self._judged, self._fits_again = -1, False
+        """The version that was judged last, and whether its contents surely fit."""
         self.version = 0
-        """Rises with every change of `vals`."""
+        """Rises with every change of the contents."""
         self.foreign = 0
         """Rises with every commit of another process that it takes."""
-        self._recent: deque[tuple[int, tuple[str, ...]]] = deque()
+        self._changed: deque[tuple[int, tuple[str, ...]]] = deque()
         """The keys of the last changes, by version."""
-        self._recent_keys = 0
+        self._changed_keys = 0
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether all contents are in memory."""
+        return isinstance(self.held, Whole)
 
     @property
     def is_behind(self) -> bool:
@@ -57,93 +85,281 @@ class View:
         return self.session.shard.state.upper != self.upper
 
     async def open(self) -> None:
-        """Read the contents."""
+        """Read the contents, if they are to be resident."""
         async with self._turn:
-            await self._load()
+            await self._begin()
+
+    async def become(self, wanted: bool | None) -> None:
+        """Be resident, or not, from now on; `None`: as before."""
+        if wanted is not None:
+            self.wanted = wanted
+            await self.catch_up()
+            self._bound()
 
     async def catch_up(self) -> None:
         """Bring the view to the newest state that this process knows. Requests only for parts in blobs."""
-        if not self.is_behind:
+        if not self.is_behind and not self._should_return:
             return
         async with self._turn:
             while self.is_behind:
                 try:
                     await self._catch_up(self.session.shard.state)
-                except (LeaseExpired, SinceViolation):  # nothing held its history: begin anew
-                    await self._load()
+                except (LeaseExpired, SinceViolation):  # nothing held its history
+                    await self._begin()
+            if self._should_return:
+                await self._begin()
 
     def committed(self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]) -> None:
         """A commit of this process replaced `lower` by `upper`, with these changes."""
         if self.upper == lower:  # else it caught up with it already
-            self._put(changes)
-            self._move(upper)
+            self._put(changes, upper)
 
     def changed_since(self, version: int) -> set[str] | None:
         """The keys that changed after that version; `None` if this is not remembered."""
         if version == self.version:
             return set()
-        if not self._recent or self._recent[0][0] > version + 1:
+        if not self._changed or self._changed[0][0] > version + 1:
             return None
-        return {key for at, keys in self._recent if at > version for key in keys}
+        return {key for at, keys in self._changed if at > version for key in keys}
 
     def close(self) -> None:
         """Hold nothing any more."""
         if self._need is not None:
             self.session.hold.drop(self._need)
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- keys ------------------------------------------------------------------------------------
 
-    async def _load(self) -> None:
-        shard = self.session.shard
-        while True:
-            state = await shard.open()
-            if state.upper == minimum(None):
-                need, upper, table = await self.session.need(state.upper, 0), state.upper, None
-                break
+    def unknown(self, keys: Iterable[str]) -> list[str]:
+        """Those keys whose vals are not in memory."""
+        return self.held.unknown(keys)
+
+    def val_of(self, key: str) -> str | None:
+        """The val of a key that is not unknown."""
+        return self.held.val_of(key)
+
+    @contextmanager
+    def keeping(self, keys: Collection[str]) -> Iterator[None]:
+        """Within it these keys stay known, once they are."""
+        self.keep(keys)
+        try:
+            yield
+        finally:
+            self.release(keys)
+
+    def keep(self, keys: Collection[str]) -> None:
+        """These keys stay known, once they are, until `release`."""
+        self._kept.update(iter(keys))  # a mapping would be taken for counts
+
+    def release(self, keys: Collection[str]) -> None:
+        """The opposite of `keep`."""
+        for key in keys:
+            self._kept[key] -= 1
+            if self._kept[key] <= 0:
+                del self._kept[key]
+        self._bound()
+
+    async def know(self, keys: Collection[str]) -> None:
+        """Look up the unknown ones of keys that are kept."""
+        while unknown := self.unknown(keys):
+            await self._look_ups.of(unknown)
+
+    async def read(self, keys: Collection[str]) -> dict[str, str]:
+        """The vals of those of `keys` that are there, all of the moment of the return."""
+        with self.keeping(keys):
+            await self.know(keys)
+            return {key: val for key in keys if (val := self.val_of(key)) is not None}
+
+    async def _look_up(self, keys: list[str]) -> None:
+        """Look them up; when the view began anew meanwhile, in vain."""
+        held, need, shard = self.held, self._need, self.session.shard
+        if isinstance(held, Whole) or not (keys := held.unknown(keys)):
+            return
+        self._move_base(held)
+        as_of, vals = last_before(held.base), {}
+        with self.keeping(keys):
             try:
-                async with await self.session.snapshot(None, wait=False) as snapshot:
-                    upper = Antichain(as_int(snapshot.as_of) + 1)
-                    need = await self.session.need(hold_for(upper, None), snapshot.as_of)
-                    table = await snapshot.to_arrow()
-                break
+                if held.base != minimum(None):
+                    assert need is not None
+                    self._check(held.base, need, shard.state)
+                    given = self.session, self.kind, shard.state, as_of, need.reader
+                    vals = await look_up(*given, keys)
+            except (LeaseExpired, SinceViolation):
+                await self._begin_instead_of(held)
+            else:
+                held.found(keys, vals)
+
+    async def _begin_instead_of(self, held: Held) -> None:
+        async with self._turn:
+            if self.held is held:
+                await self._begin()
+
+    # --- its beginning ---------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Begin anew, at the newest state."""
+        session = self.session
+        while True:
+            state = await session.shard.open()
+            try:
+                if state.upper != minimum(None) and self._may_fit(state):
+                    await self._load()
+                else:
+                    need = await session.need(hold_for(state.upper, None), None)
+                    self._begin_with(self._nothing(), session.shard.state.upper, need)
             except SinceViolation:
                 continue
-        vals: dict[str, str] = {}
-        if table is not None and table.num_rows:
-            stack = shard.stack
-            keys, texts = await stack.compute(self.kind.texts, table)
-            vals = dict(zip(keys, texts, strict=True))
+            return
+
+    def _begin_with(self, held: Held, upper: Antichain, need: Need) -> None:
         self.close()
-        self.vals, self.upper, self._need = vals, upper, need
+        self.held, self.upper, self._need = held, upper, need
+        self._judged = -1
+        self._forget_changes()
+        self._bound()
+
+    def _forget_changes(self) -> None:
         self.version, self.foreign = self.version + 1, self.foreign + 1
-        self._recent.clear()
-        self._recent_keys = 0
-        self.bytes = sum(map(len, vals)) + sum(map(len, vals.values()))
+        self._changed.clear()
+        self._changed_keys = 0
+
+    def _nothing(self) -> Held:
+        """What it has at the newest state without reading anything."""
+        upper = self.session.shard.state.upper
+        is_empty = upper == minimum(None) and self.wanted is not False
+        return Whole() if is_empty else Parted(upper, self._kept)
+
+    async def _load(self) -> None:
+        """Read all contents, or as far as they fit."""
+        session = self.session
+        async with await session.snapshot(None, wait=False) as snapshot:
+            upper = Antichain(as_int(snapshot.as_of) + 1)
+            need = await session.need(hold_for(upper, None), snapshot.as_of)
+            try:
+                whole = await self._whole(snapshot, session.shard.state)
+                while whole is not None and not self.upper <= upper:  # commits of our own came meanwhile
+                    state = session.shard.state
+                    whole.put(await self._news(upper, state, need), state.upper)
+                    upper = state.upper
+            except BaseException:
+                session.hold.drop(need)
+                raise
+        if whole is None:
+            self._begin_with(self._nothing(), session.shard.state.upper, need)
+        else:
+            self._begin_with(whole, upper, need)
+
+    async def _whole(self, snapshot: Snapshot[Any, Any], state: State) -> Whole | None:
+        """All contents; `None` if they are more than they may be."""
+        stack, size = self.session.shard.stack, contents_at_most(state)
+        if self.wanted or size <= self._bytes_max:
+            return await stack.compute(self._added, Whole(), await snapshot.to_arrow())
+        whole = Whole()
+        async for batch in snapshot.batches():
+            await stack.compute(self._added, whole, batch)
+            if whole.bytes > self._bytes_max:
+                self._outgrown = min(self._outgrown, size)
+                return None
+        return whole
+
+    def _added(self, whole: Whole, found: pa.Table | pa.RecordBatch) -> Whole:
+        if found.num_rows:
+            whole.add(dict(zip(*self.kind.texts(found), strict=True)))
+        return whole
+
+    # --- its bounds ------------------------------------------------------------------------------
+
+    @property
+    def _bytes_max(self) -> int:
+        return self.session.shard.stack.settings.table_resident_bytes
+
+    def _may_fit(self, state: State) -> bool:
+        """Whether the contents of a state may be resident."""
+        return may_fit(state, self._bytes_max) if self.wanted is None else self.wanted
+
+    @property
+    def _should_return(self) -> bool:
+        """Whether to become resident."""
+        if self.is_resident or self.wanted is not None:
+            return bool(self.wanted) and not self.is_resident
+        state = self.session.shard.state
+        if state.seqno != self._judged:
+            self._judged = state.seqno
+            self._fits_again = surely_fits(state, min(self._bytes_max, self._outgrown))
+        return self._fits_again
+
+    def _bound(self) -> None:
+        """Keep to the memory that it may take."""
+        held = self.held
+        if isinstance(held, Whole):
+            too_large = self.wanted is None and held.bytes > self._bytes_max
+            if too_large:
+                self._outgrown = min(self._outgrown, contents_at_most(self.session.shard.state))
+            if self.wanted is False or too_large:
+                self.held = Parted(self.upper, self._kept)
+            return
+        self._move_base(held)
+        held.shrink(self._bytes_max)
+
+    def _move_base(self, held: Parted) -> None:
+        base = next_base(self.session.shard.state, held.base, self.upper, held.recent_bytes, self._bytes_max)
+        if base != held.base:
+            held.move(base)
+            self._hold()
+
+    def _hold(self) -> None:
+        """Hold since back no further than is needed."""
+        if self._need is not None:
+            held = self.held
+            frontier = self.upper if isinstance(held, Whole) else held.base
+            self.session.hold.move(self._need, hold_for(frontier, None))
+
+    # --- catching up -----------------------------------------------------------------------------
+
+    def _check(self, frontier: Antichain, need: Need, state: State) -> None:
+        """`LeaseExpired` or `SinceViolation` unless the history from there on is there."""
+        session = self.session
+        if state.finalized:
+            raise ShardFinalized("it is finalized", shard_id=session.shard.id)
+        session.hold.check(need.reader)
+        if not session.hold.keeps and not state.since <= hold_for(frontier, None):
+            raise SinceViolation(None, state.since, shard_id=session.shard.id)
 
     async def _catch_up(self, state: State) -> None:
-        session, shard, lower = self.session, self.session.shard, self.upper
-        if state.finalized:
-            raise ShardFinalized("it is finalized", shard_id=shard.id)
-        assert self._need is not None
-        session.hold.check(self._need.reader)
-        if not session.hold.keeps and not state.since <= hold_for(lower, None):
-            raise SinceViolation(None, state.since, shard_id=shard.id)
+        lower, need = self.upper, self._need
+        assert need is not None
+        self._check(lower, need, state)
+        if not self.wanted and is_too_large(
+            _parts_of(state, lower), self._bytes_max, resident=self.is_resident
+        ):
+            await self._pass_over(state)
+            return
+        changes = await self._news(lower, state, need)
+        if self.upper == lower:  # else a commit of our own was applied meanwhile
+            self.foreign += 1
+            self._put(changes, state.upper)
+
+    async def _news(self, lower: Antichain, state: State, need: Need) -> dict[str, str | None]:
+        """The new vals of the keys that changed between `lower` and the upper of a state."""
+        session, shard = self.session, self.session.shard
         release = shard.register.pin(state.seqno)
         try:
-            batches = batches_of(state, lower, state.upper, None)
-            named = [(batch, part) for batch in batches for part in batch.parts]
             selection = Selection(lower=lower, upper=state.upper)
-            reader = self._need.reader
-            tables = [await session.fetch.table(group, selection, reader) for group in groups(named)]
+            fetch = partial(session.fetch.table, selection=selection, reader=need.reader)
+            tables = [await fetch(group) for group in groups(_parts_of(state, lower))]
         finally:
             release()
         table = concat(tables, self.kind.schema)
         size = 0 if table.num_rows <= FEW else inf
-        changes = await shard.stack.compute_few(size, self._changes, table) if table.num_rows else {}
-        if self.upper == lower:  # else a commit of our own was applied meanwhile
-            self.foreign += 1
-            self._put(changes)
-            self._move(state.upper)
+        return await shard.stack.compute_few(size, self._changes, table) if table.num_rows else {}
+
+    async def _pass_over(self, state: State) -> None:
+        """Begin anew behind what is too large to be read."""
+        if self.is_resident:  # perhaps a compaction put it together with what was read before
+            await self._begin()
+            return
+        self.held, self.upper = Parted(state.upper, self._kept), state.upper
+        self._forget_changes()
+        self._hold()
 
     def _changes(self, updates: pa.Table) -> dict[str, str | None]:
         """The new vals by key, of updates in any order."""
@@ -156,23 +372,20 @@ class View:
         changes.update((key, val) for key, val, diff in zip(keys, vals, diffs, strict=True) if diff > 0)
         return changes
 
-    def _put(self, changes: Mapping[str, str | None]) -> None:
-        if not changes:
-            return
-        self.version += 1
-        self._recent.append((self.version, tuple(changes)))
-        self._recent_keys += len(changes)
-        while self._recent_keys > RECENT_KEYS_MAX:
-            self._recent_keys -= len(self._recent.popleft()[1])
-        for key, val in changes.items():
-            old = self.vals.pop(key, None) if val is None else self.vals.get(key)
-            if old is not None:
-                self.bytes -= len(old) + (len(key) if val is None else 0)
-            if val is not None:
-                self.bytes += len(val) + (len(key) if old is None else 0)
-                self.vals[key] = val
-
-    def _move(self, upper: Antichain) -> None:
+    def _put(self, changes: Mapping[str, str | None], upper: Antichain) -> None:
+        """Take the changes between its upper and `upper`."""
+        if changes:
+            self.version += 1
+            self._changed.append((self.version, tuple(changes)))
+            self._changed_keys += len(changes)
+            while self._changed_keys > RECENT_KEYS_MAX:
+                self._changed_keys -= len(self._changed.popleft()[1])
+            self.held.put(changes, upper)
         self.upper = upper
-        if self._need is not None:
-            self.session.hold.move(self._need, hold_for(upper, None))
+        self._bound()
+        self._hold()
+
+
+def _parts_of(state: State, lower: Antichain) -> list[Named]:
+    """The parts that may hold updates beyond `lower`."""
+    return [(batch, part) for batch in batches_of(state, lower, state.upper, None) for part in batch.parts]

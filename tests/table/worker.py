@@ -55,6 +55,7 @@ async def work(orders: Orders) -> None:
         watch_timeout_s=0.5,
         open_timeout_s=CALL_S,
         blob_target_size=2000,
+        table_resident_bytes=dice.choice([0, 900, 2**26]),
     )
     note = writes_to(os.open(orders.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     opening = ap.open(

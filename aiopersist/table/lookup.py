@@ -1,0 +1,89 @@
+"""Keys looked up in a shard: by the statistics of parts, then by those of row groups.
+
+A key of a table that is compacted to one run costs at most two requests: for the index of a part, and for a
+row group; an index that was read lately costs none. (One whose history lies in two parts costs four.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from aiopersist.data.jsonable import column_from_texts
+from aiopersist.data.lazy import pa
+from aiopersist.data.part.keys import Among, among
+from aiopersist.data.updates.assemble import concat
+from aiopersist.data.updates.consolidate import contents
+from aiopersist.frontier import Time
+from aiopersist.parts.fetch import Selection
+from aiopersist.read.query import Query
+from aiopersist.read.session import ReadSession
+from aiopersist.read.snapshot import groups, parts_at
+from aiopersist.resource import Supervisor, run_bounded
+from aiopersist.state.model import State
+from aiopersist.table.kind import Kind
+
+AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
+
+
+def conditions(kind: Kind[Any, Any], keys: Sequence[str]) -> Among:
+    """Conditions that the entries of these keys fulfil, and perhaps others."""
+    return among(column_from_texts(keys, kind.schema.key.codec.arrow_type))
+
+
+def chosen(kind: Kind[Any, Any], found: pa.Table, keys: Iterable[str]) -> dict[str, str]:
+    """The vals of these keys, of contents that have them and perhaps others."""
+    wanted = set(keys)
+    pairs = zip(*kind.texts(found), strict=True) if found.num_rows else ()
+    return {key: val for key, val in pairs if key in wanted}
+
+
+async def look_up(
+    session: ReadSession[Any, Any],
+    kind: Kind[Any, Any],
+    state: State,
+    as_of: Time,
+    reader: str,
+    keys: Sequence[str],
+) -> dict[str, str]:
+    """The vals that keys had at a complete time, by a state that `reader` holds."""
+    stack, shard = session.shard.stack, session.shard
+    release = shard.register.pin(state.seqno)
+    try:
+        where, rows = await stack.compute(conditions, kind, keys)
+        selection = Selection(as_of=as_of, where=where, rows=rows)
+        parts = await stack.compute(Query(kind.schema, where).matching, parts_at(state, as_of))
+        jobs = [partial(session.fetch.table, group, selection, reader) for group in groups(parts)]
+        tables = await run_bounded(stack.settings.fetch_max_outstanding_parts, jobs)
+    finally:
+        release()
+
+    def found() -> dict[str, str]:
+        return chosen(kind, contents(concat(tables, kind.schema), kind.schema), keys)
+
+    return await stack.compute(found)
+
+
+class LookUps:
+    """Shares look-ups among the calls that wait: each takes all keys that were asked for before it began."""
+
+    def __init__(self, supervisor: Supervisor, work: Callable[[list[str]], Awaitable[None]]) -> None:
+        self._supervisor = supervisor
+        self._work = work
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._keys: dict[str, None] = {}
+        self._next: asyncio.Task[None] | None = None
+
+    async def of(self, keys: Iterable[str]) -> None:
+        """Look these up. A caller that is cancelled stops waiting."""
+        self._keys.update(dict.fromkeys(keys))
+        if self._next is None or self._next.done():
+            self._next = self._supervisor.spawn(self._look_up(), "look up keys of a table")
+        await asyncio.shield(self._next)
+
+    async def _look_up(self) -> None:
+        async with self._room:
+            keys, self._keys, self._next = list(self._keys), {}, None
+            await self._work(keys)

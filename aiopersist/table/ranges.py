@@ -1,0 +1,108 @@
+"""Ranges of keys that transactions read: the entries within them, with the transaction's own writes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, NamedTuple, TypeVar
+
+from aiopersist.data.jsonable import column_from_texts
+from aiopersist.data.lazy import pa
+from aiopersist.data.updates.consolidate import contents
+from aiopersist.data.updates.order import row_key, row_keys
+from aiopersist.read.snapshot import Snapshot
+from aiopersist.shard.stack import Stack
+from aiopersist.table.filters import condition
+from aiopersist.table.kind import Kind
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ReadRange(NamedTuple):
+    """A range of keys that a transaction read."""
+
+    start: Any
+    stop: Any
+    prefix: Any
+
+
+def condition_of(kind: Kind[Any, Any], wanted: ReadRange) -> Any:
+    """The condition that holds for the entries of the range; `None` for all."""
+    return condition(kind.schema, start=wanted.start, stop=wanted.stop, prefix=wanted.prefix, where=None)
+
+
+def within(kind: Kind[Any, Any], entries: Mapping[str, object], wanted: ReadRange) -> pa.Table:
+    """The keys of `entries` within the range, as a column, and their numbers."""
+    keys = column_from_texts(list(entries), kind.schema.key.codec.arrow_type)
+    fields = [kind.schema.arrow_schema.field("key"), pa.field("number", pa.int64())]
+    table = pa.table([keys, pa.array(range(len(entries)), pa.int64())], pa.schema(fields))
+    chosen = condition_of(kind, wanted)
+    return table if chosen is None else table.filter(chosen)
+
+
+def entries_within(kind: Kind[K, V], vals: Mapping[str, str | None], wanted: ReadRange) -> list[tuple[K, V]]:
+    """The entries within the range, in key order."""
+    there = {key: val for key, val in vals.items() if val is not None}
+    found = within(kind, there, wanted)
+    texts = list(there)
+    return _in_order(
+        kind, {texts[number]: there[texts[number]] for number in found.column("number").to_pylist()}
+    )
+
+
+def _in_order(kind: Kind[K, V], entries: Mapping[str, str]) -> list[tuple[K, V]]:
+    if not entries:
+        return []
+    return _decoded(kind, contents(kind.updates(entries, dict.fromkeys(entries), 0), kind.schema))
+
+
+def _decoded(kind: Kind[K, V], found: pa.Table | pa.RecordBatch) -> list[tuple[K, V]]:
+    keys, vals = (field.decode(found.column(name)) for name, field in kind.columns())
+    return list(zip(keys, vals, strict=True))
+
+
+async def streamed(
+    stack: Stack,
+    kind: Kind[K, V],
+    snapshot: Snapshot[K, V] | None,
+    written: Mapping[str, str | None],
+    wanted: ReadRange,
+) -> AsyncGenerator[list[tuple[K, V]], None]:
+    """The entries of a snapshot (`None`: there are none) within the range, with own writes on top, in key
+    order, in bounded memory beside the writes."""
+    own = await stack.compute(_OwnWrites, kind, written, wanted)
+    if snapshot is not None:
+        async with aclosing(snapshot.batches(condition_of(kind, wanted))) as batches:
+            async for batch in batches:
+                yield await stack.compute(own.on, batch)
+    yield await stack.compute(own.rest)
+
+
+class _OwnWrites:
+    """Writes within a range, which are taken in key order."""
+
+    def __init__(self, kind: Kind[Any, Any], written: Mapping[str, str | None], wanted: ReadRange) -> None:
+        self._kind = kind
+        found, texts = within(kind, written, wanted), list(written)
+        keys = zip(row_keys(found, ["key"]), found.column("number").to_pylist(), strict=True)
+        self._left = deque(sorted((key, texts[number]) for key, number in keys))
+        self._written = written
+
+    def on(self, batch: pa.RecordBatch) -> list[tuple[Any, Any]]:
+        """The next entries of the contents, with the writes up to the last of them."""
+        last = row_key(batch, -1, ("key",))
+        own: dict[str, str | None] = {}
+        while self._left and self._left[0][0] <= last:
+            _, text = self._left.popleft()
+            own[text] = self._written[text]
+        if not own:
+            return _decoded(self._kind, batch)
+        vals: dict[str, str | None] = {**dict(zip(*self._kind.texts(batch), strict=True)), **own}
+        return _in_order(self._kind, {key: val for key, val in vals.items() if val is not None})
+
+    def rest(self) -> list[tuple[Any, Any]]:
+        """The writes beyond all entries."""
+        own = {text: self._written[text] for _, text in self._left}
+        return _in_order(self._kind, {key: val for key, val in own.items() if val is not None})
