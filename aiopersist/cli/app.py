@@ -13,6 +13,7 @@ from aiopersist.cli import maintain as maintain_
 from aiopersist.demo import history as demo_history
 from aiopersist.demo import indexed as demo_indexed
 from aiopersist.demo import spark as demo_spark
+from aiopersist.demo import tables as demo_tables
 from aiopersist.demo.common import CheckFailed, DemoOptions
 from aiopersist.demo.git import GitError
 from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
@@ -37,7 +38,11 @@ def demo(
     location: Annotated[str | None, typer.Option(help="Keep the data in this directory.")] = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N commits.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="N commits, or transfers.")] = None,
+    tables: Annotated[
+        bool,
+        typer.Option("--tables", help="A bank in two tables: transactions of processes, no git."),
+    ] = False,
     indexed: Annotated[
         bool, typer.Option("--indexed", help="By author date, one stream per top-level folder.")
     ] = False,
@@ -45,14 +50,23 @@ def demo(
         bool, typer.Option("--spark", help="Loaded, read back and compacted by Spark jobs; needs Java.")
     ] = False,
 ) -> None:
-    """Store the history of a git repository, follow it live, and check it against git."""
+    """Store the history of a git repository, follow it live, and check it against git; or run a bank."""
     _check_location(location, blob, consensus)
     if location is not None and "://" in location:
         _stop("--location is a directory; a URL is for --blob or --consensus", CANNOT_BEGIN)
     options = DemoOptions(repo, None if location is None else Path(location), blob, consensus, limit)
-    if indexed and spark:
-        _stop("--indexed and --spark are two demos", CANNOT_BEGIN)
-    run = demo_indexed.run if indexed else demo_spark.run if spark else demo_history.run
+    demos = [
+        run
+        for is_chosen, run in (
+            (tables, demo_tables.run),
+            (indexed, demo_indexed.run),
+            (spark, demo_spark.run),
+        )
+        if is_chosen
+    ]
+    if len(demos) > 1:
+        _stop("--tables, --indexed and --spark are demos of their own: choose one", CANNOT_BEGIN)
+    run = demos[0] if demos else demo_history.run
     _run(run(options, Console()))
 
 

@@ -1,0 +1,41 @@
+"""One process of `aiopersist demo --tables`: a teller, whose tasks transfer, or the auditor.
+
+`aiopersist.demo.tables` starts these processes, and kills the auditor. The environment names the location.
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+
+from aiopersist.demo.bank import Bank, JournalEntry
+from aiopersist.opening import open as open_client
+from aiopersist.write.handle import WriteHandle
+
+TASKS = 16  # of a teller
+
+
+async def teller(bank: Bank, name: str, transfers: int) -> None:
+    """Make that many transfers, and say after each that it is durable."""
+    journal = await bank.journal()
+    ids = (f"{name}-{number}" for number in range(transfers))
+    async with journal, asyncio.TaskGroup() as tasks:
+        for _ in range(TASKS):
+            tasks.create_task(_transfer(bank, journal, ids))
+
+
+async def _transfer(bank: Bank, journal: WriteHandle[str, JournalEntry], ids: Iterator[str]) -> None:
+    for one in ids:
+        await bank.transfer(journal, one)
+        sys.stdout.write(f"{one}\n")
+        sys.stdout.flush()
+
+
+async def main(role: str, run: str, name: str, transfers: int) -> None:
+    """The process."""
+    async with open_client() as client:
+        bank = Bank(client, run)
+        await (teller(bank, f"{run}-{name}", transfers) if role == "teller" else bank.audit())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
