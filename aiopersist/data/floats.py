@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import pack, unpack
+
 from aiopersist.data.lazy import pa, pc
 
 
@@ -48,9 +50,10 @@ def narrowed(array: pa.Array, t: pa.DataType) -> pa.Array:
     return narrow
 
 
-def exact_float(value: float) -> float:
-    """`value` as a float; `ValueError` for an int that no float equals."""
+def exact_float(value: float, t: pa.DataType) -> float:
+    """`value` as a float; `ValueError` or `OverflowError` for an int that no float of the type `t` equals."""
     result = float(value)
-    if result != value and result == result:
+    stored = unpack("f", pack("f", result))[0] if isinstance(value, int) and t.bit_width == 32 else result
+    if stored != value and result == result:
         raise ValueError("the nearest float is another number")
     return result

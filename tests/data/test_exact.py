@@ -92,6 +92,8 @@ CASES: list[tuple[Any, Any, Any]] = [
     (dt.datetime, pd.Timestamp(1_000, unit="ns", tz="UTC"), pd.Timestamp(1, unit="ns", tz="UTC")),
     (pa.duration("us"), pd.Timedelta(1_000, unit="ns"), pd.Timedelta(1, unit="ns")),
     (pa.float32(), float("inf"), 1e300),
+    (pa.float32(), 2**24, 2**24 + 1),
+    (pa.float32(), 2**100, 2**200),
     (Animal, Animal(name="a"), Dog(name="a", breed="b")),
     (list[Spot], [Spot(1)], [Spot3(1, 2)]),
     (Absent(), 1, 0),

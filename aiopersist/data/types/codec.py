@@ -175,7 +175,7 @@ class Plain(BuiltIn):
         if not self.floating:
             return pa.array(values, self.arrow_type)
         if types - {float, NONE}:
-            values = [v if v is None else exact_float(v) for v in values]
+            values = [v if v is None else exact_float(v, self.arrow_type) for v in values]
         return canonical(narrowed(pa.array(values, pa.float64()), self.arrow_type))
 
     def _check_types(self, values: Sequence[Any]) -> None:
