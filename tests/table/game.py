@@ -19,7 +19,7 @@ from tests.table.moves import JOURNAL, RATES, TABLES, Move, Player, drawn
 from tests.table.verdict import verify
 
 FAULTS = {Outcome.REFUSED: 0.02, Outcome.LOST: 0.03, Outcome.DROPPED: 0.02, Outcome.LATE: 0.01}
-LIMITS = {"watch_timeout_s": 0.02, "row_group_bytes": 200, "blob_target_size": 400, "open_timeout_s": 50.0}
+LIMITS = {"row_group_bytes": 200, "blob_target_size": 400, "open_timeout_s": 50.0}
 RESIDENT = (0, 450, 900, 2**26)  # nothing, few keys, all
 CUTS = 40  # commit times at which all tables are read
 
@@ -107,7 +107,9 @@ class Game:
 
     async def _actor(self, stack: AsyncExitStack, name: str) -> None:
         faults = Troubles(self.rng.randrange(10**6), latency_s=(0.0, 0.002))
+        faults.losing_hints = self.rng.random() < 0.3  # then views learn by heads alone
         settings = ap.Settings(
+            watch_timeout_s=1.0 if faults.losing_hints else 0.02,
             retry_timeout_s=self.rng.choice([0.0, None]),
             inline_writes_single_max_bytes=self.rng.choice([0, 16384]),
             table_resident_bytes=self.rng.choice(RESIDENT),
