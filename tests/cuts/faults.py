@@ -106,7 +106,7 @@ class Trouble:
         self._gone = fault in (Fault.GONE, Fault.LOST_AND_GONE)
         if fault in (Fault.REFUSED, Fault.GONE):
             raise StorageUnavailable(f"injected: {op} is refused")
-        if fault in (Fault.LATE, Fault.VERY_LATE):
+        if fault in (Fault.LATE, Fault.VERY_LATE) and op != "watch":  # a hint would be waited for
             self._late.append(act)
         if fault is Fault.DROPPED_AND_PASSED:
             await self._others(self.pass_by)

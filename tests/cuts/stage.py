@@ -20,6 +20,7 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from tests.conftest import StoreUrls
 from tests.cuts.faults import PAUSE_S, Fault, Trouble, TroubledBlob, TroubledConsensus
 from tests.support.schemas import SCHEMA
 
@@ -239,10 +240,14 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(place: Path | None, retry_timeout_s: float | None) -> AsyncIterator[Stage]:
-    """A stage in memory, or on disk at `place`; nothing is left running behind it."""
-    blob: Any = MemoryBlob("") if place is None else ap.open_blob(f"file://{place}/blob?fsync=off")
-    consensus: Any = MemoryConsensus("") if place is None else ap.open_consensus(f"sqlite://{place}/state.db")
+async def staged(
+    place: Path | None, retry_timeout_s: float | None, urls: StoreUrls | None = None
+) -> AsyncIterator[Stage]:
+    """A stage in memory, on disk at `place`, or in these stores; nothing is left running behind it."""
+    if place is not None:
+        urls = StoreUrls(f"file://{place}/blob?fsync=off", f"sqlite://{place}/state.db")
+    blob: Any = MemoryBlob("") if urls is None else ap.open_blob(urls.blob)
+    consensus: Any = MemoryConsensus("") if urls is None else ap.open_consensus(urls.consensus)
     others = asyncio.all_tasks()
     stage = Stage(blob, consensus, place, retry_timeout_s)
     stage.trouble.sweep, stage.trouble.pass_by = stage.others_sweep, stage.others_pass_by

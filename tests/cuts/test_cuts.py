@@ -12,8 +12,10 @@ import pytest
 
 import tests.cuts.scenes_above
 import tests.cuts.scenes_maintenance
-import tests.cuts.scenes_once  # noqa: F401  # each adds its own
+import tests.cuts.scenes_once
+import tests.cuts.scenes_tables  # noqa: F401  # each adds its own
 from aiopersist.shard import commit
+from tests.conftest import StoreUrls
 from tests.cuts.faults import Cut, Fault, Met, troubled
 from tests.cuts.scenes import SCENES
 from tests.cuts.stage import MAY_RAISE, staged
@@ -33,12 +35,32 @@ SAMPLE = 12  # scenes
 DRAWN_FROM = 5  # calls and waits, the first ones; some scenes have fewer
 
 
+TABLE_SCENES = [name for name in SCENES if name.startswith(("table", "transact"))]
+
+
+def apart(urls: StoreUrls, number: int) -> StoreUrls | None:
+    """An empty place beside this one; `None`: in memory."""
+    if urls.blob.startswith("mem"):
+        return None
+    blob, _, options = urls.blob.partition("?")
+    consensus = urls.consensus.replace("state.db", f"state{number}.db")
+    if consensus == urls.consensus:  # Postgres, whose URL ends with the schema
+        consensus += f"_{number}"
+    return StoreUrls(f"{blob}/{number}?{options}" if options else f"{blob}/{number}", consensus)
+
+
 async def play(
-    name: str, trouble: Fault | Cut, at: int, place: Path | None = None, *, patient: bool = False
+    name: str,
+    trouble: Fault | Cut,
+    at: int,
+    place: Path | None = None,
+    urls: StoreUrls | None = None,
+    *,
+    patient: bool = False,
 ) -> Met:
     """The scene, with that trouble there; all is checked. Who is patient hears of nothing that heals."""
     try:
-        async with staged(place, None if patient else 0.0) as stage:
+        async with staged(place, None if patient else 0.0, urls) as stage:
             stage.client = await stage.opened()
             call = await SCENES[name](stage)
             met = await troubled(stage.trouble, call(), trouble, at)
@@ -58,6 +80,25 @@ async def play(
 async def test_a_sample(name: str) -> None:
     rng = random.Random(f"{SEED} {name}")
     await play(name, rng.choice(TROUBLES), rng.randint(1, DRAWN_FROM))
+
+
+@pytest.mark.parametrize("name", TABLE_SCENES)
+async def test_a_call_of_tables_is_cancelled(name: str) -> None:
+    rng = random.Random(f"{SEED} {name}")
+    await play(name, rng.choice([*Cut]), rng.randint(1, 2))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TABLE_SCENES)
+async def test_calls_of_tables_are_cancelled_at_each_wait(name: str, location: StoreUrls) -> None:
+    """Goal: on each store all of it happens, or nothing, and the client goes on."""
+    number = 0
+    for cut in Cut:
+        for at in count(1):
+            number += 1
+            if not (await play(name, cut, at, urls=apart(location, number))).reached:
+                break
 
 
 @pytest.mark.long
