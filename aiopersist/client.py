@@ -313,6 +313,7 @@ class Client(Root):
         if it did not happen, or is forgotten by now. Appends of this client whose outcome is not known are
         settled first. Linearizable: one request; for a transaction two."""
         with self._shards.calls.call():
+            await self._tables.group.decided()
             if shard is not None:
                 return await happened(self._shards, shard, once)
             return await self._transactions.happened(once)

@@ -60,6 +60,8 @@ class TableCommits:
         self._leader: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         """Set when an operation comes, or the time of one that goes alone has ended."""
+        self._turn = asyncio.Lock()
+        """Held while operations are carried out."""
         self._alone_until: float | None = None
         self._alone = asyncio.Lock()
         self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
@@ -99,7 +101,13 @@ class TableCommits:
                 await self._news_within(left_s)
             for waiting in group:
                 del self._waiting[waiting]
-            await self._answered(group)
+            async with self._turn:
+                await self._answered(group)
+
+    async def decided(self) -> None:
+        """Return once the operations that were taken before this call have happened, or never will."""
+        async with self._turn:
+            return
 
     def _alone_left_s(self) -> float:
         """For how long others wait."""
@@ -158,7 +166,7 @@ class TableCommits:
             now = await self._stack.clock.now()
             with ExitStack() as kept:
                 await _know(group, kept)
-                plan = Plan(group, now)
+                plan = Plan((waiting for waiting in group if not waiting.answer.done()), now)
             if parts := plan.parts:
                 for planned in parts:
                     planned.member.check_schema()

@@ -71,7 +71,8 @@ class TableStage:
             keys = {*BEFORE[0], *contents, "new"}
             assert await table.get_many(keys) == contents
             assert not stale or await table.get_many(keys, stale=True) == contents
-            assert (await table.view()).keys == len(contents)
+            view = await table.view()
+            assert not view.resident or view.keys == len(contents)
 
     async def verify(self) -> None:
         """The same client goes on, and makes the call again."""
@@ -103,11 +104,14 @@ class TableStage:
 
 
 def table_scene(
-    after: Contents, call: Callable[[TableStage], Awaitable[Any]], shard: str | None = "a"
+    after: Contents, call: Callable[[TableStage], Awaitable[Any]], shard: str | None = "a", **settings: Any
 ) -> Scene:
     """`call` makes `after` of what was there, and has the id."""
 
     async def prepare(s: Stage) -> Call:
+        if settings:
+            await s.client.aclose()
+            s.client = await s.opened(**settings)
         there = TableStage(s, after, shard)
         await there.open(s.client)
         await there.a.put_many(BEFORE[0])
@@ -167,6 +171,10 @@ SCENES["table_delete"] = table_scene(
 )
 SCENES["transact"] = table_scene(({**A, "k": 0}, {"k": 11}, {90 * "j": 1}), _transfer, None)
 SCENES["transact_and_read"] = table_scene((A, {"k": 11}, J), _only_read, None)
+# Views that know few keys, and look others up.
+PARTED: dict[str, Any] = {"table_resident_bytes": 0}
+SCENES["table_update_parted"] = table_scene(({**A, "k": 2}, B, J), _update, **PARTED)
+SCENES["transact_parted"] = table_scene(({**A, "k": 0}, {"k": 11}, {90 * "j": 1}), _transfer, None, **PARTED)
 
 
 # --- reads, and the life of tables --------------------------------------------------------------------
@@ -201,6 +209,7 @@ async def _open(there: TableStage) -> None:
 
 for _call in (_get, _items, _look, _open):
     SCENES[f"table{_call.__name__}"] = table_scene(BEFORE, _call, "")
+    SCENES[f"table{_call.__name__}_parted"] = table_scene(BEFORE, _call, "", **PARTED)
 
 
 async def _changes(s: Stage) -> Call:

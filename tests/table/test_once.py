@@ -1,6 +1,7 @@
 """Doing a thing once: `once=` and `txn=` of a table."""
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
@@ -8,10 +9,10 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.catalog import RecordId, resolve_or_create
 from aiopersist.table.transact import RECORDS
-from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
+from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.support.internals import stack_of
 from tests.support.processes import Place
-from tests.table.kit import entries, gated, in_time, versions
+from tests.table.kit import Gate, entries, gated, in_time, versions
 
 
 def writes(table: Any, once: str) -> dict[str, Any]:
@@ -282,3 +283,29 @@ async def test_a_record_that_was_named_and_not_created_knows_no_id(quiet_mem: ap
 
     await quiet_mem.transact(body, once="r")
     assert await quiet_mem.happened("r") is not None
+
+
+async def test_what_is_cancelled_while_its_key_is_looked_up_does_not_happen() -> None:
+    """Goal: also in a table that is not resident a call that was cancelled before its group was sent does not
+    happen, and `happened` says so for good."""
+    url, gate = f"mem://{uuid.uuid4().hex}", Gate()
+    small = ap.Settings(table_resident_bytes=0, inline_writes_single_max_bytes=0, blob_cache_bytes=0)
+    blob, consensus = FaultyBlob(ap.open_blob(url), gate), ap.open_consensus(url)
+    async with (
+        ap.open(url) as other,
+        ap.open(blob=blob, consensus=consensus, settings=small, maintenance=False) as client,
+    ):
+        await other.table("t", str, int).put_many({f"k{number}": number for number in range(2000)})
+        table = client.table("t", str, int)
+        assert not (await table.view()).resident
+        gate.hold("get", "get_range")
+        work = asyncio.create_task(table.update("k7", lambda old: 0, once="id"))
+        await in_time(gate.held.wait())
+        work.cancel()
+        await asyncio.wait([work])
+        asked = asyncio.create_task(client.happened("id", "t"))
+        await asyncio.sleep(0)
+        gate.open()
+        assert await in_time(asked) is None
+        assert await in_time(table.get("k7")) == 7
+        assert await client.happened("id", "t") is None

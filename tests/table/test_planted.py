@@ -45,9 +45,9 @@ def a_torn_commit(patch: pytest.MonkeyPatch) -> None:
     """The shards of a commit are written one after the other."""
     append_all = group.append_all
 
-    async def one_by_one(appends: Sequence[Any]) -> None:
+    async def one_by_one(appends: Sequence[Any], joined: Sequence[Any] = ()) -> None:
         for append in appends:
-            await append_all([append])
+            await append_all([append], joined)
 
     patch.setattr(group, "append_all", one_by_one)
 
@@ -55,7 +55,7 @@ def a_torn_commit(patch: pytest.MonkeyPatch) -> None:
 def a_stale_get(patch: pytest.MonkeyPatch) -> None:
     """No get looks at the head."""
     vals = table.Table._vals
-    patch.setattr(table.Table, "_vals", lambda self, stale: vals(self, True))
+    patch.setattr(table.Table, "_vals", lambda self, keys, stale: vals(self, keys, True))
 
 
 def an_answer_that_is_old(patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def a_shared_val(patch: pytest.MonkeyPatch) -> None:
     """Operations of one group do not see each other."""
 
     def val_of(self: Any, key: str) -> str | None:
-        return self.view.get(key)  # type: ignore[no-any-return]
+        return self.before(key)  # type: ignore[no-any-return]
 
     patch.setattr(operation.Overlay, "val_of", val_of)
 
