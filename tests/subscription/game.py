@@ -1,0 +1,310 @@
+"""A random history of consumers under faults, and what must be true of it.
+
+One producer writes numbered updates. Consumers of several kinds, each with two clients that fight for its
+name, take steps and acknowledge them: alone, with an append to a shard (`Subscription.commit`), or with a
+transaction. Calls are cancelled, answers are lost or late, openings are abandoned, since is moved and
+everything is compacted. At the end the log of the shard, which has each version that was ever written, is
+compared with what the openings were given and have acknowledged:
+
+- an opening gets exactly the updates behind the position that it began at, in order: none is skipped;
+- a position only moves forward, only by its owner, and only to what that one has acknowledged;
+- each output is there once if its input was acknowledged, else not at all.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import aiopersist as ap
+from aiopersist.state.diff import decode_diff
+from aiopersist.state.position import Position
+from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
+from tests.support.schemas import SCHEMA
+
+RATES = {Outcome.REFUSED: 0.02, Outcome.LOST: 0.05, Outcome.DROPPED: 0.03, Outcome.LATE: 0.02}
+KINDS = ("ack", "commit", "same", "transact", "half[0/2]", "half[1/2]")
+LIMITS = {"watch_timeout_s": 0.02, "ack_every_s": 0.005, "row_group_bytes": 300, "blob_target_size": 600}
+
+
+class WritesLate(Faults):
+    """A request that only reads is not worth a late answer."""
+
+    def outcome(self, op: str) -> Outcome:
+        found = super().outcome(op)
+        is_write = op.startswith("compare_and_set")
+        return Outcome.DONE if found is Outcome.LATE and not is_write else found
+
+
+@dataclass
+class Opened:
+    """What one opening was given, and has tried to acknowledge."""
+
+    key: str
+    begins_at: Position
+    steps: list[Any] = field(default_factory=list)
+    tried: list[Position] = field(default_factory=list)
+
+
+class Game:
+    """See the header."""
+
+    def __init__(self, seed: int, url: str, updates: int) -> None:
+        self.rng = random.Random(seed)
+        self.url = url
+        self.updates = updates
+        self.blob = ap.open_blob(url)
+        self.written: dict[int, list[tuple[str, int]]] = {}
+        """By time, what was written."""
+        self.opened: dict[str, Opened] = {}
+        """By owner."""
+        self.counts: Counter[str] = Counter()
+        self.faults: list[Faults] = []
+        self.finished = False
+        self.first_output = 2**62
+        """From this time on the shard may have outputs among its inputs."""
+
+    def client(self, *, honest: bool = False) -> Any:
+        rates = {} if honest else RATES
+        faults = WritesLate(self.rng.randrange(2**32), rates, latency_s=(0.0, 0.0005))
+        self.faults.append(faults)
+        consensus = FaultyConsensus(ap.open_consensus(self.url), faults)
+        limits = ap.Settings(**LIMITS, inline_writes_single_max_bytes=self.rng.choice([0, 16384]))
+        return ap.open(blob=self.blob, consensus=consensus, settings=limits, maintenance=False)
+
+    async def play(self) -> Counter[str]:
+        async with self.client(honest=True) as honest:
+            await self.produce(honest, 10)
+            async with asyncio.TaskGroup() as tasks:
+                consumers = [tasks.create_task(self.consume(kind)) for kind in KINDS]
+                disturbing = tasks.create_task(self.disturb(honest))
+                for _ in range(self.updates):
+                    await self.produce(honest, self.rng.choice([1, 1, 2, 5]))
+                    await asyncio.sleep(self.rng.choice([0, 0.001, 0.005]))
+                self.finished = True
+                await asyncio.wait(consumers)
+                disturbing.cancel()
+            await self.check(honest)
+        return self.counts
+
+    async def produce(self, honest: ap.Client, count: int) -> None:
+        async with honest.writer("s", SCHEMA) as writer:
+            first = sum(map(len, self.written.values()))
+            rows = [(f"k{number % 9}", number) for number in range(first, first + count)]
+            self.written[await writer.write(rows)] = rows
+
+    async def disturb(self, honest: ap.Client) -> None:
+        """What the world does meanwhile."""
+        await honest.retain("s", 0)
+        while True:
+            await asyncio.sleep(self.rng.uniform(0, 0.02))
+            for faults in self.faults:
+                await faults.land()
+            if self.rng.random() < 0.3:
+                await honest.force_compaction("s")
+
+    # --- consumers -------------------------------------------------------------------------------
+
+    async def consume(self, kind: str) -> None:
+        """Openings of one name, one after the other or at once, until everything is acknowledged."""
+        async with self.client() as one, self.client() as two:
+            while not await self.is_done(one, kind):
+                some = [
+                    self.opening(self.rng.choice([one, two]), kind) for _ in range(self.rng.choice([1, 1, 2]))
+                ]
+                await asyncio.gather(*some)
+
+    async def is_done(self, client: ap.Client, kind: str) -> bool:
+        view = (await client.subscriptions("s")).get(kind)
+        return self.finished and view is not None and view.position > max(self.written)
+
+    async def opening(self, client: ap.Client, kind: str) -> None:
+        """One opening: some steps, then it is closed, abandoned, or fenced."""
+        name, _, share = kind.partition("[")
+        given: dict[str, Any] = {"share": (int(share[0]), 2)} if share else {}
+        sub = await self.cancellable(client.subscription("s", SCHEMA, name=name, **given), 0.05)
+        if sub is None:
+            return
+        consumer = sub._consumer
+        opened = self.opened[consumer.owner] = Opened(kind, consumer.begins_at)
+        try:
+            for _ in range(self.rng.randrange(1, 12)):
+                step = await self.next_step(sub)
+                if step is None:
+                    break
+                opened.steps.append(step)
+                may_skip = kind not in ("commit", "same", "transact")
+                is_skipped = may_skip and self.rng.random() < 0.15
+                if not is_skipped and not await self.acknowledge(client, sub, step, opened):
+                    break
+        except ap.OpaqueMismatch:
+            self.counts["fenced"] += 1
+        if self.rng.random() < 0.7:
+            await self.cancellable(sub.aclose(), 0.2)
+        else:
+            self.counts["abandoned"] += 1
+
+    async def next_step(self, sub: Any) -> Any:
+        while True:
+            finished, waiting = self.finished, asyncio.ensure_future(anext(sub))
+            step = await self.cancellable(waiting, 0.1, wait_s=0.1)
+            if step is not None or finished:
+                return step
+
+    async def acknowledge(self, client: ap.Client, sub: Any, step: Any, opened: Opened) -> bool:
+        """Whether the opening may go on: what it makes of a step must not be left out."""
+        kind = opened.key
+        opened.tried.append(step._mark.position)
+        if kind not in ("commit", "same", "transact"):
+            await self.cancellable(sub.ack(step, durable=self.rng.random() < 0.3), 0.1)
+            self.counts["ack"] += 1
+            return True
+        while True:
+            try:
+                done = await self.cancellable(self.output(client, sub, step, kind), 0.3)
+            except ap.UpperMismatch:
+                self.counts["mismatch"] += 1
+                continue
+            except ap.InvalidUsage as error:
+                self.counts[error.kind.name] += 1
+                if error.kind is ap.UsageKind.CONSUMED:
+                    return True
+                raise
+            if done is not None:
+                self.counts[kind] += 1
+                return True
+            if self.rng.random() < 0.2:
+                return False  # nobody knows whether it happened
+
+    async def output(self, client: ap.Client, sub: Any, step: Any, kind: str) -> str:
+        """What a consumer makes of a step: a row for each of its input."""
+        vals = [update.val for update in step.updates if update.key.startswith("k")]
+        if kind == "transact":
+            table = client.table("counts", int, int)
+
+            async def body(tx: ap.Transaction) -> None:
+                known = await tx.get_many(table, vals)
+                tx.put_many(table, {val: known.get(val, 0) + 1 for val in vals})
+
+            await client.transact(body, acks=[(sub, step)])
+            return "done"
+        async with client.writer("same" if kind == "commit" else "s", SCHEMA) as writer:
+            upper = (await writer.fetch_recent_upper()).time
+            assert isinstance(upper, int)
+            rows = [(kind, val, upper, 1) for val in vals]
+            if kind == "same":
+                self.first_output = min(self.first_output, upper)
+            if kind == "commit" or rows:
+                await sub.commit(step, [ap.Append(writer, rows, upper, upper + 1)])
+            else:
+                await sub.commit(step, [])
+        return "done"
+
+    async def cancellable(self, work: Any, chance: float, wait_s: float = 40.0) -> Any:
+        """The result; `None` if the call was cancelled, at any of its awaits, or after `wait_s`."""
+        task = asyncio.ensure_future(work)
+        if self.rng.random() < chance:
+            for _ in range(self.rng.randrange(60)):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.wait([task], timeout=wait_s)
+        assert task.done() or wait_s < 1, "a call hangs"
+        task.cancel()
+        await asyncio.wait([task])
+        if task.cancelled():
+            self.counts["cancelled"] += 1
+            return None
+        return task.result() or "done"
+
+    # --- what must be true -----------------------------------------------------------------------
+
+    async def check(self, honest: ap.Client) -> None:
+        for faults in self.faults:
+            await faults.land()
+        await self.read_all(honest)
+        for opened in self.opened.values():
+            self.check_steps(opened)
+        await self.check_positions(honest)
+        await self.check_outputs(honest)
+
+    async def read_all(self, honest: ap.Client) -> None:
+        """What was written, by the shard itself: its own outputs are among it."""
+        async with honest.reader("s", SCHEMA) as reader, reader.snapshot() as snapshot:
+            there = Counter({(key, val): diff for key, val, diff in await snapshot.rows()})
+        mine = Counter(row for rows in self.written.values() for row in rows)
+        assert {row: n for row, n in there.items() if row[0].startswith("k")} == mine
+        self.all = there
+
+    def check_steps(self, opened: Opened) -> None:
+        """Behind the position at which it began: the rest of the contents, then each interval, whole."""
+        place = opened.begins_at
+        for step in opened.steps:
+            got = [(u.key, u.val, u.time, u.diff) for u in step.updates if u.key.startswith("k")]
+            mine = self.of_share(opened.key)
+            if place.contents is not None:
+                as_of = place.contents.as_of
+                early = [row for t, rows in self.written.items() if t <= as_of for row in rows]
+                whole = sorted(row for row in early if mine(row[0]))
+                assert step.contents
+                if opened.key in ("ack", "transact", "commit"):  # all keys, and no output among them yet
+                    behind = step._mark.position.contents
+                    before = place.contents.rows
+                    if as_of < self.first_output:
+                        end = len(whole) if behind is None else behind.rows
+                        assert [(k, v) for k, v, _, _ in got] == whole[before:end], "a part of the contents"
+                assert {(k, v) for k, v, _, _ in got} <= set(whole)
+            else:
+                lower, upper = place.frontier.time, step.upper.time
+                expected = sorted(
+                    (k, v, t, 1)
+                    for t, rows in self.written.items()
+                    if lower <= t < upper
+                    for k, v in rows
+                    if mine(k)
+                )
+                assert sorted(got) == expected, f"{opened.key}: the updates of [{lower}, {upper})"
+            assert place.is_before(step._mark.position)
+            place = step._mark.position
+        self.counts["steps"] += len(opened.steps)
+
+    def of_share(self, key: str) -> Any:
+        if not key.startswith("half"):
+            return lambda some: True
+        number = int(key[5])
+        return lambda some: crc32(f'"{some}"'.encode()) % 2 == number
+
+    async def check_positions(self, honest: ap.Client) -> None:
+        """By the log: forward only, by its owner, to what that one acknowledged."""
+        shard = honest._shards.at(await honest.shard_id("s"))
+        versions = await honest._stack.consensus.scan(shard.register.key, 0, 10**6)
+        assert versions[0].seqno == 0
+        known: dict[str, Any] = {}
+        for version in versions:
+            for key, record in decode_diff(version.data).changes.subscriptions.items():
+                before = known.get(key)
+                known[key] = record
+                if before is None or record.position == before.position:
+                    continue
+                assert before.position.is_before(record.position), f"{key}: the position went back"
+                owner = self.opened.get(before.owner)
+                assert owner is not None, f"{key}: moved by an opening that nobody has"
+                assert record.position in owner.tried, f"{key}: not acknowledged by its owner"
+                self.counts["moved"] += 1
+        assert known.keys() == set(KINDS)
+
+    async def check_outputs(self, honest: ap.Client) -> None:
+        """Each once, of the inputs before the position; none of the others."""
+        state = await honest._shards.at(await honest.shard_id("s")).open()
+        inputs = [val for rows in self.written.values() for _, val in rows]
+        for kind in ("commit", "same", "transact"):
+            assert state.subscriptions[kind].position.frontier > max(self.written)
+        async with honest.reader("same", SCHEMA) as reader, reader.snapshot() as snapshot:
+            outputs = {val: diff for _, val, diff in await snapshot.rows()}
+        assert outputs == dict.fromkeys(inputs, 1), "outputs of commits"
+        assert {v: n for (k, v), n in self.all.items() if k == "same"} == dict.fromkeys(inputs, 1), (
+            "same shard"
+        )
+        counts = {key: val async for key, val in honest.table("counts", int, int).items()}
+        assert counts == dict.fromkeys(inputs, 1), "outputs of transactions"

@@ -1,0 +1,36 @@
+"""Goal: whatever is lost, late, cancelled or abandoned, no change is skipped, no position goes back, nothing
+of an earlier owner counts, and outputs are there exactly once (`game.py`). A failure names its seed."""
+
+import os
+import uuid
+from collections import Counter
+
+import pytest
+
+from tests.subscription.game import Game
+
+LONG_GAMES = int(os.environ.get("AIOPERSIST_TEST_SUBSCRIPTIONS", "50"))
+
+
+async def play(seed: int, updates: int) -> Counter[str]:
+    try:
+        return await Game(seed, f"mem://{uuid.uuid4().hex}", updates).play()
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+async def test_some_games() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(3):
+        counts += await play(seed, 15)
+    wanted = ("fenced", "abandoned", "cancelled", "CONSUMED", "moved", "ack", "commit", "same", "transact")
+    assert all(counts[what] for what in wanted), counts
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("seed", range(1000, 1000 + LONG_GAMES))
+async def test_long_games(seed: int) -> None:
+    """`AIOPERSIST_TEST_SUBSCRIPTIONS` says how many."""
+    await play(seed, 60)
