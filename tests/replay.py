@@ -49,6 +49,10 @@ def tables(seed: int) -> Awaitable[Any]:
     return import_module("tests.table.game").play(seed)
 
 
+def subscriptions(seed: int) -> Awaitable[Any]:
+    return import_module("tests.subscription.game").Game(seed, f"mem://{seed}", 20).play()
+
+
 def processes(seed: int) -> Awaitable[Any]:
     return import_module("tests.table.processes").replay(seed)
 
@@ -64,6 +68,7 @@ GAMES: dict[str, Game] = {
         round_trips,
         states,
         tables,
+        subscriptions,
         processes,
     )
 }

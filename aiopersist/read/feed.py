@@ -6,9 +6,11 @@ time never change, so these rows are the same whenever, and however compacted, t
 the contents it is a listen. Int times only.
 """
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from aiopersist.data.jsonable import column_from_texts, column_texts
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 FORM = "contents."  # the beginning of cursors within the contents; no other cursor has a dot
 VERSION = 2
+FEW = 512  # rows that take less time than reaching a thread
 KEY_CHARS_MAX = 1024  # of the key in a position: it lies in cursors, and in the state of a subscription
 
 
@@ -74,6 +78,11 @@ class UpdateFeed(Resource, Generic[K, V]):
         """Rows of the contents that were read again, and lie before the position."""
         self._listen: Listen[K, V] | None = None
         self._steps: Steps[K, V] | None = None
+        self._taking = asyncio.Lock()
+        self._taken: UpdatesStep | None = None
+        """A step that was not handed over yet: its wait was cancelled."""
+        self._behind_last: UpdatesStep | None = None
+        """The last step that was handed over, without its updates."""
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -147,7 +156,9 @@ class UpdateFeed(Resource, Generic[K, V]):
 
     @property
     def position(self) -> Position:
-        """Where it stands."""
+        """Where it stands: behind the last step that was handed over."""
+        if self._behind_last is not None:
+            return self._behind_last.position
         assert self._listen is not None
         if self._within is not None:
             return Position(frontier=Antichain(self._within.as_of), contents=self._within)
@@ -156,6 +167,10 @@ class UpdateFeed(Resource, Generic[K, V]):
     @property
     def cursor(self) -> str:
         """A text by which a feed goes on where this one stands."""
+        return self._cursor if self._behind_last is None else self._behind_last.cursor
+
+    @property
+    def _cursor(self) -> str:
         assert self._listen is not None
         if self._within is not None:
             return _cursor_of(self._session.shard.id, self._within)
@@ -170,8 +185,19 @@ class UpdateFeed(Resource, Generic[K, V]):
         """Another feed of the same rows, to be opened."""
         return UpdateFeed(self._session, self._where)
 
-    async def next(self) -> UpdatesStep:
-        """The next step; `StopAsyncIteration` behind the last one of a shard that is closed."""
+    async def next(self, form: Callable[[UpdatesStep], T]) -> T:
+        """What `form` makes of the next step, on a worker thread unless that has few rows.
+        `StopAsyncIteration` behind the last step of a shard that is closed."""
+        async with self._taking:
+            if self._taken is None:
+                self._taken = await self._next()
+            size = 0 if self._taken.updates.num_rows <= FEW else inf
+            made = await self._session.fetch.stack.compute_few(size, form, self._taken)
+            nothing = self._session.schema.arrow_schema.empty_table()
+            self._behind_last, self._taken = self._taken._replace(updates=nothing), None
+            return made
+
+    async def _next(self) -> UpdatesStep:
         if self._contents is not None:
             return await self._next_contents()
         if self._snapshot is not None:
@@ -200,7 +226,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         else:
             self._within = self._behind(updates)
             position = Position(frontier=Antichain(as_of), contents=self._within)
-        return UpdatesStep(updates, position, self.cursor, contents=True)
+        return UpdatesStep(updates, position, self._cursor, contents=True)
 
     async def _next_batch(self) -> "pa.RecordBatch | None":
         """The first batch with rows behind the position."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from math import inf
 from typing import Any, Generic, Self, TypeVar
 
 from aiopersist.errors import InvalidUsage, LeaseExpired, UpperMismatch, UsageKind, shown
@@ -15,8 +14,6 @@ from aiopersist.subscription.step import StepMark, SubscriptionStep, mark_of
 from aiopersist.write.append_many import Append, append_with
 
 S = TypeVar("S", bound=SubscriptionStep)
-
-FEW = 512  # rows that take less time than reaching a thread
 
 Form = Callable[[UpdatesStep, StepMark], S]
 """What the user gets of a step of updates."""
@@ -42,9 +39,6 @@ class Subscription(Resource, Generic[S]):
         self._form = form
         self._share = share
         self._release = release
-        self._taking = asyncio.Lock()
-        self._taken: UpdatesStep | None = None
-        """A step whose wait was cancelled before it was handed over."""
         feed.check_with(consumer.check)
 
     @property
@@ -59,13 +53,10 @@ class Subscription(Resource, Generic[S]):
         """The next step. `OpaqueMismatch` if another opening has taken over, `SubscriptionExpired` if it gave
         up its position."""
         with self._scope.call():
-            async with self._taking:
-                self._consumer.check(self._consumer.shard.state)
-                if self._taken is None:
-                    self._taken = await self._next()
-                taken = await self._own(self._taken)
-                self._taken = None
-        return self._form(taken, StepMark(self._consumer.owner, taken.position))
+            self._consumer.check(self._consumer.shard.state)
+            stack = self._consumer.shard.stack
+            with stack.follower.vigil.over(self._consumer.shard.register, stack.settings.ack_every_s):
+                return await self._next()
 
     async def ack(self, step: S, durable: bool = False) -> None:
         """Everything up to this step is done: it does not come again. It is durable within
@@ -124,28 +115,24 @@ class Subscription(Resource, Generic[S]):
         finally:
             await self._release()
 
-    async def _next(self) -> UpdatesStep:
-        """The next step of all keys. If the lease of the reads is lost, as in a process that stood still, it
-        goes on under a new one: the position itself holds what follows."""
-        stack = self._consumer.shard.stack
+    async def _next(self) -> S:
+        """The next step. If the lease of the reads is lost, as in a process that stood still, it goes on
+        under a new one: the position itself holds what follows."""
         try:
-            with stack.follower.vigil.over(self._consumer.shard.register, stack.settings.ack_every_s):
-                return await self._feed.next()
+            return await self._feed.next(self._formed)
         except LeaseExpired:
             fresh = self._feed.anew()
             await fresh.open_at(self._feed.position)
             fresh.check_with(self._consumer.check)
             stale, self._feed = self._feed, fresh
             await stale.aclose()
-            return await self._feed.next()
+            return await self._feed.next(self._formed)
 
-    async def _own(self, step: UpdatesStep) -> UpdatesStep:
-        """The step with the updates of its share only."""
-        if self._share is None or not step.updates.num_rows:
-            return step
-        size = 0 if step.updates.num_rows <= FEW else inf
-        stack = self._consumer.shard.stack
-        return step._replace(updates=await stack.compute_few(size, within_share, step.updates, self._share))
+    def _formed(self, step: UpdatesStep) -> S:
+        """What the user gets: the updates of its share."""
+        if self._share is not None and step.updates.num_rows:
+            step = step._replace(updates=within_share(step.updates, self._share))
+        return self._form(step, StepMark(self._consumer.owner, step.position))
 
     def _position(self, step: S) -> Position:
         mark = mark_of(step)

@@ -86,9 +86,7 @@ class Feed(Resource, Generic[K, V]):
         return self
 
     async def __anext__(self) -> FeedStep[K, V]:
-        step = await (await self._open()).next()
-        changes = changes_in(step, self._kind, self._texts)
-        return FeedStep(changes, step.upper, step.cursor, step.contents)
+        return await (await self._open()).next(self._formed)
 
     @property
     def cursor(self) -> str:
@@ -104,6 +102,10 @@ class Feed(Resource, Generic[K, V]):
             await self._updates.aclose()
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _formed(self, step: UpdatesStep) -> FeedStep[K, V]:
+        changes = changes_in(step, self._kind, self._texts)
+        return FeedStep(changes, step.upper, step.cursor, step.contents)
 
     async def _open(self) -> UpdateFeed[K, V]:
         if self._closed:

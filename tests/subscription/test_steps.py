@@ -234,7 +234,7 @@ async def test_a_cancelled_wait_loses_nothing(place: Place) -> None:
             await asyncio.wait([waiting])
             if not waiting.cancelled():
                 found += rows_of([waiting.result()])
-            if len(found) == len(expected):
+            if len(found) == len(expected) and (await client.upper("s")).time == 1:
                 await write(client, ("last", 1))
             if len(found) > len(expected):
                 break

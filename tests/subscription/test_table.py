@@ -132,3 +132,25 @@ async def test_its_table_closes_behind_it(quiet_mem: ap.Client) -> None:
     assert not (await quiet_mem.inspect("t")).readers
     view = (await quiet_mem.inspect("t")).subscriptions["sub"]
     assert (view.lag, view.lag_updates, view.held_bytes, view.expired) == (0, 0, 0, False)
+
+
+async def test_a_large_step_does_not_block_the_loop(quiet_mem: ap.Client) -> None:
+    """Its rows are decoded, and divided, on a worker thread, also of a step whose wait is cancelled then."""
+    table = quiet_mem.table("t", int, str)
+    await table.put_many((number, "x") for number in range(150_000))
+    async with table.subscription("sub", share=(0, 2)) as sub:
+        found: list[int] = []
+        for turns in range(10_000):
+            waiting = asyncio.create_task(anext(sub))
+            await asyncio.wait([waiting], timeout=0.05)
+            if turns % 2:
+                waiting.cancel()
+            await asyncio.wait([waiting])
+            if waiting.cancelled():
+                continue
+            step = waiting.result()
+            found += [change.key for change in step.changes]
+            if step.upper > ap.Antichain(step.changes[-1].time):
+                break
+        assert found == sorted(set(found))
+        assert 70_000 < len(found) < 80_000
