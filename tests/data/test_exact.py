@@ -1,15 +1,19 @@
 """A value is read again as it was given, or it is refused: no value is cut, rounded or left out."""
 
 import datetime as dt
+import enum
 from dataclasses import InitVar, dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
 from aiopersist.data.part.part import decode_part, encode_part
+from aiopersist.data.types.codec import short
 from aiopersist.data.types.schema import Codec, Schema
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.updates import Updates
@@ -47,6 +51,57 @@ class Spot3(Spot):
 class Pair(NamedTuple):
     a: int
     b: int
+
+
+class Open(Animal, extra="allow"):
+    """Takes more than its fields."""
+
+
+class Named(enum.Enum):
+    """Each member says that it is the first."""
+
+    FIRST = "a"
+    SECOND = "b"
+
+    @property
+    def name(self) -> str:
+        return "FIRST"
+
+
+class Money(Decimal):
+    """Its text is rounded."""
+
+    def __str__(self) -> str:
+        return f"{Decimal(self):.2f}"
+
+
+class Turned(Pair):
+    """A field's name has another meaning than the value at its position."""
+
+    __slots__ = ()
+
+    @property
+    def a(self) -> int:
+        return -Pair.a.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+
+class Moved(dt.tzinfo):
+    """Its distance from UTC has a fraction, or is unknown, before 2000."""
+
+    def __init__(self, early: dt.timedelta | None) -> None:
+        self.early = early
+
+    def utcoffset(self, moment: dt.datetime | None) -> dt.timedelta | None:
+        return self.early if moment is not None and moment.year < 2000 else dt.timedelta(hours=1)
+
+    def dst(self, moment: dt.datetime | None) -> None:
+        return None
+
+    def tzname(self, moment: dt.datetime | None) -> str:
+        return "moved"
+
+
+ZONES = [Moved(None), Moved(dt.timedelta(microseconds=7))]
 
 
 class Absent(Codec):
@@ -96,12 +151,22 @@ CASES: list[tuple[Any, Any, Any]] = [
     (pa.float32(), 2**100, 2**200),
     (Animal, Animal(name="a"), Dog(name="a", breed="b")),
     (list[Spot], [Spot(1)], [Spot3(1, 2)]),
+    (Animal, Animal(name="a"), Open(name="a", breed="b")),
+    (Animal, Animal(name="a"), Animal.model_validate({"name": "a", "breed": "b"}, extra="allow")),
+    (Pair, Turned(1, 2), tuple.__new__(Pair, (1, 2, 3))),
+    (Turned, Turned(1, 2), Pair(1, 2)),
+    (Named, Named.SECOND, "b"),
+    (Decimal, Money("1.999"), Money("1.9999999999")),
+    (pa.timestamp("us"), pd.Timestamp("9999-01-01"), pd.Timestamp(np.datetime64("20000-01-01", "s"))),
+    (dt.datetime, UTC, pd.Timestamp(np.datetime64("-0001-01-01", "s")).tz_localize("UTC")),
+    (pa.duration("s"), dt.timedelta(1), pd.Timedelta(np.timedelta64(10**14, "s"))),
+    *[(dt.datetime, NOON.replace(tzinfo=zone), NOON.replace(1990, tzinfo=zone)) for zone in ZONES],
     (Absent(), 1, 0),
     (Seconds(), 1, 2**62),
 ]
 
 
-@pytest.mark.parametrize(("val", "good", "bad"), CASES, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("val", "good", "bad"), CASES, ids=lambda v: short(v).partition(" object at")[0])
 def test_what_would_come_back_as_something_else_is_refused(val: Any, good: Any, bad: Any) -> None:
     schema: Schema[Any, Any, Any] = Schema(key=int, val=val)
     with pytest.raises(InvalidUpdate) as e:

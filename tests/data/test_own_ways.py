@@ -247,6 +247,44 @@ def test_a_list_is_read_by_its_elements() -> None:
     assert Updates(table, schema).rows() == [(1, [1, 2], 0, 1), (2, [3], 0, 1)]
 
 
+class Rows(tuple[Any, ...]):
+    """Its truth says nothing about its rows."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def test_rows_are_those_that_are_iterated() -> None:
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=int)
+    assert to_table(Rows([(1, 2, 0, 1)]), schema).num_rows == 1
+
+
+@dataclass
+class Rising:
+    """A property that keeps another value than it is given."""
+
+    x: int
+
+    @property  # type: ignore[no-redef]
+    def x(self) -> int:
+        return self._x
+
+    @x.setter
+    def x(self, value: int) -> None:
+        self._x = value + 1
+
+
+def test_a_class_that_cannot_be_made_with_its_value_is_not_made_with_another() -> None:
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=Rising)
+    table = to_table([(1, Rising(1), 0, 1)], schema)
+    with pytest.raises(Unsupported, match=r"Rising\.x makes 3 of 2"):
+        Updates(table, schema).rows()
+    plain: Schema[Any, Any, Any] = Schema.from_record(schema.to_record())
+    assert Updates(table, plain).rows() == [(1, {"x": 2}, 0, 1)]
+
+
 @dataclass
 class Document:
     number: int

@@ -28,7 +28,7 @@ from pydantic import AwareDatetime, BaseModel
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.codec import NONE, Codec, Field, Units, plain
-from aiopersist.data.types.nested import Instances, Lists, Models, Structs
+from aiopersist.data.types.nested import Instances, Lists, Models, Structs, Tuples
 from aiopersist.data.types.objects import Enums, Uuids
 
 KNOWN = (
@@ -124,7 +124,7 @@ def _record(cls: type, *, frozen: bool, within: tuple[type, ...]) -> Structs:
     if is_typeddict(cls):
         return Structs(found)
     _check_made_of(cls, found)
-    return Instances(cls, found)
+    return Tuples(cls, found) if _is_named_tuple(cls) else Instances(cls, found)
 
 
 def _fields_of(

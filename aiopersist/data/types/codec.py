@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 from aiopersist.data.floats import canonical, exact_float, narrowed
 from aiopersist.data.lazy import pa, pc
@@ -135,8 +136,11 @@ def first_failure(values: Sequence[Any], attempt: Callable[[Sequence[Any]], obje
 
 
 def short(value: object) -> str:
-    """The repr of a value, cut where it is long."""
-    text = repr(value)
+    """The repr of a value, cut where it is long; its type if it has none."""
+    try:
+        text = repr(value)
+    except Exception:  # that of a class may fail
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -154,10 +158,11 @@ class Plain(BuiltIn):
         if not types <= self.exact:
             self._check_types(values)
         self._check_values(values)
+        convert = self._array if types <= self.exact else self._array_of_any
         try:
-            array = self._array(values, types)
+            array = convert(values, types)
         except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as e:
-            row, reason = first_failure(values, lambda some: self._array(some, types))
+            row, reason = first_failure(values, lambda some: convert(some, types))
             raise Refusal(row, f"{short(values[row])} is no {self.name}: {reason}") from e
         return array
 
@@ -170,6 +175,10 @@ class Plain(BuiltIn):
                 "read them as Arrow data"
             ) from e
         return values
+
+    def _array_of_any(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        """As `_array`, also for values of subclasses."""
+        return self._array([v if type(v) in self.exact else _without_class(v) for v in values], types)
 
     def _array(self, values: Sequence[Any], types: set[type]) -> pa.Array:
         if not self.floating:
@@ -219,7 +228,7 @@ class Timestamps(Moments):
         return array
 
     def _check_values(self, values: Sequence[Any]) -> None:
-        zones = {id(v.tzinfo): v for v in values if v is not None}  # the zones of dateutil have no hash
+        zones = {_zone(row, v): v for row, v in enumerate(values) if v is not None}
         naive = {zone for zone, v in zones.items() if v.utcoffset() is None}
         wrong = naive if self.arrow_type.tz else zones.keys() - naive
         fault = "is naive: it has no time zone" if self.arrow_type.tz else "has a time zone"
@@ -227,7 +236,7 @@ class Timestamps(Moments):
             wrong = {zone for zone, v in zones.items() if zone not in naive and v.utcoffset().microseconds}
             fault = "is no whole number of seconds from UTC"
         if wrong:
-            row = next(i for i, v in enumerate(values) if v is not None and id(v.tzinfo) in wrong)
+            row = next(i for i, v in enumerate(values) if v is not None and _zone(i, v) in wrong)
             raise Refusal(row, f"{short(values[row])} {fault}")
 
     def _check_readable(self, moment: pa.Scalar, values: Sequence[Any], array: pa.Array) -> None:
@@ -237,6 +246,13 @@ class Timestamps(Moments):
         except (OverflowError, ValueError) as e:
             row = pc.index(array, moment).as_py()
             raise Refusal(row, f"{short(values[row])} is no {self.name} that can be read again: {e}") from e
+
+
+def _zone(row: int, value: dt.datetime) -> int:
+    """The same number for values of one zone that need no look at each. A zone may have no hash, as those of
+    dateutil. One of an application may answer otherwise for each value."""
+    zone = value.tzinfo
+    return id(zone) if zone is None or type(zone) in (dt.timezone, ZoneInfo) else -1 - row
 
 
 class Units(BuiltIn):
@@ -301,6 +317,24 @@ def _accepted(t: pa.DataType) -> Iterable[tuple[tuple[type, ...], bool]]:
     yield (dt.time,), is_.is_time(t) and t.unit != "ns"  # Python has no nanoseconds
     yield (dt.timedelta,), is_.is_duration(t) and t.unit != "ns"
     yield (Decimal,), is_.is_decimal128(t)
+
+
+def _without_class(value: Any) -> Any:
+    """The value of a subclass as Python itself has it. Arrow would take the text of a decimal, which a class
+    may round, and the memory of a moment, where pandas keeps another year than its own. `ValueError` or
+    `OverflowError` if Python has no such value."""
+    plain = value
+    if isinstance(value, Decimal):
+        plain = Decimal(value)
+    elif isinstance(value, dt.datetime):
+        day = value.year, value.month, value.day
+        time = value.hour, value.minute, value.second, value.microsecond
+        plain = dt.datetime(*day, *time, tzinfo=value.tzinfo, fold=value.fold)
+    elif isinstance(value, dt.timedelta):
+        plain = dt.timedelta(value.days, value.seconds, value.microseconds)
+    if plain != value and value == value:
+        raise ValueError("its class has another value")
+    return plain
 
 
 def _in_microseconds(t: pa.DataType) -> pa.DataType:

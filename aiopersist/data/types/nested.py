@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields
-from itertools import islice
+from itertools import islice, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -22,6 +22,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal, TooMuchText
 from aiopersist.data.types.codec import NONE, BuiltIn, Field, first_failure, scatter, short
 from aiopersist.data.valid import list_of, raise_first
+from aiopersist.errors import Unsupported
 
 ELEMENT = "element"  # as Parquet names the elements of a list
 
@@ -166,8 +167,6 @@ class Instances(Structs):
     def make(self, fields: dict[str, Any]) -> Any:
         """The instance with exactly these fields, whatever its class makes of arguments: a reader gets the
         stored values, so it can retract them."""
-        if issubclass(self.cls, tuple):
-            return tuple.__new__(self.cls, fields.values())
         try:
             made = self.cls(**self.lent(fields))
             changed = {name: v for name, v in fields.items() if getattr(made, name, made) is not v}
@@ -175,7 +174,17 @@ class Instances(Structs):
             made, changed = object.__new__(self.cls), fields
         for name, value in changed.items():
             object.__setattr__(made, name, value)  # a frozen dataclass refuses `setattr`
+        if changed:
+            self._check_made(made, fields)
         return made
+
+    def _check_made(self, made: Any, fields: dict[str, Any]) -> None:
+        """`Unsupported` if the class has a property that keeps another value than it is given."""
+        for name, value in fields.items():
+            kept = getattr(made, name)
+            if kept is not value and kept != value:
+                text = f"{self.name}.{name} makes {short(kept)} of {short(value)}: read it without its class"
+                raise Unsupported(text)
 
     def lent(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields for the code of the class, which may change lists and dicts in place: it gets copies."""
@@ -188,9 +197,32 @@ class Instances(Structs):
         return [None if v is None else make(v) for v in super().decode(array)]
 
 
+class Tuples(Instances):
+    """Instances of a `NamedTuple`, by position: a class may give a field's name another meaning."""
+
+    def check(self, values: Sequence[Any], types: set[type]) -> None:
+        super().check(values, types)
+        for row, value in enumerate(values):
+            if value is not None and tuple.__len__(value) != len(self.fields):
+                raise Refusal(row, f"{short(value)} has {tuple.__len__(value)} values, {self.name} has not")
+
+    def make(self, fields: dict[str, Any]) -> Any:
+        return tuple.__new__(self.cls, fields.values())
+
+    def _values(self, name: str, present: Sequence[Any]) -> list[Any]:
+        at = list(self.fields).index(name)
+        return list(map(tuple.__getitem__, present, repeat(at)))
+
+
 class Models(Instances):
     """Instances of a pydantic model class. They are validated when they are made, and their fields are
     checked when they are stored, so a read makes them without validation."""
+
+    def check(self, values: Sequence[Any], types: set[type]) -> None:
+        super().check(values, types)
+        for row, value in enumerate(values):
+            if more := getattr(value, "__pydantic_extra__", None):  # a subclass, or a validation, allows them
+                raise Refusal(row, f"{short(value)} has {sorted(more)}, {self.name} has not")
 
     def make(self, fields: dict[str, Any]) -> Any:
         if not self.cls.__pydantic_post_init__:

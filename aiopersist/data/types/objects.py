@@ -39,14 +39,14 @@ class Enums(BuiltIn):
 
     def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
         _refuse_others(values, types, self.cls, self.name)
-        names = [None if v is None else v.name for v in values]
+        names = [None if v is None else v._name_ for v in values]  # a class may have a `name` of its own
         for unnamed in set(names) - self.cls.__members__.keys() - {None}:  # a combination of flags
             raise Refusal(names.index(unnamed), f"{short(unnamed)} is no member of {self.name}")
         return pa.array(names, self.arrow_type)
 
     def check_stored(self, array: pa.Array) -> None:
         """Rows write the member's own name, so an alias would be another value than its member."""
-        own = [name for name, member in self.cls.__members__.items() if member.name == name]
+        own = [name for name, member in self.cls.__members__.items() if member._name_ == name]
         known = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array(own, self.arrow_type)))
         row = pc.index(known, pa.scalar(False)).as_py()
         if row >= 0:

@@ -199,7 +199,8 @@ def _iterable(updates: Any) -> Iterable[Any]:
 
 
 def _rows(updates: Any) -> Sequence[Any]:
-    return updates if isinstance(updates, list | tuple) else list(_iterable(updates))
+    """The rows as an own list or tuple: a class may say of its truth and length what it likes."""
+    return updates if type(updates) in (list, tuple) else list(_iterable(updates))
 
 
 def _from_rows(
