@@ -6,7 +6,8 @@
 | `view`                | the contents by key, which follow the shard                              |
 | `held`, `bounds`, `lookup` | what a view has in memory, how much that may be; keys looked up     |
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
-| `member`, `group`     | the shards of a commit; the queue, and the one commit of all that wait   |
+| `member`, `group`, `courtesy` | the shards of a commit; the queue, and the one commit of all that wait; |
+|                       | the pause in which other clients commit                                  |
 | `cut`, `ranges`, `transaction`, `transact` | reads at one moment; ranges of keys; the body of a  |
 |                       | transaction; its attempts                                                |
 | `filters`, `feed`, `subscribe` | conditions on keys; the changes of a table in order; consumers of these |

@@ -1,40 +1,98 @@
 """Which views show one moment together.
 
-A commit of this client moves all its views at once, so views that showed one moment still do. A commit of
-another process reaches them one by one. After that, a look at all of them finds out: where no head has moved
-since it was read before, each was as it is known at the moment at which the look began.
+There are two proofs of it:
+
+- *By times.* All that one commit writes has one time, and each table that it read takes part in it; so the
+  order of times is a serial order. Views show a prefix of it if none has a change at or beyond the upper of
+  another.
+- *By looks.* Where a look at all heads finds that none has moved since it was read before, each view was as
+  it is at the moment at which the look began.
+
+A commit of this client moves all its views at once, so views that showed one moment still do.
+
+Where one table changes all the time and another one rests, neither proof may come about. Then the resting one
+is closed up to now, by an empty commit.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import count
 
+from aiopersist.frontier import Antichain, successor
 from aiopersist.resource import run_bounded
+from aiopersist.shard.commit import commit
+from aiopersist.shard.stack import Stack
+from aiopersist.state.command import micros
+from aiopersist.state.writing import CloseTo
 from aiopersist.table.group import LOOKS_AT_ONCE
 from aiopersist.table.member import TableMember
+
+CLOSES_AFTER = 3  # rounds of looks
+AHEAD_S = 0.01  # of now, so that it takes time until others change beyond it; doubles with each round
+AHEAD_MAX_S = 0.5
 
 
 class Cut:
     """See the header. One per client."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
         self._foreign: dict[TableMember, int] = {}
         """The views that show one moment, and how many commits of others each had taken."""
         self._turn = asyncio.Lock()
 
     def holds(self, members: Iterable[TableMember]) -> bool:
         """Whether these views show one moment."""
+        members = tuple(members)
+        return self._are_known(members) or _is_prefix(members)
+
+    def _are_known(self, members: Iterable[TableMember]) -> bool:
         return all(self._foreign.get(member) == member.view.foreign for member in members)
 
     async def make(self, members: Iterable[TableMember]) -> None:
         """Bring these views to one moment. One request for each and round; a round more after each commit of
-        others."""
+        others, and a commit where these do not pause."""
+        known = dict.fromkeys(members)
+        if self._are_known(known):
+            return
         async with self._turn:
-            known = dict.fromkeys(members)
-            while not self.holds(known):
+            for number in count():
+                if self.holds(known):
+                    break
                 before = [member.state.seqno for member in known]
                 if len(known) > 1:
                     await run_bounded(LOOKS_AT_ONCE, [member.look for member in known])
                 for member in known:
                     await member.catch_up()
                 if before == [member.state.seqno for member in known]:
-                    self._foreign = {member: member.view.foreign for member in known}
+                    self._hold(known)
+                elif number >= CLOSES_AFTER and not self.holds(known):
+                    await self._close(known, min(AHEAD_S * 2 ** (number - CLOSES_AFTER), AHEAD_MAX_S))
+            self._hold(known)
+
+    def _hold(self, members: Iterable[TableMember]) -> None:
+        self._foreign = {member: member.view.foreign for member in members}
+
+    async def _close(self, members: Collection[TableMember], ahead_s: float) -> None:
+        """Close the tables that are behind a change of another one."""
+        changed = _last_change(members)
+        now = micros(await self._stack.clock.now() + ahead_s)
+        for member in members:
+            if not changed <= member.view.upper:
+                upper = changed.join(successor(now))
+                await commit(member.writer.shard.register, CloseTo(upper))
+                await member.catch_up()
+
+
+def _last_change(members: Iterable[TableMember]) -> Antichain:
+    """The frontier before which all changes in these views lie."""
+    last = Antichain(0)
+    for member in members:
+        last = last.join(member.view.changed)
+    return last
+
+
+def _is_prefix(members: Collection[TableMember]) -> bool:
+    """Whether the views show all commits up to some time, and none beyond."""
+    last = _last_change(members)
+    return all(last <= member.view.upper for member in members)

@@ -41,6 +41,7 @@ from aiopersist.state.command import micros
 from aiopersist.state.once import Once
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.subscription.joint import JointAcks
+from aiopersist.table.courtesy import Courtesy
 from aiopersist.table.member import Member
 from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
 from aiopersist.write.append import ColumnsAppend, append_all
@@ -66,6 +67,7 @@ class TableCommits:
         self._alone = asyncio.Lock()
         self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
         """Of commits that move subscriptions to shards which they do not write."""
+        self._courtesy = Courtesy(stack)
         self._together = True
         """Whether the store writes several shards at one moment, as far as is known."""
 
@@ -94,6 +96,7 @@ class TableCommits:
 
     async def _lead(self) -> None:
         while self._waiting:
+            await self._courtesy.after_you()
             self._news.clear()
             left_s = self._alone_left_s()
             group = [w for w in self._waiting if not left_s or w.is_alone][:OPERATIONS_MAX]
@@ -174,6 +177,7 @@ class TableCommits:
                 try:
                     time = await self._commit(parts, plan.acks, now)
                 except UpperMismatch:
+                    self._courtesy.lost()
                     looked |= written  # it follows a look at each of them
                     continue
                 except RepeatedMark:  # another client has recorded one of the ids meanwhile
@@ -206,7 +210,10 @@ class TableCommits:
         upper = successor(time)
         joined = await acks.intents({planned.member.writer.shard for planned in parts}, self._slots)
         appends = [_append(planned, acks, time, self._stack.settings.once_keep_s) for planned in parts]
+        began = self._stack.runtime.monotonic()
         await append_all(appends, joined)
+        took_s = self._stack.runtime.monotonic() - began
+        self._courtesy.won((planned.member.writer.shard.register for planned in parts), upper, took_s)
         acks.committed()
         for planned in parts:
             planned.member.committed(planned.lower, upper, planned.made.changes)

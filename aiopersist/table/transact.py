@@ -85,7 +85,7 @@ class Transactions:
 
     def __init__(self, tables: OpenTables) -> None:
         self._tables = tables
-        self._cut = Cut()
+        self._cut = Cut(tables.shards.stack)
         self._records = TransactionRecords(tables.shards)
 
     async def run(

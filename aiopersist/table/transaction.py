@@ -153,7 +153,11 @@ class Transaction:
 
     async def get(self, table: Table[K, V], key: K) -> V | None:
         """The val of `key`, or `None`."""
-        return (await self.get_many(table, [key])).get(key)
+        touched = self._of(table)
+        text = touched.kind.key_text(key)
+        await self._read(touched, [] if text in touched.written else [text])
+        val = _val(touched, text)
+        return None if val is None else touched.kind.val(val)
 
     async def get_many(self, table: Table[K, V], keys: Iterable[K]) -> dict[K, V]:
         """The vals of those of `keys` that are there."""

@@ -57,6 +57,8 @@ class View:
         self.wanted = wanted
         self.upper = minimum(None)
         """Everything before this frontier is in the view."""
+        self.changed = minimum(None)
+        """All its changes lie before this frontier, which is not beyond `upper`."""
         self.held: Held = Whole()
         self._kept: Counter[str] = Counter()
         self._look_ups = LookUps(session.shard.stack.supervisor, self._look_up)
@@ -69,7 +71,7 @@ class View:
         self.version = 0
         """Rises with every change of the contents."""
         self.foreign = 0
-        """Rises with every commit of another process that it takes."""
+        """Rises with every change of another process that it takes."""
         self._changed: deque[tuple[int, tuple[str, ...]]] = deque()
         """The keys of the last changes, by version."""
         self._changed_keys = 0
@@ -212,7 +214,7 @@ class View:
 
     def _begin_with(self, held: Held, upper: Antichain, need: Need) -> None:
         self.close()
-        self.held, self.upper, self._need = held, upper, need
+        self.held, self.upper, self.changed, self._need = held, upper, upper, need
         self._judged = -1
         self._forget_changes()
         self._bound()
@@ -335,7 +337,7 @@ class View:
             return
         changes = await self._news(lower, state, need)
         if self.upper == lower:  # else a commit of our own was applied meanwhile
-            self.foreign += 1
+            self.foreign += bool(changes)
             self._put(changes, state.upper)
 
     async def _news(self, lower: Antichain, state: State, need: Need) -> dict[str, str | None]:
@@ -357,7 +359,7 @@ class View:
         if self.is_resident:  # perhaps a compaction put it together with what was read before
             await self._begin()
             return
-        self.held, self.upper = Parted(state.upper, self._kept), state.upper
+        self.held, self.upper, self.changed = Parted(state.upper, self._kept), state.upper, state.upper
         self._forget_changes()
         self._hold()
 
@@ -381,6 +383,7 @@ class View:
             while self._changed_keys > RECENT_KEYS_MAX:
                 self._changed_keys -= len(self._changed.popleft()[1])
             self.held.put(changes, upper)
+            self.changed = upper
         self.upper = upper
         self._bound()
         self._hold()

@@ -1,0 +1,124 @@
+"""The reads of a transaction are of one moment, which comes about however others write; and clients let each
+other commit."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.frontier import successor
+from aiopersist.storage.wrapper import WrappedConsensus
+from aiopersist.table.courtesy import Courtesy
+from aiopersist.table.cut import Cut
+from aiopersist.table.member import TableMember
+from aiopersist.table.table import opened
+
+
+class Disturbed(WrappedConsensus):
+    """Before each look at a head another client does something."""
+
+    disturb: Callable[[], Awaitable[object]] | None = None
+
+    async def _request(self, op: str, request: Any, sent: int = 0) -> Any:
+        if op in ("head", "heads") and self.disturb is not None:
+            await self.disturb()
+        return await request()
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[tuple[ap.Client, ap.Client, Disturbed]]:
+    """Two clients of one location, and the store of the first one."""
+    url = f"mem://{uuid.uuid4().hex}"
+    store = Disturbed(ap.open_consensus(url))
+    async with (
+        ap.open(blob=url, consensus=store, maintenance=False) as one,
+        ap.open(blob=url, consensus=url, maintenance=False) as other,
+    ):
+        yield one, other, store
+
+
+def table(client: ap.Client, name: str) -> ap.Table[str, int]:
+    return client.table(name, key=str, val=int)
+
+
+async def member(client: ap.Client, name: str) -> TableMember:
+    return (await opened(table(client, name))).member
+
+
+async def caught_up(*members: TableMember) -> None:
+    for one in members:
+        await one.look()
+        await one.catch_up()
+
+
+async def test_what_one_commit_of_another_client_leaves_is_one_moment(
+    two: tuple[ap.Client, ap.Client, Disturbed],
+) -> None:
+    """No further look is needed: both tables are at the time of that commit."""
+    one, other, _ = two
+    a, b = await member(one, "a"), await member(one, "b")
+    cut = Cut(one._stack)
+
+    async def both(tx: ap.Transaction) -> None:
+        tx.put(table(other, "a"), "k", 1)
+        tx.put(table(other, "b"), "k", 1)
+
+    await other.transact(both)
+    await caught_up(a, b)
+    assert cut.holds([a, b])
+    await table(other, "a").put("k", 2)
+    await caught_up(a)
+    assert not cut.holds([a, b])  # nobody knows yet what has happened to b
+
+
+async def test_a_transaction_reads_two_tables_of_which_one_never_rests(
+    two: tuple[ap.Client, ap.Client, Disturbed],
+) -> None:
+    """Each look at a head finds that another client has written: after some the other table is closed."""
+    one, other, store = two
+    mine, theirs, numbers = [table(one, name) for name in "ab"], table(other, "a"), itertools.count()
+    await mine[1].put("k", 7)
+    await theirs.put("k", next(numbers))
+    before = (await one.inspect("b")).upper
+    found = []
+
+    async def body(tx: ap.Transaction) -> None:
+        found.append([await tx.get(one_table, "k") for one_table in mine])
+        store.disturb = None
+
+    async def write() -> None:
+        await theirs.put("k", next(numbers))
+
+    await asyncio.gather(*mine)
+    store.disturb = write
+    async with asyncio.timeout(60):
+        await one.transact(body)
+    assert found[0][1] == 7
+    assert not (await one.inspect("b")).upper <= before
+
+
+async def test_a_client_that_meets_others_lets_them_go_first(
+    two: tuple[ap.Client, ap.Client, Disturbed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiopersist.table.courtesy.WAIT_MAX_S", 60)
+    one, other, _ = two
+    courtesy, shard = Courtesy(one._stack), (await member(one, "a")).writer.shard
+    upper = successor(await table(one, "a").put("k", 1))
+    courtesy.won([shard.register], upper, took_s=60)
+    await courtesy.after_you()
+    assert not courtesy._meets_others  # it is alone
+
+    courtesy.lost()
+    courtesy.won([shard.register], upper, took_s=60)
+    waiting = asyncio.ensure_future(courtesy.after_you())
+    await table(other, "a").put("k", 2)
+    await waiting
+    assert courtesy._meets_others
+
+    courtesy.won([shard.register], shard.state.upper, took_s=0.001)
+    await courtesy.after_you()
+    assert not courtesy._meets_others  # the others have gone
