@@ -17,6 +17,7 @@ from itertools import takewhile
 
 from aiopersist.frontier import Antichain, Time, join, predecessor
 from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.record import HollowPart
 
 
 def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
@@ -32,6 +33,11 @@ def batches_of(state: State, lower: Antichain, upper: Antichain, as_of: Time | N
         return _of_product_times(state.batches.values(), lower, upper, as_of)
     newest_first = takewhile(lambda batch: not batch.upper <= lower, reversed(state.batches.values()))
     return list(newest_first)[::-1]
+
+
+def parts_since(state: State, lower: Antichain) -> list[tuple[HollowBatch, HollowPart]]:
+    """The parts that may hold updates at or beyond `lower`. Int times only."""
+    return [(batch, part) for batch in batches_of(state, lower, state.upper, None) for part in batch.parts]
 
 
 def _of_product_times(

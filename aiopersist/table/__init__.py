@@ -8,6 +8,7 @@
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
 | `member`, `group`, `courtesy` | the shards of a commit; the queue, and the one commit of all that wait; |
 |                       | the pause in which other clients commit                                  |
+| `put_many`, `bulk`, `replacing` | puts of any number of entries                                  |
 | `cut`, `ranges`, `transaction`, `transact` | reads at one moment; ranges of keys; the body of a  |
 |                       | transaction; its attempts                                                |
 | `filters`, `feed`, `subscribe` | conditions on keys; the changes of a table in order; consumers of these |

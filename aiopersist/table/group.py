@@ -61,10 +61,10 @@ class TableCommits:
         self._leader: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         """Set when an operation comes, or the time of one that goes alone has ended."""
-        self._turn = asyncio.Lock()
-        """Held while operations are carried out."""
         self._alone_until: float | None = None
         self._alone = asyncio.Lock()
+        self.turn = asyncio.Lock()
+        """Held while operations are carried out: a group, or a large put."""
         self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
         """Of commits that move subscriptions to shards which they do not write."""
         self._courtesy = Courtesy(stack)
@@ -99,17 +99,19 @@ class TableCommits:
             await self._courtesy.after_you()
             self._news.clear()
             left_s = self._alone_left_s()
-            group = [w for w in self._waiting if not left_s or w.is_alone][:OPERATIONS_MAX]
-            if not group:
+            if left_s and not any(waiting.is_alone for waiting in self._waiting):
                 await self._news_within(left_s)
-            for waiting in group:
-                del self._waiting[waiting]
-            async with self._turn:
+                continue
+            async with self.turn:
+                left_s = self._alone_left_s()
+                group = [w for w in self._waiting if not left_s or w.is_alone][:OPERATIONS_MAX]
+                for waiting in group:
+                    del self._waiting[waiting]
                 await self._answered(group)
 
     async def decided(self) -> None:
         """Return once the operations that were taken before this call have happened, or never will."""
-        async with self._turn:
+        async with self.turn:
             return
 
     def _alone_left_s(self) -> float:

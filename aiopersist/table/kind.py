@@ -69,19 +69,27 @@ class Kind(Generic[K, V]):
     def entries(self, given: Any, size_max: int) -> dict[str, str]:
         """Vals by keys, of a mapping, of pairs, or of Arrow data; of several vals of a key the last.
         `InvalidUpdate` for an entry of more than `size_max` bytes."""
+        found: dict[str, str] = {}
+        rows = 0
+        for chunk in chunks_of(self.pairs(given)):
+            table = self.columns_of(chunk, size_max, rows)
+            found.update(zip(*self.texts(table), strict=True))
+            rows += table.num_rows
+        return found
+
+    def pairs(self, given: Any) -> Any:
+        """Entries as `chunks_of` takes them; `InvalidUpdate` for what has none."""
         pairs = given.items() if isinstance(given, Mapping) else given
         if not is_arrow(pairs) and not isinstance(pairs, Iterable):
             text = f"table {self.name!r}: {shown(given)} is neither a mapping, nor pairs, nor Arrow data"
             raise InvalidUpdate(text)
-        found: dict[str, str] = {}
-        rows = 0
-        for chunk in chunks_of(pairs):
-            table = to_table(chunk, self.schema, columns=("key", "val"), row_base=rows)
-            check_update_size(table, size_max, row_base=rows)
-            keys, vals = (column_texts(table.column(name)) for name in ("key", "val"))
-            found.update(zip(keys, vals, strict=True))
-            rows += table.num_rows
-        return found
+        return pairs
+
+    def columns_of(self, chunk: Any, size_max: int, row_base: int) -> pa.Table:
+        """A chunk of entries as columns `key` and `val`, checked; its first row has the number `row_base`."""
+        table = to_table(chunk, self.schema, columns=("key", "val"), row_base=row_base)
+        check_update_size(table, size_max, row_base=row_base)
+        return table
 
     def texts(self, contents: pa.Table) -> tuple[list[str], list[str]]:
         """The texts of the keys and of the vals of a table of columns."""

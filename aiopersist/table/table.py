@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
+AT_ONCE = 10_000  # entries of a collection that are converted at once
 FEW = 64  # entries that take less time than a thread: such calls keep their order
 
 K = TypeVar("K")
@@ -231,12 +232,19 @@ class Table(Resource, Generic[K, V]):
 
     async def put_many(self, entries: Any, txn: Txn | None = None, once: str | None = None) -> int:
         """Give keys their vals, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas data,
-        or an iterator of these. Of several vals of a key the last counts."""
-        self._once(once, txn)
+        or an iterator of these. Of several vals of a key the last counts. Any number, in bounded memory: more
+        than `settings.table_resident_bytes` are written to the blob store twice, and read once; they take
+        their place among other operations when that is done."""
+        marked = check_txn(txn), self._once(once, txn)
         table = await self._open()
-        is_small = isinstance(entries, Mapping | list | tuple) and len(entries) <= FEW
-        size = 0 if is_small else inf
-        texts = await table.shard.stack.compute_few(size, self._kind.entries, taken(entries), self._size_max)
+        given = taken(entries)
+        if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE:
+            from aiopersist.table.put_many import put_stream  # few processes put so much
+
+            with table.scope.call():
+                return (await put_stream(table.member, self._tables.group, given, *marked)).time
+        size = 0 if len(given) <= FEW else inf
+        texts = await table.shard.stack.compute_few(size, self._kind.entries, given, self._size_max)
         return (await self._do(Put(texts), once, txn)).time
 
     async def delete(self, *keys: K, once: str | None = None) -> int:

@@ -32,8 +32,8 @@ from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.errors import LeaseExpired, ShardFinalized, SinceViolation
 from aiopersist.frontier import Antichain, last_before, minimum
-from aiopersist.parts.fetch import Named, Selection
-from aiopersist.read.interval import batches_of, hold_for
+from aiopersist.parts.fetch import Selection
+from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot, groups
 from aiopersist.shard.hold import Need
@@ -331,7 +331,7 @@ class View:
         assert need is not None
         self._check(lower, need, state)
         if not self.wanted and is_too_large(
-            _parts_of(state, lower), self._bytes_max, resident=self.is_resident
+            parts_since(state, lower), self._bytes_max, resident=self.is_resident
         ):
             await self._pass_over(state)
             return
@@ -347,7 +347,7 @@ class View:
         try:
             selection = Selection(lower=lower, upper=state.upper)
             fetch = partial(session.fetch.table, selection=selection, reader=need.reader)
-            tables = [await fetch(group) for group in groups(_parts_of(state, lower))]
+            tables = [await fetch(group) for group in groups(parts_since(state, lower))]
         finally:
             release()
         table = concat(tables, self.kind.schema)
@@ -387,8 +387,3 @@ class View:
         self.upper = upper
         self._bound()
         self._hold()
-
-
-def _parts_of(state: State, lower: Antichain) -> list[Named]:
-    """The parts that may hold updates beyond `lower`."""
-    return [(batch, part) for batch in batches_of(state, lower, state.upper, None) for part in batch.parts]

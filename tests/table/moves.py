@@ -211,7 +211,7 @@ class Player:
 
     async def put_many(self, move: Move) -> Answer:
         table, entries = move.keys[0][0], {key: f"{move.name}:{key}" for _, key in move.keys}
-        return await self.tables[table].put_many(entries, once=move.once), None
+        return await self.tables[table].put_many(iter(entries.items()), once=move.once), None
 
     async def insert(self, move: Move) -> Answer:
         ((table, key),) = move.keys

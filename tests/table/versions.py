@@ -28,7 +28,12 @@ class Versions:
 
     def _take(self, table: str, updates: Iterable[Sequence[Any]]) -> None:
         sides: dict[tuple[int, Any], dict[int, Any]] = defaultdict(dict)
+        sums: dict[tuple[Any, Any, int], int] = defaultdict(int)  # several batches may share a commit
         for key, val, time, diff in updates:
+            sums[key, val, time] += diff
+        for (key, val, time), diff in sums.items():
+            if not diff:
+                continue
             if diff not in (-1, 1) or diff in sides[time, key]:
                 self.wrong.append(f"{table}: {key!r} has two vals, or none, at {time}: {val!r} {diff:+}")
             sides[time, key][diff] = val

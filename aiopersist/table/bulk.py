@@ -1,0 +1,360 @@
+"""A put of more entries than may be in memory, as one commit.
+
+1. *Spill*: the entries go, chunk by chunk, to parts of their own in the blob store, sorted by key, with
+   their number as time. No state names these parts; they are deleted at the end, or swept after a crash.
+2. *Stage*, without holding up other operations: the spilled entries are merged with the contents before the
+   upper of the view, both in key order. What changes, old vals and new ones, becomes a staged batch.
+3. *Commit*, in a turn with the groups of the client. What other commits did since 2 to the same keys is taken
+   back by a *correction*, a second batch: the staged one replaces what was there before them. If they are too
+   large to be read, stage again; after `ROUNDS` times within the turn, where no other operation of the client
+   goes.
+
+Memory: that of two uploads and a merge (`settings.blob_target_size`, `settings.read_memory_bytes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from typing import Any
+
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.updates.assemble import at_time, concat
+from aiopersist.errors import Error, LeaseExpired, ShardFinalized, SinceViolation, UpperMismatch
+from aiopersist.frontier import Antichain, last_before, minimum, successor
+from aiopersist.parts.fetch import Fetch, Named, Selection
+from aiopersist.parts.runs import merged, plan_runs
+from aiopersist.parts.upload import Upload
+from aiopersist.read.interval import hold_for, parts_since
+from aiopersist.read.query import Query
+from aiopersist.read.snapshot import groups
+from aiopersist.resource import run_bounded
+from aiopersist.shard.hold import Need
+from aiopersist.shard.registration import Registration
+from aiopersist.state.command import micros
+from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.once import Once
+from aiopersist.state.writing import AppendHollow, RepeatedMark, last_complete, repeat_of
+from aiopersist.table.bounds import size_of
+from aiopersist.table.lookup import conditions
+from aiopersist.table.member import TableMember
+from aiopersist.table.plan import Done, Repeated
+from aiopersist.table.replacing import Replacing, numbered
+from aiopersist.write.append import BatchesAppend, append_all
+from aiopersist.write.batch import Batch
+from aiopersist.write.session import Session
+from aiopersist.write.staged import StagedBatch, Use, claim_free, delete_all
+
+ROUNDS = 2  # of staging beside other operations
+
+
+class BeginAgain(Exception):  # never leaves the package
+    """What was committed since the batch was staged is too large to be read."""
+
+
+class StagedPut(BatchesAppend):
+    """The append of the batches. A repeat is refused: `RepeatedMark`."""
+
+    def command(self, writer: str, batch: HollowBatch, batches: Sequence[StagedBatch] = ()) -> AppendHollow:
+        return replace(super().command(writer, batch, batches), is_strict=True, ahead_max_s=inf)
+
+
+@dataclass(eq=False)
+class Staging:
+    """What was staged, and what was committed since."""
+
+    need: Need
+    """Holds since at `seen` when it was staged."""
+    batches: list[StagedBatch]
+    """What replaces the contents, then corrections."""
+    seen: Antichain
+    """Everything before it is reckoned with: contents, then updates."""
+    correction: list[pa.Table] = field(default_factory=list)
+    """The updates since then to the same keys, taken back, of which there is no batch yet."""
+
+
+@dataclass(eq=False)
+class Bulk:
+    """See the header. One put; `close` deletes what was not appended."""
+
+    member: TableMember
+    turn: asyncio.Lock
+    """The turn of the groups of the client."""
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    once: Once = field(default_factory=Once)
+    _rows: int = 0
+    _spill: Upload | None = None
+    _spilled: HollowBatch | None = None
+    _registration: Registration | None = None
+    _staging: Staging | None = None
+    _mine: dict[str, bool] = field(default_factory=dict)
+    """Of keys that others changed meanwhile, whether they are among the entries."""
+    _committing: asyncio.Task[Done | Repeated] | None = None
+    _is_abandoned: bool = False
+
+    # --- spill -----------------------------------------------------------------------------------
+
+    async def add(self, entries: pa.Table) -> None:
+        """Spill entries, as columns `key` and `val`. Of several vals of a key the last counts."""
+        if self._spill is None:
+            self._registration = await self.member.writer.begin_batch()
+            self._spill = self.member.writer.context.upload(minimum(None), self._registration)
+        table = await self.compute(numbered, entries, self._rows, self.member.view.kind.schema)
+        self._rows += table.num_rows
+        await self._spill.add(table)
+
+    async def put(self) -> Done | Repeated:
+        """Stage and commit all that was added."""
+        assert self._spill is not None
+        self._spilled = await self._spill.finish(Antichain(self._rows + 1))
+        rounds = 0
+        while True:
+            rounds += 1
+            alone = rounds > ROUNDS
+            try:
+                if not alone:
+                    await self._stage()
+                    await self._correct()  # most of it before the turn
+                work = self._commit(alone=alone)
+                self._committing = self._stack.supervisor.spawn(work, "commit a large put")
+                return await asyncio.shield(self._committing)
+            except (BeginAgain, LeaseExpired, SinceViolation):
+                continue
+
+    def close(self) -> None:
+        """Delete what was not appended; once that is known, if the caller was cancelled. Idempotent."""
+        self._is_abandoned = True
+        if self._committing is not None and not self._committing.done():
+            self._committing.add_done_callback(lambda _: self.close())
+            return
+        self._drop_staging()
+        if self._spill is not None:
+            self._spill.discard()
+        if self._registration is not None:
+            self._registration.release()
+            self._registration = None
+
+    # --- stage -----------------------------------------------------------------------------------
+
+    async def _stage(self) -> None:
+        self._drop_staging()
+        await self.member.catch_up()
+        view, writer = self.member.view, self.member.writer
+        upper = view.upper
+        need = await view.session.need(hold_for(upper, None), None)
+        try:
+            registration = await writer.begin_batch()
+            try:
+                batch = await self._staged(upper, registration)
+            finally:
+                registration.release()
+        except BaseException:
+            view.session.hold.drop(need)
+            raise
+        self._staging = Staging(need, [batch], upper)
+
+    async def _staged(self, upper: Antichain, registration: Registration) -> StagedBatch:
+        context = self.member.writer.context
+        upload = context.upload(upper, registration)
+        try:
+            time = max(last_before(upper) + 1, 0)
+            async with aclosing(self._replacing(upper)) as found:
+                async for changes, old in found:
+                    updates = await self.compute(self.member.view.kind.updates, changes, old, time)
+                    await upload.add(updates)
+            return StagedBatch(context, registration, await upload.finish(successor(time)))
+        except BaseException:
+            upload.discard()
+            raise
+
+    async def _replacing(
+        self, upper: Antichain
+    ) -> AsyncGenerator[tuple[dict[str, str | None], dict[str, str | None]], None]:
+        """What changes, in key order: the new vals, and the old ones."""
+        view = self.member.view
+        replacing = Replacing(view.kind)
+        async with AsyncExitStack() as stack:
+            old: AsyncIterator[pa.RecordBatch] | None = None
+            if upper != minimum(None):
+                snapshot = await view.session.snapshot(last_before(upper), wait=False)
+                old = (await stack.enter_async_context(snapshot)).batches()
+            runs = plan_runs(self._named)
+            new = await stack.enter_async_context(
+                aclosing(merged(self._fetch, runs, Selection(), "", final=False))
+            )
+            async for table in _with_end(new):
+                await self.compute(replacing.add, table)
+                while old is not None and replacing.needs_old:
+                    batch = await anext(old, None)
+                    await self.compute(replacing.add_old, batch)
+                    old = None if batch is None else old
+                changes = await self.compute(replacing.take)
+                if changes[0]:
+                    yield changes
+
+    # --- commit ----------------------------------------------------------------------------------
+
+    async def _commit(self, *, alone: bool) -> Done | Repeated:
+        member = self.member
+        async with self.turn:
+            if alone:
+                await self._stage()
+            while True:
+                now = await self._stack.clock.now()
+                repeat = repeat_of(member.state, now, self)
+                if repeat is not None:
+                    return Repeated(repeat.time)
+                staging = await self._correct()
+                member.check_schema()
+                if self._is_abandoned:  # its caller was cancelled before anything was sent
+                    raise asyncio.CancelledError
+                if not self._has_changes(staging):
+                    await member.look()
+                    if member.state.upper == staging.seen:
+                        return Done(last_complete(staging.seen), None)
+                    continue
+                time = max(micros(now), self._stack.clock.seen, last_before(staging.seen) + 1)
+                try:
+                    await self._append(staging, time)
+                except (UpperMismatch, RepeatedMark):
+                    continue
+                with suppress(Error):  # it is in; the view follows later
+                    await member.catch_up()
+                return Done(time, None)
+
+    def _has_changes(self, staging: Staging) -> bool:
+        is_marked = self.once.hashes or self.transactions
+        return bool(is_marked or staging.correction or any(batch.hollow.parts for batch in staging.batches))
+
+    async def _append(self, staging: Staging, time: int) -> None:
+        writer, lower, upper = self.member.writer, staging.seen, successor(time)
+        if staging.correction:
+            staging.batches.append(await self._corrected(staging, time))
+            staging.correction = []
+        batches = [Batch(staged) for staged in staging.batches]
+        for batch in batches:
+            batch.rewrite_ts(time, upper)
+        marks = self.transactions, self.once
+        await append_all([StagedPut(writer, lower, upper, *marks, batches=batches)])
+
+    async def _corrected(self, staging: Staging, time: int) -> StagedBatch:
+        """The correction as a batch."""
+        context, registration = self.member.writer.context, await self.member.writer.begin_batch()
+        upload = context.upload(staging.seen, registration)
+        try:
+            table = concat(staging.correction, context.schema)
+            await upload.add(at_time(table, time, context.schema))
+            return StagedBatch(context, registration, await upload.finish(successor(time)))
+        except BaseException:
+            upload.discard()
+            raise
+        finally:
+            registration.release()
+
+    async def _correct(self) -> Staging:
+        """Reckon with what was committed since, up to the newest state that this process knows."""
+        staging, member = self._staging, self.member
+        assert staging is not None
+        while staging.seen != member.state.upper:
+            state = member.state
+            table = await self._committed_since(staging, state)
+            texts = await self._keys_of(table)
+            unknown = [text for text in dict.fromkeys(texts) if text not in self._mine]
+            if unknown:
+                mine = await self._among_entries(unknown)
+                self._mine.update((text, text in mine) for text in unknown)
+            table = table.filter(pa.array([self._mine[text] for text in texts], pa.bool_()))
+            diffs = pc.negate(table.column("diff"))
+            if table.num_rows:
+                staging.correction.append(table.set_column(3, table.schema.field("diff"), diffs))
+            staging.seen = state.upper
+        return staging
+
+    async def _committed_since(self, staging: Staging, state: State) -> pa.Table:
+        session = self.member.view.session
+        if state.finalized:
+            raise ShardFinalized("it is finalized", shard_id=session.shard.id)
+        session.hold.check(staging.need.reader)
+        parts = parts_since(state, staging.seen)
+        if size_of(parts) > self._stack.settings.read_memory_bytes:
+            raise BeginAgain
+        release = session.shard.register.pin(state.seqno)
+        try:
+            selection = Selection(lower=staging.seen, upper=state.upper)
+            reader = staging.need.reader
+            tables = [await self._fetch.table(group, selection, reader) for group in groups(parts)]
+        finally:
+            release()
+        return concat(tables, session.schema)
+
+    async def _among_entries(self, keys: list[str]) -> set[str]:
+        """Those keys that are to be put."""
+        kind = self.member.view.kind
+        where, rows = await self.compute(conditions, kind, keys)
+        parts = await self.compute(Query(kind.schema, where).matching, self._named)
+        selection = Selection(where=where, rows=rows)
+        jobs = [partial(self._fetch.table, group, selection, "") for group in groups(parts)]
+        tables = await run_bounded(self._stack.settings.fetch_max_outstanding_parts, jobs)
+        return set(await self._keys_of(concat(tables, kind.schema)))
+
+    async def _keys_of(self, table: pa.Table) -> list[str]:
+        if not table.num_rows:
+            return []
+        texts, _ = await self._stack.compute_few(table.nbytes, self.member.view.kind.texts, table)
+        return texts  # type: ignore[no-any-return]
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _stack(self) -> Any:
+        return self.member.writer.shard.stack
+
+    @property
+    def compute(self) -> Any:
+        """Run work on a thread."""
+        return self._stack.compute
+
+    @property
+    def _fetch(self) -> Fetch:
+        return self.member.view.session.fetch
+
+    @property
+    def _named(self) -> list[Named]:
+        assert self._spilled is not None
+        return [(self._spilled, part) for part in self._spilled.parts]
+
+    def _drop_staging(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            self.member.view.session.hold.drop(staging.need)
+            session = self.member.writer
+            if any(staged.use is Use.BUSY for staged in staging.batches):
+                self._stack.supervisor.spawn(
+                    _discard_once_settled(staging.batches, session), "tidy up a large put"
+                )
+            else:
+                _discard(staging.batches)
+
+
+def _discard(batches: Sequence[StagedBatch]) -> None:
+    """Delete those that were neither appended nor perhaps appended."""
+    if free := claim_free(batches):
+        delete_all(free)
+
+
+async def _discard_once_settled(batches: Sequence[StagedBatch], session: Session) -> None:
+    """The same of batches that an append of unknown outcome has named."""
+    try:
+        await session.idle()
+    finally:
+        _discard(batches)
+
+
+async def _with_end(tables: AsyncIterator[pa.Table]) -> AsyncGenerator[pa.Table | None, None]:
+    async for table in tables:
+        yield table
+    yield None

@@ -1,0 +1,63 @@
+"""Puts of entries that come in chunks: in memory, while they are few, else as a large put (`bulk.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.data.updates.sizes import goodbytes
+from aiopersist.parts.upload import chunks_on_a_thread
+from aiopersist.state.once import Once
+from aiopersist.table.bulk import Bulk
+from aiopersist.table.group import TableCommits
+from aiopersist.table.held import ENTRY_BYTES
+from aiopersist.table.member import TableMember
+from aiopersist.table.operation import Put
+from aiopersist.table.plan import Done, PendingOperation, Repeated
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+
+async def put_stream(
+    member: TableMember, group: TableCommits, entries: Any, transactions: Mapping[str, int], once: Once
+) -> Done | Repeated:
+    """Put entries of any number, at one time: in memory while they take less than
+    `settings.table_resident_bytes`, else as a `Bulk`."""
+    settings, kind = member.writer.shard.stack.settings, member.view.kind
+    bulk = Bulk(member, group.turn, transactions, once)
+    here: list[pa.Table] = []
+    size = rows = 0
+    try:
+        async with aclosing(chunks_on_a_thread(kind.pairs(entries))) as chunks:
+            async for chunk in chunks:
+                table = await bulk.compute(kind.columns_of, chunk, settings.update_size_max, rows)
+                here.append(table)
+                rows += table.num_rows
+                size += goodbytes(table) + ENTRY_BYTES * table.num_rows
+                if size > settings.table_resident_bytes:
+                    for some in here:
+                        await bulk.add(some)
+                    here.clear()
+        if not here:
+            return await bulk.put() if rows else await _put(member, group, {}, transactions, once)
+        texts: dict[str, str] = await bulk.compute(_texts, kind, here)
+        return await _put(member, group, texts, transactions, once)
+    finally:
+        bulk.close()
+
+
+async def _put(
+    member: TableMember,
+    group: TableCommits,
+    texts: Mapping[str, str],
+    transactions: Mapping[str, int],
+    once: Once,
+) -> Done | Repeated:
+    action = Put(texts)
+    return await group.do(PendingOperation((member,), action, (action.keys,), member, transactions, once))
+
+
+def _texts(kind: Any, tables: Sequence[pa.Table]) -> dict[str, str]:
+    return {key: val for table in tables for key, val in zip(*kind.texts(table), strict=True)}
