@@ -3,7 +3,7 @@
 The contents come in steps of bounded size, in the order of rows. A position within them says their time, a
 key from which on the rest is read, and how many rows from there on were delivered already. Contents at one
 time never change, so these rows are the same whenever, and however compacted, they are read again. Behind
-the contents it is a listen. Int times only.
+the contents it is a listen, whose steps are bounded as far as times can be cut. Int times only.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from aiopersist.frontier import Antichain, minimum, successor
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import text_of, values_of
 from aiopersist.read.handle import ReadHandle, listen_from
-from aiopersist.read.listen import Listen, Steps, check_with
+from aiopersist.read.listen import Listen, Steps, bound_steps, check_with
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Items, Snapshot
 from aiopersist.resource import Resource
@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 FORM = "contents."  # the beginning of cursors within the contents; no other cursor has a dot
 VERSION = 2
+STEP_GROUPS = 4  # row groups that a step behind the contents has at most, as far as times can be cut
 FEW = 512  # rows that take less time than reaching a thread
 KEY_CHARS_MAX = 1024  # of the key in a position: it lies in cursors, and in the state of a subscription
 
@@ -138,6 +139,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         return listen
 
     def _opened(self, listen: Listen[K, V], held: AsyncExitStack) -> None:
+        bound_steps(listen, STEP_GROUPS * self._session.fetch.stack.settings.row_group_bytes)
         self._held, self._listen, self._steps = held.pop_all(), listen, listen.steps()
 
     def _rest(self) -> "Expression | None":

@@ -27,6 +27,7 @@ from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import LeaseExpired, SinceViolation
 from aiopersist.frontier import Antichain, Time, successor
 from aiopersist.parts.fetch import Selection
+from aiopersist.read.bound import IntervalTooLong, StepBound
 from aiopersist.read.cursor import Cursor, encode
 from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.read.puller import Puller
@@ -91,6 +92,8 @@ class Listen(Resource, Generic[K, V]):
         """Updates of a step whose wait was cancelled."""
         self._check: Callable[[State], None] = lambda state: None
         """Called with each newer state during a wait; what it raises ends the listen."""
+        self._bound: StepBound | None = None
+        """How far an interval reaches; `None`: to the upper."""
         self._closing: list[asyncio.Task[None]] = []
         """They make instants complete that this waits for."""
         session.opened.add(self)
@@ -208,13 +211,17 @@ class Listen(Resource, Generic[K, V]):
         their parts are gone and the newer state names others."""
         state = await self._fetch.shard.register.wait(partial(self._past, position))
         upper = until if until is not None and until <= state.upper else state.upper
+        if self._bound is not None:
+            upper = self._bound.reach(state, position, upper)
         release = self._fetch.shard.register.pin(state.seqno)
         begun = False
         try:
-            async with aclosing(self._interval(state, position, upper)) as interval:
+            async with aclosing(self._bounded(state, position, upper)) as interval:
                 async for updates in interval:
                     begun = True
                     yield updates
+        except IntervalTooLong:
+            return  # a shorter interval comes next
         except LeaseExpired:
             if self._hold.keeps or begun:
                 raise
@@ -222,6 +229,28 @@ class Listen(Resource, Generic[K, V]):
         finally:
             release()
         yield upper
+
+    async def _bounded(
+        self, state: State, lower: Antichain, upper: Antichain
+    ) -> AsyncGenerator[Updates[K, V, Any], None]:
+        """The updates of an interval. With a bound: once it is known that they are not `IntervalTooLong`."""
+        bound, stack = self._bound, self._fetch.stack
+        held: list[Updates[K, V, Any]] = []
+        size = 0
+        async with aclosing(self._interval(state, lower, upper)) as interval:
+            async for updates in interval:
+                if bound is None:
+                    yield updates
+                    continue
+                held.append(updates)
+                size += updates.to_arrow().nbytes
+                if bound.is_due(size):
+                    tables = [some.to_arrow() for some in held]
+                    bound.cut(*await stack.compute_few(size, bound.times, tables))
+        if bound is not None:
+            bound.end()
+        for updates in held:
+            yield updates
 
     def _past(self, position: Antichain, state: State) -> State | None:
         self._check(state)
@@ -262,6 +291,11 @@ class Steps(Generic[K, V]):
 
     async def __anext__(self) -> Step[K, V]:
         return await self._step()
+
+
+def bound_steps(listen: Listen[Any, Any], bytes_max: int) -> None:
+    """From now on an interval has about so many bytes, as far as times can be cut. Int times only."""
+    listen._bound = StepBound(bytes_max)
 
 
 def check_with(listen: Listen[Any, Any], check: Callable[[State], None]) -> None:

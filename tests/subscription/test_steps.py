@@ -307,3 +307,46 @@ async def test_a_subscription_keeps_what_it_has_not_read(place: Place) -> None:
         await sub.ack(steps[-1], durable=True)
     await client.force_compaction("s")
     assert (await client.inspect("s")).since == ap.Antichain(9)
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+async def test_a_consumer_far_behind(place: Place, compacted: bool) -> None:
+    """It gets steps of bounded size, also where everything is one batch by now; nothing is skipped, and it
+    goes on between two of them. Most of the updates lie in a short part of the time."""
+    client = await place.client(**{**SMALL, "row_group_bytes": 1000})
+    async with client.writer("s", SCHEMA) as writer:
+        await writer.compare_and_append([("first", 0, 0, 1)], 0, 1)
+        await (await client.subscription("s", SCHEMA, name="sub", start="now")).aclose()
+        upper = 1
+        for number in range(300):
+            time = upper if number else 10**12
+            await writer.compare_and_append([(f"k{number}", number, time, 1)], upper, time + 1)
+            upper = time + 1
+    if compacted:
+        await client.retain("s", 0)
+        await client.force_compaction("s")
+    found: list[int] = []
+    sizes: list[int] = []
+    while len(found) < 300:
+        async with client.subscription("s", SCHEMA, name="sub") as sub:
+            for _ in range(7):
+                step = await in_time(anext(sub))
+                await sub.ack(step)
+                found += sorted(update.val for update in step.updates)
+                sizes.append(len(step.updates))
+                if len(found) == 300:
+                    break
+    assert found == list(range(300))
+    assert max(sizes) < 150
+    assert len(sizes) < 60
+
+
+async def test_one_time_is_one_step(place: Place) -> None:
+    """It cannot be cut, however large it is."""
+    client = await place.client(**SMALL)
+    await write(client, ("a", 0))
+    async with client.subscription("s", SCHEMA, name="sub") as sub:
+        await acked(sub, 1)
+        await write(client, *((f"k{number:03}", number) for number in range(500)))
+        step = await in_time(anext(sub))
+        assert len(step.updates) == 500
