@@ -3,7 +3,7 @@
 import asyncio
 import math
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -143,9 +143,18 @@ async def test_a_key_with_many_vals(place: Place) -> None:
     assert within == {"a", "b", "c"}
 
 
+class Spot(NamedTuple):
+    row: int | None
+    seat: int
+
+
 KEYS: dict[str, tuple[Any, list[Any]]] = {
     "floats": (float, [-math.inf, -1.0, 0.0, *map(float, range(1, 60)), math.inf, math.nan]),
     "absent": (str | None, [None, *(f"{number:03}" for number in range(70))]),
+    "absent structs": (
+        Spot | None,
+        [*[None] * 30, *[Spot(None, 1)] * 30, *(Spot(None, seat) for seat in range(2, 40)), Spot(0, 0)],
+    ),
     "long": (str, ["x" * 2000 + f"{number:03}" for number in range(20)]),
     "lists": (list[int], [[number] for number in range(70)]),
     "bytes": (bytes, [bytes([number]) for number in range(70)]),

@@ -86,8 +86,9 @@ class _KeyLeaf(NamedTuple):
 
 
 def _leaves(
-    scalar: pa.Scalar, path: tuple[str, ...] = ("key",), *, nullable: bool = False
+    scalar: pa.Scalar, path: tuple[str, ...] = ("key",), *, nullable: bool = True
 ) -> Iterator[_KeyLeaf]:
+    """The leaves of a key, the most significant first. A key may be absent as a whole."""
     if not pa.types.is_struct(scalar.type):
         yield _KeyLeaf(pc.field(*path), scalar, nullable)
         return
