@@ -50,7 +50,8 @@ def tables(seed: int) -> Awaitable[Any]:
 
 
 def subscriptions(seed: int) -> Awaitable[Any]:
-    return import_module("tests.subscription.game").Game(seed, f"mem://{seed}", 20).play()
+    location = import_module("tests.conftest").StoreUrls(f"mem://{seed}", f"mem://{seed}")
+    return import_module("tests.subscription.game").Game(seed, location, 20).play()
 
 
 def processes(seed: int) -> Awaitable[Any]:

@@ -22,6 +22,7 @@ import aiopersist as ap
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.position import Position
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
+from tests.conftest import StoreUrls
 from tests.support.schemas import SCHEMA
 
 RATES = {Outcome.REFUSED: 0.02, Outcome.LOST: 0.05, Outcome.DROPPED: 0.03, Outcome.LATE: 0.02}
@@ -51,11 +52,12 @@ class Opened:
 class Game:
     """See the header."""
 
-    def __init__(self, seed: int, url: str, updates: int) -> None:
+    def __init__(self, seed: int, location: StoreUrls, updates: int) -> None:
         self.rng = random.Random(seed)
-        self.url = url
+        self.location = location
+        self.stores: list[Any] = []
+        """Opened here, to be closed at the end."""
         self.updates = updates
-        self.blob = ap.open_blob(url)
         self.written: dict[int, list[tuple[str, int]]] = {}
         """By time, what was written."""
         self.opened: dict[str, Opened] = {}
@@ -70,11 +72,20 @@ class Game:
         rates = {} if honest else RATES
         faults = WritesLate(self.rng.randrange(2**32), rates, latency_s=(0.0, 0.0005))
         self.faults.append(faults)
-        consensus = FaultyConsensus(ap.open_consensus(self.url), faults)
+        blob, inner = ap.open_blob(self.location.blob), ap.open_consensus(self.location.consensus)
+        self.stores += [blob, inner]
+        consensus = FaultyConsensus(inner, faults)
         limits = ap.Settings(**LIMITS, inline_writes_single_max_bytes=self.rng.choice([0, 16384]))
-        return ap.open(blob=self.blob, consensus=consensus, settings=limits, maintenance=False)
+        return ap.open(blob=blob, consensus=consensus, settings=limits, maintenance=False)
 
     async def play(self) -> Counter[str]:
+        try:
+            return await self._play()
+        finally:
+            for store in self.stores:
+                await store.aclose()
+
+    async def _play(self) -> Counter[str]:
         async with self.client(honest=True) as honest:
             await self.produce(honest, 10)
             async with asyncio.TaskGroup() as tasks:

@@ -7,14 +7,16 @@ from collections import Counter
 
 import pytest
 
+from tests.conftest import StoreUrls
 from tests.subscription.game import Game
 
 LONG_GAMES = int(os.environ.get("AIOPERSIST_TEST_SUBSCRIPTIONS", "50"))
 
 
-async def play(seed: int, updates: int) -> Counter[str]:
+async def play(seed: int, updates: int, location: StoreUrls | None = None) -> Counter[str]:
+    url = f"mem://{uuid.uuid4().hex}"
     try:
-        return await Game(seed, f"mem://{uuid.uuid4().hex}", updates).play()
+        return await Game(seed, location or StoreUrls(url, url), updates).play()
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise
@@ -29,6 +31,12 @@ async def test_some_games() -> None:
         if all(counts[what] for what in wanted):
             return
     pytest.fail(f"it did not all happen: {counts}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_game_on_each_store(location: StoreUrls) -> None:
+    await play(7, 20, location)
 
 
 @pytest.mark.long
