@@ -107,6 +107,13 @@ class Commits:
                     return
         self.wrong.append(f"no order explains {time}: {self._versions.at.get(time)} by {there}")
 
+    def _may_join(self, op: Op, time: int) -> bool:
+        """Whether real time leaves that time to it, by what is known of others."""
+        others = [(o, t) for o, t in self.time.items() if o is not op and o.tables & op.tables]
+        return all(t <= time for o, t in others if o.ended < op.began) and all(
+            time < t for o, t in others if o.began > op.ended
+        )
+
     def _join(self, op: Op, time: int) -> None:
         self._doubtful.discard(op)
         self.time[op] = time
@@ -115,8 +122,8 @@ class Commits:
     def _find_place(self, op: Op) -> None:
         """Of one that was answered, and that others of its commit have replaced."""
         for time, there in list(self._by_time.items()):
-            is_hidden = any(_written(op) & _written(other) for other in there)
-            if is_hidden and _together(op, there) and self._has_order([*there, op], time):
+            is_hidden = any(_written(op) & _written(other) and _together(op, [other]) for other in there)
+            if is_hidden and self._may_join(op, time) and self._has_order([*there, op], time):
                 self._join(op, time)
                 return
         self.wrong.append(f"answered, and not there: {op}")
