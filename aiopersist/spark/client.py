@@ -41,7 +41,15 @@ from aiopersist.spark.sessions import (
     in_thread,
     struct_type,
 )
-from aiopersist.spark.write import APPEND, WriteJob, WritePlan, WriteSpec, plan_open_write, remove_new_shard
+from aiopersist.spark.write import (
+    APPEND,
+    WriteJob,
+    WritePlan,
+    WriteSpec,
+    plan_open_write,
+    remove_new_shard,
+    writer_of,
+)
 from aiopersist.storage.urls import Location
 from aiopersist.write.checks import Txn
 
@@ -221,7 +229,7 @@ class SparkClient(Resource):
 
     async def _write_once(self, client: Client, df: "DataFrame", plan: WritePlan, tasks_: int) -> int:
         location, layout = self._location, plan.layout
-        async with closing(client.writer(plan.shard, plan.schema)) as writer:
+        async with closing(writer_of(client, plan)) as writer:
             grant = writer.to_transmittable()
             staged = await on_caller(
                 for_each_partition, df, lambda batches: tasks.stage(location, grant, layout, batches)

@@ -126,19 +126,23 @@ def _after(time: int) -> int:
     return time + 1
 
 
-def retract(location: SparkLocation, writer: bytes, piece: bytes, staged: bytes | None) -> StagedTask:
-    """Upload the rows of a piece of contents with their diffs negated, at time 0. If `staged`, a piece of
-    updates, is given, only the rows with its keys."""
-    return bridge().run(_retract, worker_client(location), writer, piece, staged)
+def retract(
+    location: SparkLocation, writer: bytes, piece: bytes, staged: bytes | None, every: bool
+) -> StagedTask:
+    """Upload the rows of a piece of contents with their diffs negated, at time 0: `every` row, or those with
+    the keys of `staged`, a piece of updates, in which no key may come twice."""
+    return bridge().run(_retract, worker_client(location), writer, piece, staged, every)
 
 
-async def _retract(client: Client, writer: bytes, piece: bytes, staged: bytes | None) -> StagedTask:
+async def _retract(
+    client: Client, writer: bytes, piece: bytes, staged: bytes | None, every: bool
+) -> StagedTask:
     keys = None if staged is None else await _keys(client, staged)
     rows = 0
     async with client.builder_from_transmittable(writer, 0) as builder:
         async for batch in client.read_piece(piece):
             found = pa.Table.from_batches([batch])
-            if keys is not None:
+            if keys is not None and not every:
                 found = found.filter(_is_in(found.column("key"), keys))
             if found.num_rows:
                 await builder.extend(_negated(found))
@@ -153,7 +157,7 @@ def _negated(found: "pa.Table") -> "pa.Table":
 
 
 async def _keys(client: Client, staged: bytes) -> "pl.DataFrame":
-    """The keys of the rows that an upsert writes. `InvalidUpdate` for a key that is there twice."""
+    """The keys of the rows that are written. `InvalidUpdate` for a key that is there twice."""
     import polars as pl
 
     tables = [pa.Table.from_batches([batch]) async for batch in client.read_piece(staged)]
@@ -164,7 +168,7 @@ async def _keys(client: Client, staged: bytes) -> "pl.DataFrame":
     twice = keys.is_duplicated() | pl.Series(pc.not_equal(whole.column("diff"), 1).combine_chunks())
     if twice.any():
         key = keys.filter(twice)["key"][0]
-        raise InvalidUpdate(f"an upsert has key {key!r} more than once: give one row per key")
+        raise InvalidUpdate(f"the rows have key {key!r} more than once: give one row per key")
     return keys
 
 

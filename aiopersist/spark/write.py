@@ -25,6 +25,7 @@ from aiopersist.errors import Error, InvalidUsage, SinceViolation, UnknownShard,
 from aiopersist.frontier import Antichain, int_time
 from aiopersist.gc.collect import delete_data
 from aiopersist.read.shared_read import SharedRead
+from aiopersist.resource import Opening
 from aiopersist.shard.catalog import ShardId, free
 from aiopersist.shard.commit import commit
 from aiopersist.spark import tasks
@@ -38,6 +39,7 @@ from aiopersist.state.writing import last_complete
 from aiopersist.write.batch import Batch, discard_all, rebound
 from aiopersist.write.checks import Txn, check_txn
 from aiopersist.write.handle import WriteHandle, time_of_write
+from aiopersist.write.open import open_writer
 from aiopersist.write.transmit import decode
 
 log = logging.getLogger("aiopersist")
@@ -93,6 +95,8 @@ class WritePlan(NamedTuple):
     """The shard's upper at the plan."""
     made: bool = False
     """Whether this job made the shard."""
+    table: bool = False
+    """Whether it is a table, so that no key may come twice."""
 
 
 async def plan_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> WritePlan:
@@ -108,10 +112,13 @@ async def plan_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> Write
         schema, layout = _fitting(frame, spec, special, asked or _schema_of_frame(frame, spec, special))
         async with client.writer(spec.shard, schema) as writer:  # or finds that another made it otherwise
             return WritePlan(spec, writer.shard_id, schema, layout, writer.upper, made=True)
+    if found.state.table and spec.mode == APPEND:
+        text = f"{found.label} is a table, with one val per key: upsert rows, or overwrite all"
+        raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=found.id)
     if asked is not None:
         found.schema_id(asked)
     schema, layout = _fitting(frame, spec, special, asked or found.schema(found.state.schema_id))
-    return WritePlan(spec, found.id, schema, layout, found.state.upper)
+    return WritePlan(spec, found.id, schema, layout, found.state.upper, table=found.state.table)
 
 
 async def plan_open_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> WritePlan:
@@ -181,6 +188,12 @@ async def remove_new_shard(client: Client, plan: WritePlan) -> None:
         log.warning("shard %r, which a failed job made, may stay empty: %s", plan.spec.shard, error)
 
 
+def writer_of(client: Client, plan: WritePlan) -> Opening[Writer]:
+    """A writer of the shard, also of a table: the plan says that its rule is kept."""
+    ready = client._ready_to_write
+    return open_writer(client._shards, plan.shard, plan.schema, None, ready, tables=plan.table)
+
+
 # --- a writer for tasks that hooks run ---------------------------------------------------------------
 
 
@@ -234,7 +247,7 @@ class WriteJob:
         """Append everything, once; returns the time at which it is complete. If this raises, nothing was
         appended, and the staged batches are deleted; only after `Indeterminate` the outcome is unknown."""
         plan = self._plan
-        async with closing(self._client.writer(plan.shard, plan.schema)) as writer, AsyncExitStack() as ends:
+        async with closing(writer_of(self._client, plan)) as writer, AsyncExitStack() as ends:
             batches = await _restored(writer, results)
             ends.push_async_callback(to_its_end, discard_all, batches)
             staged = accepted(results)
@@ -257,7 +270,7 @@ class WriteJob:
                 if read is not None:
                     ends.push_async_callback(to_its_end, read.aclose)
                     # the schema as it is now: it may have got a field since the plan
-                    opening = self._client.writer(self._plan.shard, read.schema)
+                    opening = writer_of(self._client, self._plan._replace(schema=read.schema))
                     grant = (await ends.enter_async_context(closing(opening))).to_transmittable()
                     jobs = [(self._location, grant, *piece) for piece in await self._pieces(read, staged)]
                     done = await on_caller(self._run, tasks.retract, jobs)
@@ -271,11 +284,11 @@ class WriteJob:
                         raise
 
     async def _there(self, writer: Writer) -> tuple[int, SharedRead | None]:
-        """The upper, and a read of the rows to retract; `None` for none. An upsert always reads: its
-        tasks also look for keys that the new rows have twice."""
+        """The upper, and a read of the rows to retract; `None` for none. An upsert, and a write of a table,
+        always reads: its tasks also look for keys that the new rows have twice."""
         while True:
             upper = await _upper(writer)
-            if not upper and self._spec.mode == OVERWRITE:
+            if not upper and self._spec.mode == OVERWRITE and not self._plan.table:
                 return upper, None
             try:
                 if not upper:
@@ -286,11 +299,13 @@ class WriteJob:
 
     async def _pieces(
         self, read: SharedRead, staged: Sequence[StagedTask]
-    ) -> list[tuple[bytes, bytes | None]]:
-        if self._spec.mode == OVERWRITE:
-            return [(piece, None) for piece in await read.pieces(self._tasks)]
+    ) -> list[tuple[bytes, bytes | None, bool]]:
+        """For each task: contents, the new rows with their keys, and whether all of the contents go."""
+        overwrites = self._spec.mode == OVERWRITE
+        if overwrites and not self._plan.table:
+            return [(piece, None, True) for piece in await read.pieces(self._tasks)]
         hollow = [decode(one.batch, self._plan.shard).batch for one in staged]
-        return list(await read.pieces_beside(self._tasks, hollow))
+        return [(*pieces, overwrites) for pieces in await read.pieces_beside(self._tasks, hollow)]
 
     async def _append(self, writer: Writer, batches: list[Batch]) -> int:
         while True:

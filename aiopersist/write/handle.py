@@ -44,11 +44,17 @@ class WriteHandle(Resource, Generic[K, V]):
 
     @classmethod
     async def open(
-        cls, shard: Shard, schema: Schema[K, V, Any], scope: Scope, clock: Clock | None = None
+        cls,
+        shard: Shard,
+        schema: Schema[K, V, Any],
+        scope: Scope,
+        clock: Clock | None = None,
+        *,
+        tables: bool = False,
     ) -> "WriteHandle[K, V]":
         """Create the shard if it does not exist, and register a writer: one commit, two for a new shard."""
         state = await shard.open_or_create(schema, clock or Clock.LOGICAL)
-        if state.table:
+        if state.table and not tables:
             text = f"{shard.label} is a table: open it with client.table, which keeps one val per key"
             raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
         if clock is not None and state.clock is not clock:

@@ -20,14 +20,17 @@ def open_writer(
     schema: Schema[K, V, Any],
     clock: str | None,
     ready: Callable[[], Awaitable[None]],
+    *,
+    tables: bool = False,
 ) -> Opening[WriteHandle[K, V]]:
-    """See `Client.writer`; `ready` is awaited before the first request."""
+    """See `Client.writer`; `ready` is awaited before the first request. `tables`: also of a table, for who
+    keeps its rule of one val per key."""
 
     async def open_handle() -> WriteHandle[K, V]:
         checked_schema(schema)
         kept = _checked_clock(clock, schema)
         await ready()
-        return await WriteHandle.open(await shards.named(name), schema, shards.scope, kept)
+        return await WriteHandle.open(await shards.named(name), schema, shards.scope, kept, tables=tables)
 
     return shards.opening(open_handle, f"client.writer({name!r}, ...)")
 
