@@ -21,6 +21,7 @@ from aiopersist.state.writing import repeat_of
 from aiopersist.storage.readonly import refuse
 from aiopersist.subscription.joint import JointAck, commit_alone, joint_acks, refusal
 from aiopersist.table.cut import Cut
+from aiopersist.table.frozen import Attempted, FrozenTransaction, freeze
 from aiopersist.table.member import Member, PlainMember
 from aiopersist.table.open import OpenTables
 from aiopersist.table.operation import Conflicted
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 RECORDS = 64  # shards for the ids of transactions: few enough to open, many enough not to be contended
 ALONE_AFTER = 3  # conflicts in a row
+FROZEN_AFTER = 6  # conflicts of a transaction that only reads: then it reads frozen tables
 PAUSE_S = 0.001  # after a conflict, with jitter; doubles with each
 PAUSE_MAX_S = 0.1
 
@@ -122,49 +124,56 @@ class Transactions:
     ) -> T | Repeated:
         runtime = self._tables.shards.stack.runtime
         keys: Any = []
+        seen = Attempted()
         for attempt in count(1):
-            alone = attempt > ALONE_AFTER
-            async with AsyncExitStack() as turn:
-                if alone:
-                    await turn.enter_async_context(self._tables.group.alone())
-                try:
-                    return await self._attempt(body, marks, alone)
-                except Conflicted as conflict:
-                    keys = conflict.keys
-                except RunAgain:
-                    pass
+            try:
+                if attempt > FROZEN_AFTER and seen.may_be_frozen and not marks.are_any:
+                    return await self._read_frozen(body, seen)
+                return await self._in_turn(body, marks, seen, alone=attempt > ALONE_AFTER)
+            except Conflicted as conflict:
+                keys = conflict.keys
+            except RunAgain:
+                pass
             if attempt == max_attempts:
                 raise Conflict(keys)
             await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
         raise AssertionError("attempts do not end")
 
-    async def _attempt(self, body: Body[T], marks: "_Marks", alone: bool) -> T | Repeated:
-        tx = Transaction(self._tables, self._cut)
+    async def _in_turn(self, body: Body[T], marks: "_Marks", seen: Attempted, *, alone: bool) -> T | Repeated:
+        async with AsyncExitStack() as turn:
+            if alone:
+                await turn.enter_async_context(self._tables.group.alone())
+            tx = Transaction(self._tables, self._cut)
+            try:
+                return await self._run(tx, body, marks, alone)
+            finally:
+                seen.add(tx)
+                tx.close()
+
+    async def _read_frozen(self, body: Body[T], seen: Attempted) -> T:
+        """One attempt on frozen tables: what it saw needs no check."""
+        tx = FrozenTransaction(self._tables, self._cut, seen.touched, await freeze(self._tables, seen))
         try:
-            return await self._run(tx, body, marks, alone)
+            result, error = await _ended(tx, body)
+            if not tx.is_frozen:
+                raise RunAgain
+            tx.done_at = tx.at
+            if error is not None:
+                raise error
+            return result
         finally:
+            seen.add(tx)
             tx.close()
 
     async def _run(self, tx: Transaction, body: Body[T], marks: "_Marks", alone: bool) -> T | Repeated:
-        result: Any = None
-        error: Exception | None = None
-        try:
-            result = await body(tx)
-        except Exception as raised:
-            error = raised
-        except BaseExceptionGroup as raised:  # of tasks of the body
-            if raised.subgroup(RunAgain) is None:
-                raise
-            raise RunAgain from raised
-        finally:
-            tx.ended = True
+        result, error = await _ended(tx, body)
         if not tx.touched and not tx.writes and marks.member is None:
             tx.done_at = 0
             if error is not None:
                 raise error
             if marks.acks:
                 await commit_alone(marks.acks)
-            return result  # type: ignore[no-any-return]  # of the body
+            return result
         done = await self._commit(tx, result, error, marks, alone)
         tx.done_at = done.time
         return done if isinstance(done, Repeated) else done.result
@@ -192,6 +201,22 @@ class Transactions:
         return await self._tables.group.do(waiting)
 
 
+async def _ended(tx: Transaction, body: Body[T]) -> tuple[T, Exception | None]:
+    """What the body gave, or raised."""
+    result: Any = None
+    try:
+        result = await body(tx)
+    except Exception as raised:
+        return result, raised
+    except BaseExceptionGroup as raised:  # of tasks of the body
+        if raised.subgroup(RunAgain) is None:
+            raise
+        raise RunAgain from raised
+    finally:
+        tx.ended = True
+    return result, None
+
+
 class _Marks:
     """By what a transaction is known again, the shard that remembers it, and what it acknowledges."""
 
@@ -200,6 +225,11 @@ class _Marks:
         self.once = once
         self.acks = acks
         self.member: PlainMember | None = None
+
+    @property
+    def are_any(self) -> bool:
+        """Whether there is something to record."""
+        return self.text is not None or bool(self.acks)
 
     @property
     def text(self) -> str | None:

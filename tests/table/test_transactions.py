@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from aiopersist.table.transact import FROZEN_AFTER
+from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.conftest import StoreUrls
 from tests.support.shards import open_at
 from tests.table.kit import gated
@@ -262,3 +264,65 @@ async def test_a_body_sees_no_half_of_another_transaction() -> None:
         await one.transact(sum_up)
         gate.open()
     assert runs == [(50, None), (49, 51)]
+
+
+class NoPause(Faults):
+    """Before every third look at a head another client has committed once more: no two looks in a row at two
+    tables find none moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losing_hints = True
+        self.before: Any = None
+        self.looks = 0
+
+    async def call(self, op: str, act: Any) -> Any:
+        if self.before is not None and op == "head":
+            self.looks += 1
+            if self.looks % 3 == 0:
+                await self.before()
+        return await super().call(op, act)
+
+
+async def test_a_transaction_that_only_reads_comes_through_beside_a_writer_that_never_pauses() -> None:
+    """Goal: whenever it looks, others have committed to both tables; it sees one moment, and ends. One that
+    writes after all does, too."""
+    url, faults = f"mem://{uuid.uuid4().hex}", NoPause()
+    consensus = FaultyConsensus(ap.open_consensus(url), faults)
+    quiet = ap.Settings(watch_timeout_s=50.0)
+    opening = ap.open(blob=ap.open_blob(url), consensus=consensus, settings=quiet, maintenance=False)
+    async with opening as one, ap.open(url) as other:
+        a, b = table(one, "a"), table(one, "b")
+        await a.put("k", 500)
+        await b.put("k", 500)
+
+        async def move(tx: ap.Transaction) -> None:
+            for name, diff in (("a", -1), ("b", 1)):
+                there = table(other, name)
+                tx.put(there, "k", (await tx.get(there, "k") or 0) + diff)
+
+        times: list[ap.Transaction] = []
+
+        async def sum_up(tx: ap.Transaction) -> int:
+            times.append(tx)
+            first = await tx.get(a, "k") or 0
+            return first + sum([val async for _, val in tx.items(b)])
+
+        faults.before = lambda: other.transact(move)
+        before = await other.upper("a")
+        assert await one.transact(sum_up) == 1000
+        assert times[-1].time >= before.time
+        assert faults.looks < 500
+        with pytest.raises(ap.Conflict):
+            await one.transact(sum_up, max_attempts=2)
+
+        del times[:]
+
+        async def late(tx: ap.Transaction) -> None:
+            total = await sum_up(tx)
+            if len(times) > FROZEN_AFTER:  # in an attempt that had only read so far
+                faults.before = None
+                await tx.insert(a, "sum", total)
+
+        await one.transact(late)
+        assert await a.get("sum") == 1000
