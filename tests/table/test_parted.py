@@ -66,7 +66,7 @@ async def test_a_key_costs_two_requests(location: StoreUrls) -> None:
             assert blob_reads(client) - before == found[-1], "it is known by now"
         assert found[0] == 2
         assert max(found) <= 2
-        assert sum(found) < 2 * len(found), "indexes are not read twice"
+        assert sum(found) <= len(found) + 5, "the indexes of the parts are not read twice"
         before = blob_reads(client)
         assert await table.get(key(7)) is None
         assert blob_reads(client) - before <= 2
@@ -252,35 +252,38 @@ async def test_a_range_that_a_large_foreign_commit_changed_runs_again(place: Pla
     assert await theirs.get("sum") == 1 + sum(range(500))
 
 
-async def test_a_key_that_changes_during_its_look_up() -> None:
-    """The look-up is answered late: by then the key has another val, which came by a commit, and is forgotten
-    if nobody keeps it."""
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_key_that_changes_during_its_look_up(*, cancelled: bool) -> None:
+    """The look-up is answered late: by then the key has another val, which came by a commit, and so many
+    others came that it would be forgotten. Perhaps nobody waits any more."""
     url, gate = f"mem://{uuid.uuid4().hex}", Gate()
     async with AsyncExitStack() as stack:
-        honest = await stack.enter_async_context(
-            ap.open(url, settings=ap.Settings(inline_writes_single_max_bytes=0), maintenance=False)
-        )
-        theirs = honest.table("t", str, str)
-        await theirs.put_many({key(n): "old" for n in range(10)})
+        in_blobs = ap.Settings(inline_writes_single_max_bytes=0)
+        honest = await stack.enter_async_context(ap.open(url, settings=in_blobs, maintenance=False))
+        await honest.table("t", str, str).put_many({key(n): "old" for n in range(40)})
         await honest.force_compaction("t")
-        limits = ap.Settings(table_resident_bytes=0, blob_cache_bytes=0, watch_timeout_s=0.02)
         opening = ap.open(
             blob=FaultyBlob(ap.open_blob(url), gate),
             consensus=ap.open_consensus(url),
-            settings=limits,
+            settings=ap.Settings(table_resident_bytes=2000, blob_cache_bytes=0, watch_timeout_s=0.02),
             maintenance=False,
         )
         client = await stack.enter_async_context(opening)
+        other = (await stack.enter_async_context(ap.open(url, maintenance=False))).table("t", str, str)
         table = await client.table("t", str, str, resident=False)
         gate.hold("get", "get_range", late=True)
         getting = asyncio.ensure_future(table.get(key(3)))
         await in_time(gate.held.wait())
-        moved = ap.open(url, maintenance=False)
-        other = (await stack.enter_async_context(moved)).table("t", str, str)
-        await other.put(key(3), "new")  # inline: the view takes it without a request
-        async with asyncio.timeout(50):
-            while (await table.view()).upper != (await other.view()).upper:
-                await asyncio.sleep(0.01)
+        if cancelled:
+            getting.cancel()
+            await asyncio.wait([getting])
+        for n in range(3, 20):
+            await other.put(key(n), "new")  # inline: the view takes it without a request
+            async with asyncio.timeout(50):
+                while (await table.view()).upper != (await other.view()).upper:
+                    await asyncio.sleep(0.005)
         gate.open()
-        assert await in_time(getting) == "new"
-        assert await table.get(key(4)) == "old"
+        if not cancelled:
+            assert await in_time(getting) == "new"
+        for n in (3, 4, 19, 20):
+            assert await table.get(key(n)) == ("old" if n == 20 else "new"), n
