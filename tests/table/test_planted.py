@@ -13,7 +13,7 @@ from aiopersist.state.once import UNMARKED
 from aiopersist.table import group, operation, table, transaction
 from tests.table.game import Game
 
-SEEDS = 25  # games until it must be found
+SEEDS = 60  # games until it must be found
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
