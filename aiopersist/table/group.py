@@ -249,4 +249,5 @@ def _answer(group: Iterable[PendingOperation], known: set[Member], *, together: 
     """Answer those whose tables are known to be as they saw them: all at one moment, or there is only one."""
     for waiting in group:
         if known.issuperset(waiting.members) and (together or len(waiting.members) == 1):
-            waiting.give_outcome(max(last_complete(member.upper) for member in waiting.members))
+            uppers = [last_complete(member.upper) for member in waiting.members]
+            waiting.give_outcome(max(uppers, default=0))  # a body may raise before it touches a table

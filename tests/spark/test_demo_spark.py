@@ -18,7 +18,10 @@ __all__ = ["repository"]
 
 def test_two_demos_at_once_are_refused(tmp_path: Path) -> None:
     result = demo("--spark", "--indexed", cwd=tmp_path)
-    assert (result.status, one_line(result)) == (2, "aiopersist: --indexed and --spark are two demos\n")
+    assert (result.status, one_line(result)) == (
+        2,
+        "aiopersist: --tables, --indexed and --spark are demos of their own: choose one\n",
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyspark") is not None, reason="pyspark is here")

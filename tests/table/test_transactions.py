@@ -326,3 +326,16 @@ async def test_a_transaction_that_only_reads_comes_through_beside_a_writer_that_
 
         await one.transact(late)
         assert await a.get("sum") == 1000
+
+
+async def test_a_body_that_raises_before_it_touches_a_table_raises_what_it_raised(
+    two: tuple[ap.Client, ap.Client],
+) -> None:
+    """Its id is not recorded: nothing was done."""
+
+    async def body(tx: ap.Transaction) -> None:
+        raise LookupError("nothing to do")
+
+    with pytest.raises(LookupError, match="nothing to do"):
+        await two[0].transact(body, once="r")
+    assert await two[1].happened("r") is None

@@ -332,7 +332,7 @@ def _without_class(value: Any) -> Any:
         plain = dt.datetime(*day, *time, tzinfo=value.tzinfo, fold=value.fold)
     elif isinstance(value, dt.timedelta):
         plain = dt.timedelta(value.days, value.seconds, value.microseconds)
-    if plain != value and value == value:
+    if plain is not value and plain != value and value == value:
         raise ValueError("its class has another value")
     return plain
 
