@@ -37,6 +37,10 @@ class FrozenTransaction(Transaction):
         """Whether the body has read frozen tables alone, and written nothing."""
         return self.touched.keys() <= self._names and not self.writes
 
+    async def get(self, table: Table[K, V], key: K) -> V | None:
+        """As of the commit."""
+        return (await self.get_many(table, [key])).get(key)
+
     async def get_many(self, table: Table[K, V], keys: Iterable[K]) -> dict[K, V]:
         """As of the commit."""
         self._check_frozen(table)
