@@ -55,19 +55,11 @@ def demo(
     if location is not None and "://" in location:
         _stop("--location is a directory; a URL is for --blob or --consensus", CANNOT_BEGIN)
     options = DemoOptions(repo, None if location is None else Path(location), blob, consensus, limit)
-    demos = [
-        run
-        for is_chosen, run in (
-            (tables, demo_tables.run),
-            (indexed, demo_indexed.run),
-            (spark, demo_spark.run),
-        )
-        if is_chosen
-    ]
-    if len(demos) > 1:
+    demos = {demo_tables.run: tables, demo_indexed.run: indexed, demo_spark.run: spark}
+    chosen = [run for run, is_chosen in demos.items() if is_chosen] or [demo_history.run]
+    if len(chosen) > 1:
         _stop("--tables, --indexed and --spark are demos of their own: choose one", CANNOT_BEGIN)
-    run = demos[0] if demos else demo_history.run
-    _run(run(options, Console()))
+    _run(chosen[0](options, Console()))
 
 
 @app.command()

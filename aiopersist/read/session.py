@@ -5,21 +5,26 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, InvalidUsage, NotReadable, SinceViolation, UsageKind
 from aiopersist.frontier import Antichain, Time, frontier, last_before, minimum, shaped
-from aiopersist.parts.fetch import Fetch
+from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.read.cursor import Cursor
-from aiopersist.read.snapshot import Snapshot
+from aiopersist.read.interval import parts_since
+from aiopersist.read.snapshot import Snapshot, groups
 from aiopersist.resource import Resource, Scope
 from aiopersist.shard.hold import Need, OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed, closed_when_passed, time_of
 from aiopersist.shard.log import version_at
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -142,6 +147,20 @@ class ReadSession(Generic[K, V]):
     def _passed(self, as_of: Time, need: Need, state: State) -> bool | None:
         self.hold.check(need.reader)
         return None if state.upper.less_equal(as_of) else True
+
+    # --- updates ---------------------------------------------------------------------------------
+
+    async def updates_since(self, lower: Antichain, state: State, reader: str) -> "pa.Table":
+        """The updates from `lower` to the upper of a state, in any order, under a reader that holds them. Int
+        times only. One request for each part in a blob."""
+        release = self.shard.register.pin(state.seqno)
+        try:
+            selection = Selection(lower=lower, upper=state.upper)
+            parts = groups(parts_since(state, lower))
+            tables = [await self.fetch.table(group, selection, reader) for group in parts]
+        finally:
+            release()
+        return concat(tables, self.schema)
 
     # --- checks ----------------------------------------------------------------------------------
 

@@ -279,17 +279,10 @@ class Bulk:
         if state.finalized:
             raise ShardFinalized("it is finalized", shard_id=session.shard.id)
         session.hold.check(staging.need.reader)
-        parts = parts_since(state, staging.seen)
-        if size_of(parts) > self._stack.settings.read_memory_bytes:
+        if size_of(parts_since(state, staging.seen)) > self._stack.settings.read_memory_bytes:
             raise BeginAgain
-        release = session.shard.register.pin(state.seqno)
-        try:
-            selection = Selection(lower=staging.seen, upper=state.upper)
-            reader = staging.need.reader
-            tables = [await self._fetch.table(group, selection, reader) for group in groups(parts)]
-        finally:
-            release()
-        return concat(tables, session.schema)
+        table: pa.Table = await session.updates_since(staging.seen, state, staging.need.reader)
+        return table
 
     async def _among_entries(self, keys: list[str]) -> set[str]:
         """Those keys that are to be put."""

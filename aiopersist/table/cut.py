@@ -65,13 +65,10 @@ class Cut:
                 for member in known:
                     await member.catch_up()
                 if before == [member.state.seqno for member in known]:
-                    self._hold(known)
-                elif number >= CLOSES_AFTER and not self.holds(known):
+                    break
+                if number >= CLOSES_AFTER:
                     await self._close(known, min(AHEAD_S * 2 ** (number - CLOSES_AFTER), AHEAD_MAX_S))
-            self._hold(known)
-
-    def _hold(self, members: Iterable[TableMember]) -> None:
-        self._foreign = {member: member.view.foreign for member in members}
+            self._foreign = {member: member.view.foreign for member in known}
 
     async def _close(self, members: Collection[TableMember], ahead_s: float) -> None:
         """Close the tables that are behind a change of another one."""

@@ -7,6 +7,7 @@ from typing import Any
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.keys import among
 from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.merge import rows_below
 from aiopersist.data.updates.order import row_key
 from aiopersist.table.kind import Kind
 
@@ -40,7 +41,7 @@ class Replacing:
             self._settled, self._waiting = self._waiting, self._waiting.slice(0, 0)
         elif entries.num_rows:
             whole = pa.concat_tables([self._waiting, entries])
-            rows = _rows_before_last_key(whole)
+            rows = rows_below(whole, row_key(whole, -1, KEY), KEY)
             self._settled, self._waiting = whole.slice(0, rows), _last_only(whole.slice(rows))
         else:
             self._settled = entries
@@ -75,18 +76,6 @@ class Replacing:
         old = self._old
         changes = {key: val for key, val in self._new.items() if old.get(key) != val}
         return changes, {key: old.get(key) for key in changes}
-
-
-def _rows_before_last_key(table: pa.Table) -> int:
-    last = row_key(table, -1, KEY)
-    below, above = 0, table.num_rows - 1
-    while below < above:
-        middle = (below + above) // 2
-        if row_key(table, middle, KEY) < last:
-            below = middle + 1
-        else:
-            above = middle
-    return below
 
 
 def _last_only(entries: pa.Table) -> pa.Table:

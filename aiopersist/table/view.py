@@ -23,19 +23,16 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from typing import Any
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.errors import LeaseExpired, ShardFinalized, SinceViolation
 from aiopersist.frontier import Antichain, last_before, minimum
-from aiopersist.parts.fetch import Selection
 from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.session import ReadSession
-from aiopersist.read.snapshot import Snapshot, groups
+from aiopersist.read.snapshot import Snapshot
 from aiopersist.shard.hold import Need
 from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
@@ -342,17 +339,10 @@ class View:
 
     async def _news(self, lower: Antichain, state: State, need: Need) -> dict[str, str | None]:
         """The new vals of the keys that changed between `lower` and the upper of a state."""
-        session, shard = self.session, self.session.shard
-        release = shard.register.pin(state.seqno)
-        try:
-            selection = Selection(lower=lower, upper=state.upper)
-            fetch = partial(session.fetch.table, selection=selection, reader=need.reader)
-            tables = [await fetch(group) for group in groups(parts_since(state, lower))]
-        finally:
-            release()
-        table = concat(tables, self.kind.schema)
+        table = await self.session.updates_since(lower, state, need.reader)
         size = 0 if table.num_rows <= FEW else inf
-        return await shard.stack.compute_few(size, self._changes, table) if table.num_rows else {}
+        stack = self.session.shard.stack
+        return await stack.compute_few(size, self._changes, table) if table.num_rows else {}
 
     async def _pass_over(self, state: State) -> None:
         """Begin anew behind what is too large to be read."""

@@ -86,7 +86,7 @@ class Merge:
         bound = self._bound()
         taken = []
         for run in self._runs:
-            rows = run.pending.num_rows if bound is None else _rows_below(run.pending, bound, self._order)
+            rows = run.pending.num_rows if bound is None else rows_below(run.pending, bound, self._order)
             taken.append(run.pending.slice(0, rows))
             run.pending = run.pending.slice(rows)
         self._stuck = not any(table.num_rows for table in taken)
@@ -105,7 +105,7 @@ def _is_low(run: _Run) -> bool:
     return rows * 2 <= run.slab_rows
 
 
-def _rows_below(table: pa.Table, bound: Any, order: tuple[str, ...]) -> int:
+def rows_below(table: pa.Table, bound: Any, order: tuple[str, ...]) -> int:
     """How many rows of a sorted table lie strictly below the bound."""
     rows: int = table.num_rows
     below, above = 0, rows  # rows before `below` lie below the bound, rows from `above` on do not
