@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
-from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State
+from aiopersist.state.model import COLLECTION, NEXT, Claim, HollowBatch, State
 from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
@@ -193,6 +193,26 @@ class ClaimCollection:
     def happened(self, state: State) -> bool:
         """Only its writer releases a claim."""
         return _is_claimed_by(state, COLLECTION, self.writer)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimNext:
+    """Ask others to let `writer` commit first. It takes the place of another's claim: neither decides
+    anything."""
+
+    writer: str
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if (refusal := refusal_if_gone(state, self.writer)) is not None:
+            return refusal
+        if _is_claimed_by(state, NEXT, self.writer):
+            return Keep()
+        return _claim(state, context, self.writer, NEXT, NEXT)
+
+    def happened(self, state: State) -> bool:
+        """Others may have released it since; to claim it twice does no harm."""
+        return _is_claimed_by(state, NEXT, self.writer)
 
 
 def _claim(state: State, context: Context, writer: str, first: int, last: int) -> Commit:

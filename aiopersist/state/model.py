@@ -147,6 +147,8 @@ class Writer(Record):
 
 COLLECTION = -1
 """Instead of an ordinal: the claim of rollup and collection."""
+NEXT = -2
+"""Instead of an ordinal: the claim of who asks others to let it commit first. It decides nothing."""
 
 
 class Claim(Record):

@@ -7,7 +7,7 @@
 3. *Commit*, in a turn with the groups of the client. What other commits did since 2 to the same keys is taken
    back by a *correction*, a second batch: the staged one replaces what was there before them. If they are too
    large to be read, stage again; after `ROUNDS` times within the turn, where no other operation of the client
-   goes.
+   goes. After `TRIES` vain ones other clients are asked to stand back (`courtesy.py`).
 
 Memory: that of two uploads and a merge (`settings.blob_target_size`, `settings.read_memory_bytes`).
 """
@@ -40,6 +40,7 @@ from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.once import Once
 from aiopersist.state.writing import AppendHollow, RepeatedMark, last_complete, repeat_of
 from aiopersist.table.bounds import size_of
+from aiopersist.table.courtesy import asking, stand_back
 from aiopersist.table.lookup import conditions
 from aiopersist.table.member import TableMember
 from aiopersist.table.plan import Done, Repeated
@@ -50,6 +51,7 @@ from aiopersist.write.session import Session
 from aiopersist.write.staged import StagedBatch, Use, claim_free, delete_all
 
 ROUNDS = 2  # of staging beside other operations
+TRIES = 3  # of committing beside other clients
 
 
 class BeginAgain(Exception):  # never leaves the package
@@ -200,15 +202,22 @@ class Bulk:
 
     async def _commit(self, *, alone: bool) -> Done | Repeated:
         member = self.member
-        async with self.turn:
+        async with self.turn, asking(member.writer) as ask:
+            await stand_back([member.writer.shard.register])
             if alone:
                 await self._stage()
+            tries = 0
             while True:
+                tries += 1
+                if tries > TRIES:
+                    await ask()
                 now = await self._stack.clock.now()
                 repeat = repeat_of(member.state, now, self)
                 if repeat is not None:
                     return Repeated(repeat.time)
                 staging = await self._correct()
+                if staging.seen != member.state.upper:  # more came meanwhile
+                    continue
                 member.check_schema()
                 if self._is_abandoned:  # its caller was cancelled before anything was sent
                     raise asyncio.CancelledError
@@ -256,11 +265,11 @@ class Bulk:
             registration.release()
 
     async def _correct(self) -> Staging:
-        """Reckon with what was committed since, up to the newest state that this process knows."""
-        staging, member = self._staging, self.member
+        """Reckon with what was committed since, up to the newest state that this process knows when this is
+        called."""
+        staging, state = self._staging, self.member.state
         assert staging is not None
-        while staging.seen != member.state.upper:
-            state = member.state
+        if staging.seen != state.upper:
             table = await self._committed_since(staging, state)
             texts = await self._keys_of(table)
             unknown = [text for text in dict.fromkeys(texts) if text not in self._mine]

@@ -5,18 +5,28 @@ race would win the next one as well, and an operation of another client could wa
 has work. Therefore a client that meets others waits after each commit of its own, until it hears of theirs,
 but no longer than some of its commits take. Operations that come meanwhile share the next commit, so little
 is lost. A client that is alone never waits.
+
+A large put needs longer than that: it has to look keys up in blobs. After some vain tries it *asks* to be
+next, by a claim in the state, and the other clients stand back until the claim is gone, but no longer than
+`STAND_BACK_S`. Then they release it: whoever asked may be gone, and if not, asks again.
 """
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 
+from aiopersist.errors import BatchExpired
 from aiopersist.frontier import Antichain
+from aiopersist.shard.commit import commit
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
+from aiopersist.state.compaction import ClaimNext, ReleaseClaim
+from aiopersist.state.model import NEXT, Claim
+from aiopersist.write.session import Session
 
 COMMITS = 3  # of this client; another one has to read, to plan and to write meanwhile
 WAIT_MAX_S = 0.1
+STAND_BACK_S = 1.0  # as long as a client's own operations wait for a transaction that runs alone
 
 
 class Courtesy:
@@ -57,3 +67,41 @@ class Courtesy:
 async def _moved(register: Register, upper: Antichain) -> None:
     with suppress(Exception):  # the next commit finds it, too
         await register.wait(lambda state: None if state.upper == upper else True)
+
+
+async def stand_back(shards: Iterable[Register]) -> None:
+    """Let those commit first who have asked for it. No request, unless one did."""
+    for register in shards:
+        claim = register.state and register.state.claims.get(NEXT)
+        if claim:
+            with suppress(Exception):  # the next commit finds it, too
+                await _wait_for(claim, register)
+
+
+async def _wait_for(claim: Claim, register: Register) -> None:
+    try:
+        async with asyncio.timeout(STAND_BACK_S):
+            await register.wait(lambda state: state.claims.get(NEXT) != claim or None)
+    except TimeoutError:
+        await commit(register, ReleaseClaim(claim.writer, NEXT))
+
+
+@asynccontextmanager
+async def asking(writing: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A function that asks other clients to stand back, until the end of the context. A commit each time, if
+    that is not known to them, and one at the end."""
+    asked: set[str] = set()
+    register = writing.shard.register
+
+    async def ask() -> None:
+        writer = (await writing.ensure_registered()).writer
+        with suppress(BatchExpired):  # the process stood still: the next time
+            await commit(register, ClaimNext(writer))
+            asked.add(writer)
+
+    try:
+        yield ask
+    finally:
+        for writer in asked:
+            with suppress(Exception):  # others release it
+                await commit(register, ReleaseClaim(writer, NEXT))

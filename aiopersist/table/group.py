@@ -41,7 +41,7 @@ from aiopersist.state.command import micros
 from aiopersist.state.once import Once
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.subscription.joint import JointAcks
-from aiopersist.table.courtesy import Courtesy
+from aiopersist.table.courtesy import Courtesy, stand_back
 from aiopersist.table.member import Member
 from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
 from aiopersist.write.append import ColumnsAppend, append_all
@@ -166,6 +166,7 @@ class TableCommits:
             members = dict.fromkeys(member for waiting in group for member in waiting.shards)
             if len(members) > 1 and not self._together and len({frozenset(w.shards) for w in group}) > 1:
                 raise Unsupported("the store writes one shard at a time")
+            await stand_back(member.writer.shard.register for member in members)
             for member in members:
                 await member.catch_up()
             now = await self._stack.clock.now()

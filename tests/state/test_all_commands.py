@@ -15,7 +15,7 @@ from aiopersist.state import compaction, lifecycle, reading, retention, rollup_f
 from aiopersist.state import diff as diffs
 from aiopersist.state import subscriptions as subs
 from aiopersist.state.command import Command, Commit, Keep
-from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Replace, TakeClaim, Total
+from aiopersist.state.compaction import ClaimCollection, ClaimNext, ReleaseClaim, Replace, TakeClaim, Total
 from aiopersist.state.invariants import check_state
 from aiopersist.state.lifecycle import (
     AddRollup,
@@ -27,7 +27,7 @@ from aiopersist.state.lifecycle import (
     ForgetTransactions,
     MarkDeleted,
 )
-from aiopersist.state.model import Clock, HollowBatch, Rollup, State
+from aiopersist.state.model import COLLECTION, NEXT, Clock, HollowBatch, Rollup, State
 from aiopersist.state.once import UNMARKED, Once, hash_of
 from aiopersist.state.position import Position, WithinContents, key_of
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader, TakeNamedHold
@@ -120,7 +120,7 @@ class Game:
             at, time = self.ids.get(hashed, (-FAR, 0))
             if isinstance(outcome, Commit):
                 assert at < max(now, self.latest) - ONCE_KEEP_S
-                self.ids[hashed], self.latest = (now, _int(live.upper) - 1), max(now, self.latest)
+                self.ids[hashed], self.latest = (now, max(_int(live.upper) - 1, 0)), max(now, self.latest)
                 self.counts["once"] += 1
             elif isinstance(outcome.result, Appended) and outcome.result.done_at is not None:
                 assert (at >= now - ONCE_KEEP_S, outcome.result.done_at) == (True, time)
@@ -334,7 +334,8 @@ MAINTENANCE: list[Draw] = [
     lambda g: HeartbeatWriter(g.writer),
     lambda g: ExpireWriter(g.writer),
     lambda g: EndCollection(g.rng.randrange(g.history.live.seqno + 1), g.writer),
-    lambda g: ReleaseClaim(g.writer, g.rng.choice([-1, *g.history.live.batches])),
+    lambda g: ClaimNext(g.writer),
+    lambda g: ReleaseClaim(g.writer, g.rng.choice([COLLECTION, NEXT, *g.history.live.batches])),
     lambda g: ForgetTransactions(["a", "b"], g.history.now - g.rng.randrange(9)),
     lambda g: Spend(g.staged),
 ]

@@ -1,0 +1,120 @@
+"""Goal: a large put comes through beside another process that changes more and more of its keys, after a
+bounded number of tries; and whoever has asked others to stand back, and is gone, costs them little."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.shard.commit import commit
+from aiopersist.shard.register import Register
+from aiopersist.state.compaction import ClaimNext, ReleaseClaim
+from aiopersist.state.model import NEXT
+from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
+from tests.support.processes import Place
+from tests.support.shards import Call
+from tests.table.kit import entries, in_time
+from tests.table.test_bulk import LIMITS, stream
+
+REQUESTS_MAX = 250  # it makes about 80; without an end, any number
+
+
+class Raced(Faults):
+    """Once `requests` is a number, counts the requests of a client, apart from those for news, and lets
+    another one change a key within each read of a blob, if that does not stand back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: int | None = None
+        self.changed, self.are_too_many = asyncio.Event(), asyncio.Event()
+
+    async def call(self, op: str, act: Call) -> Any:
+        if self.requests is not None:
+            self.requests += op not in ("head", "watch", "scan")
+            if self.requests > REQUESTS_MAX:
+                self.are_too_many.set()
+            if op in ("get", "get_range"):
+                self.changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await self.changed.wait()
+        return await super().call(op, act)
+
+
+async def test_it_comes_through_beside_one_who_changes_more_and_more_of_its_keys(place: Place) -> None:
+    raced, other = Raced(), await place.client()
+    opening = ap.open(
+        blob=FaultyBlob(place.blob, raced),
+        consensus=FaultyConsensus(place.clock, raced),
+        settings=ap.Settings(**{**place.settings, **LIMITS, "blob_cache_bytes": 1}),
+        maintenance=False,
+    )
+    client = await place.stack.enter_async_context(opening)
+    table, theirs = client.table("t", str, str), other.table("t", str, str)
+    await table.put_many(stream(5000, "a"))
+    is_done = False
+
+    async def changes() -> None:
+        for number in range(5000):
+            if is_done:
+                return
+            await theirs.put(f"k{number:05}", f"theirs {number}")
+            raced.changed.set()
+
+    changing = asyncio.ensure_future(changes())
+    raced.requests = 0
+    putting = asyncio.ensure_future(table.put_many(stream(5000, "b")))
+    endless = asyncio.ensure_future(raced.are_too_many.wait())
+    await in_time(asyncio.wait([putting, endless], return_when=asyncio.FIRST_COMPLETED))
+    is_done, raced.requests = True, None
+    await in_time(changing)
+    assert not endless.done()
+    endless.cancel()
+    time = await putting
+    assert dict(await entries(theirs, as_of=time)) == dict(stream(5000, "b"))
+    assert (await client.fsck("t")).ok
+
+
+async def _asked(client: ap.Client) -> tuple[Register, str]:
+    """A writer that asks others to stand back from table `t`."""
+    async with client.table("t", str, int) as table:
+        writing = (await table._open()).member.writer
+        writer = (await writing.ensure_registered()).writer
+        await commit(writing.shard.register, ClaimNext(writer))
+        return writing.shard.register, writer
+
+
+async def test_others_stand_back_until_the_one_who_asked_has_gone_first(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiopersist.table.courtesy.STAND_BACK_S", 40.0)
+    client, other = await place.client(), await place.client()
+    theirs, apart = other.table("t", str, int), other.table("apart", str, int)
+    await theirs.put("a", 1)
+    async with client.table("t", str, int):
+        register, writer = await _asked(client)
+        await theirs.get("a")  # it reads the head
+        putting = asyncio.ensure_future(theirs.put("a", 2))
+        for _ in range(20):
+            assert await theirs.get("a") == 1, "gets go on"
+        assert not putting.done()
+        await commit(register, ReleaseClaim(writer, NEXT))
+        await in_time(putting)
+        assert await theirs.get("a") == 2
+        await apart.put("a", 1)
+
+
+async def test_one_who_asked_and_is_gone_is_waited_for_once(place: Place) -> None:
+    client, other = await place.client(), await place.client()
+    theirs = other.table("t", str, int)
+    await theirs.put("a", 1)
+    async with client.table("t", str, int):
+        register, _ = await _asked(client)
+        for n in range(5):
+            await in_time(theirs.put("a", n))
+        assert await theirs.get("a") == 4
+        await register.refresh()
+        assert register.state is not None
+        assert register.state.claims == {}
