@@ -423,7 +423,7 @@ class Client(Root):
     async def register_writer(self, shard: str, schema: Schema[Any, Any, Any], lease_s: float) -> bytes:
         """A writer under which other processes build, as bytes, as from `WriteHandle.to_transmittable`. No
         handle keeps it: its lease lasts `lease_s` from the last heartbeat of a builder under it. A new shard
-        is created. One commit, two for a new shard."""
+        is created; `NOT_A_TABLE` for a table. One commit, two for a new shard."""
         with self._shards.calls.call():
             return await register_writer(self._shards, shard, schema, lease_s)
 

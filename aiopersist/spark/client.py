@@ -31,7 +31,7 @@ from aiopersist.settings import Settings
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge, closing, on_caller, to_its_end
-from aiopersist.spark.columns import Columns
+from aiopersist.spark.columns import Columns, invalid
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.sessions import (
     arrow_schema,
@@ -43,6 +43,7 @@ from aiopersist.spark.sessions import (
 )
 from aiopersist.spark.write import (
     APPEND,
+    DELETE,
     WriteJob,
     WritePlan,
     WriteSpec,
@@ -205,15 +206,31 @@ class SparkClient(Resource):
 
         `time`: a column of times, or one time, at or beyond the upper; an append of another writer then makes
         this one fail (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes
-        nothing. `mode`: `append`; `upsert` replaces the rows that have the same keys, `overwrite` replaces
-        all. Costs a few commits, and the uploads of the tasks. Spark computes `df` again if the driver stood
-        still for longer than its lease."""
+        nothing. Costs a few commits, and the uploads of the tasks. Spark computes `df` again if the driver
+        stood still for longer than its lease.
+
+        `mode`: `append`; `upsert` replaces the rows that have the same keys, `overwrite` replaces all.
+        `delete` removes the rows that have the keys in `df`, whose columns are those of the key; a key that
+        comes twice, or is not there, does no harm. A table takes all but `append` (`NOT_A_TABLE`)."""
         client, tasks_ = self._client(), parallelism or cores(self._spark)
         spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn, _asked(schema))
         return bridge().run(self._write_job, client, df, arrow_schema(df.schema), spec, tasks_)
 
+    def delete_where(
+        self, shard: str, where: Any, *, txn: Txn | None = None, parallelism: int | None = None
+    ) -> int:
+        """Delete the rows for which `where` is true, a `pyarrow.compute` expression as for `snapshot_df`, in
+        one commit: those that are there at its time, whatever other writers do meanwhile. Returns the time at
+        which they are gone. Parts that cannot match are not read. `INVALID_COLUMN` for what is no condition,
+        `txn` as in `write_df`. By keys, `write_df` deletes with `mode="delete"`."""
+        client, tasks_ = self._client(), parallelism or cores(self._spark)
+        if where is None:
+            raise invalid("where= is missing: a condition says which rows go", "")
+        spec = WriteSpec(shard, DELETE, txn=txn, where=where)
+        return bridge().run(self._write_job, client, None, pa.schema([]), spec, tasks_)
+
     async def _write_job(
-        self, client: Client, df: "DataFrame", frame: pa.Schema, spec: WriteSpec, tasks_: int
+        self, client: Client, df: "DataFrame | None", frame: pa.Schema, spec: WriteSpec, tasks_: int
     ) -> int:
         """Plan and write; again if the driver stood still for longer than its lease: then nothing was
         appended."""
@@ -227,8 +244,10 @@ class SparkClient(Resource):
             await to_its_end(remove_new_shard, client, plan)
             raise
 
-    async def _write_once(self, client: Client, df: "DataFrame", plan: WritePlan, tasks_: int) -> int:
+    async def _write_once(self, client: Client, df: "DataFrame | None", plan: WritePlan, tasks_: int) -> int:
         location, layout = self._location, plan.layout
+        if df is None:
+            return await WriteJob(client, location, plan, partial(for_each, self._spark), tasks_).commit([])
         async with closing(writer_of(client, plan)) as writer:
             grant = writer.to_transmittable()
             staged = await on_caller(
@@ -275,6 +294,10 @@ class SparkClient(Resource):
         """`write_df`, on a thread of its own. If the caller is cancelled, its Spark jobs are cancelled, too;
         whether the rows were committed before, `txn` tells (`Client.txn_number`)."""
         return await in_thread(self._spark, partial(self.write_df, *args, **kwargs))
+
+    async def adelete_where(self, *args: Any, **kwargs: Any) -> int:
+        """`delete_where`, on a thread of its own. If the caller is cancelled, as `awrite_df`."""
+        return await in_thread(self._spark, partial(self.delete_where, *args, **kwargs))
 
     async def acompact(self, *args: Any, **kwargs: Any) -> bool:
         """`compact`, on a thread of its own."""

@@ -15,7 +15,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.write import APPEND, OVERWRITE, UPSERT, WriteSpec
+from aiopersist.spark.write import APPEND, DELETE, OVERWRITE, UPSERT, WriteSpec
 
 WHERE = {"path", "location", "blob", "consensus"}
 READ = WHERE | {
@@ -40,6 +40,7 @@ STREAM_READ = WHERE | {
     "maxbytespertrigger",
 }
 STREAM_WRITE = WHERE | {"time", "diff", "keys", "schema", "apply", "txnappid", "parallelism", "leases"}
+INSERT = "insert"
 SPARKS_OWN = {"checkpointlocation", "queryname"}  # sinks get them, though they are Spark's
 
 LOST = (
@@ -176,18 +177,19 @@ class Options:
     def write_spec(self, *, overwrite: bool, streaming: bool = False) -> WriteSpec:
         """The rows to write, and how. A `time` that is a number is the time of all updates; else it names a
         column."""
-        mode = self._given.get("apply", "insert").lower()
-        if mode not in ("insert", UPSERT):
-            raise invalid(f"option apply={mode!r} is neither insert nor {UPSERT}")
-        if overwrite and mode == UPSERT:
-            raise invalid("apply=upsert replaces rows by their keys: use mode append")
+        apply = self._given.get("apply", INSERT).lower()
+        modes = {INSERT: APPEND, UPSERT: UPSERT, DELETE: DELETE}
+        if apply not in modes:
+            raise invalid(f"option apply={apply!r} is none of {', '.join(modes)}")
+        if overwrite and apply != INSERT:
+            raise invalid(f"apply={apply} is by the keys of the rows: use mode append")
         app, version = self._given.get("txnappid"), self.integer("txnversion")
         if (app is None) is not (version is None) and not streaming:
             raise invalid("options txn_app_id and txn_version need each other")
         time = self._given.get("time")
         return WriteSpec(
             shard=self.shard,
-            mode=OVERWRITE if overwrite else UPSERT if mode == UPSERT else APPEND,
+            mode=OVERWRITE if overwrite else modes[apply],
             keys=self.names("keys"),
             time=int(time) if time is not None and time.isdecimal() else time,
             diff=self._given.get("diff"),

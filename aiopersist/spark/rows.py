@@ -4,6 +4,9 @@ A column belongs to the field of key or val that has its name in a DataFrame of 
 in upper or lower case. Types are checked before anything runs: a column that is unknown, a column that is
 missing and not optional, a type that means something else. Values are checked as they come: nulls where none
 may be, numbers that do not fit.
+
+The rows of a deletion are keys alone. As updates they need vals, which nobody reads: each gets the same one
+(`neutral`).
 """
 
 from __future__ import annotations
@@ -34,16 +37,23 @@ class Special(NamedTuple):
 
 
 NONE = Special()
+BOTH = ("key", "val")
 
 
 class Layout:
     """How the batches of a DataFrame become updates. Picklable."""
 
     def __init__(
-        self, frame: pa.Schema, schema: Schema[Any, Any, Any], special: Special = NONE, at: int = 0
+        self,
+        frame: pa.Schema,
+        schema: Schema[Any, Any, Any],
+        special: Special = NONE,
+        at: int = 0,
+        *,
+        halves: Sequence[str] = BOTH,
     ) -> None:
-        """`frame` has the columns of the DataFrame. Without a column of times all updates are at `at`.
-        `INVALID_COLUMN`, which names the column, for a column that does not fit."""
+        """`frame` has the columns of the DataFrame, which are those of the `halves`. Without a column of
+        times all updates are at `at`. `INVALID_COLUMN`, which names the column, for one that does not fit."""
         if schema.time_length is not None:
             text = "Spark writes shards of int times, and this shard has product times"
             raise InvalidUsage(UsageKind.INVALID_TIME, text)
@@ -52,21 +62,26 @@ class Layout:
         names = _by_lower(frame)
         self._time = _special(special.time, names, frame)
         self._diff = _special(special.diff, names, frame)
-        wanted = sources(schema)
-        self._columns = {name: names.get(name.lower()) for name in wanted}
-        self._wanted = wanted
-        known = {*filter(None, self._columns.values()), self._time, self._diff}
-        for field in frame:
-            if field.name not in known:
-                shown = ", ".join(wanted)
-                text = f"the shard has no column {field.name!r}; it has {shown}: {FIXED}"
-                raise invalid(text, field.name)
-        for name, source in wanted.items():
+        self._halves = tuple(halves)
+        self._wanted = {name: found for name, found in sources(schema).items() if found.half in halves}
+        self._columns = {name: names.get(name.lower()) for name in self._wanted}
+        self._check_names(frame)
+        for name, source in self._wanted.items():
             found = self._columns[name]
             if found is None and not source.stored.nullable:
                 raise invalid(f"column {name!r} is missing, and cannot be null: {FIXED}", name)
             if found is not None:
                 _check_type(name, frame.field(found).type, source)
+
+    def _check_names(self, frame: pa.Schema) -> None:
+        known = {*filter(None, self._columns.values()), self._time, self._diff}
+        for field in frame:
+            if field.name not in known:
+                shown = ", ".join(self._wanted)
+                text = f"the shard has no column {field.name!r}; it has {shown}: {FIXED}"
+                if self._halves != BOTH:
+                    text = f"column {field.name!r}: a deletion takes the columns of the key alone: {shown}"
+                raise invalid(text, field.name)
 
     def updates(self, batch: pa.RecordBatch) -> pa.Table:
         """The updates of a batch. `InvalidUpdate`, which names row and column, for a value that cannot be
@@ -86,6 +101,8 @@ class Layout:
 
     def _half(self, half: str, batch: pa.RecordBatch) -> Any:
         field = self._schema.arrow_schema.field(half)
+        if half not in self._halves:
+            return neutral(field, batch.num_rows)
         mine = [(name, source) for name, source in self._wanted.items() if source.half == half]
         if not mine:
             return pa.nulls(batch.num_rows, field.type)
@@ -99,6 +116,20 @@ class Layout:
         if found is None:
             return pa.nulls(batch.num_rows, source.stored.type)
         return _cast(found, batch.column(found), source.stored)
+
+
+def neutral(field: pa.Field, rows: int) -> pa.Array:
+    """A column of one value: null if it may be, else all bits 0, or empty."""
+    t, nulls = field.type, pa.nulls(rows, field.type)
+    if field.nullable or pa.types.is_null(t):
+        return nulls
+    if pa.types.is_struct(t):
+        return pa.StructArray.from_arrays([neutral(f, rows) for f in t], fields=list(t))
+    if pa.types.is_fixed_size_list(t):
+        return pa.FixedSizeListArray.from_arrays(neutral(t.value_field, rows * t.list_size), type=t)
+    children = [nulls.values] if pa.types.is_nested(t) else None
+    own = nulls.buffers()[1 : 2 if children else None]  # what is null has these bits
+    return pa.Array.from_buffers(t, rows, [None, *own], children=children)
 
 
 def _cast(name: str, column: Any, wanted: pa.Field) -> Any:

@@ -126,23 +126,32 @@ def _after(time: int) -> int:
     return time + 1
 
 
-def retract(
-    location: SparkLocation, writer: bytes, piece: bytes, staged: bytes | None, every: bool
-) -> StagedTask:
-    """Upload the rows of a piece of contents with their diffs negated, at time 0: `every` row, or those with
-    the keys of `staged`, a piece of updates, in which no key may come twice."""
-    return bridge().run(_retract, worker_client(location), writer, piece, staged, every)
+class Retraction(NamedTuple):
+    """The rows of a piece of contents that go."""
+
+    piece: bytes
+    staged: bytes | None = None
+    """A piece of updates, whose keys are those of the rows that go; `None`: all of them."""
+    unique: bool = False
+    """Whether a key that `staged` has twice is refused."""
+    every: bool = False
+    """Whether all rows go, also those with other keys than `staged` has."""
+    where: Any = None
+    """The condition that only the rows that go fulfil."""
 
 
-async def _retract(
-    client: Client, writer: bytes, piece: bytes, staged: bytes | None, every: bool
-) -> StagedTask:
-    keys = None if staged is None else await _keys(client, staged)
+def retract(location: SparkLocation, writer: bytes, wanted: Retraction) -> StagedTask:
+    """Upload the rows that go with their diffs negated, at time 0."""
+    return bridge().run(_retract, worker_client(location), writer, wanted)
+
+
+async def _retract(client: Client, writer: bytes, wanted: Retraction) -> StagedTask:
+    keys = None if wanted.staged is None else await _keys(client, wanted.staged, unique=wanted.unique)
     rows = 0
     async with client.builder_from_transmittable(writer, 0) as builder:
-        async for batch in client.read_piece(piece):
+        async for batch in client.read_piece(wanted.piece, wanted.where):
             found = pa.Table.from_batches([batch])
-            if keys is not None and not every:
+            if keys is not None and not wanted.every:
                 found = found.filter(_is_in(found.column("key"), keys))
             if found.num_rows:
                 await builder.extend(_negated(found))
@@ -156,8 +165,9 @@ def _negated(found: "pa.Table") -> "pa.Table":
     return pa.table([found.column("key"), found.column("val"), times, diffs], ["key", "val", "time", "diff"])
 
 
-async def _keys(client: Client, staged: bytes) -> "pl.DataFrame":
-    """The keys of the rows that are written. `InvalidUpdate` for a key that is there twice."""
+async def _keys(client: Client, staged: bytes, *, unique: bool) -> "pl.DataFrame":
+    """The keys of the rows that are written. `InvalidUpdate` for a key that is there twice, if they are to be
+    `unique`."""
     import polars as pl
 
     tables = [pa.Table.from_batches([batch]) async for batch in client.read_piece(staged)]
@@ -166,7 +176,7 @@ async def _keys(client: Client, staged: bytes) -> "pl.DataFrame":
     whole = pa.concat_tables(tables)
     keys = pl.DataFrame({"key": pl.from_arrow(whole.column("key").combine_chunks())})
     twice = keys.is_duplicated() | pl.Series(pc.not_equal(whole.column("diff"), 1).combine_chunks())
-    if twice.any():
+    if unique and twice.any():
         key = keys.filter(twice)["key"][0]
         raise InvalidUpdate(f"the rows have key {key!r} more than once: give one row per key")
     return keys

@@ -4,7 +4,8 @@
    the shard that it made, if nothing was ever appended (`remove_new_shard`).
 2. Tasks *stage* batches (`tasks.stage`), all under one writer.
 3. For an upsert or an overwrite, tasks *retract* the rows that the new ones replace, as of the shard's upper
-   (`tasks.retract`).
+   (`tasks.retract`). A deletion is an upsert of keys alone: they are staged so that tasks find them, and only
+   the retractions are appended. A deletion by a condition stages nothing.
 4. *Commit*: one compare-and-append of everything. Without a column of times all batches are moved to the
    upper as it is then, on a wall clock to now; after a mismatch to the newer upper, with new retractions.
 
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa
+from aiopersist.data.part.select import check_where
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Error, InvalidUsage, SinceViolation, UnknownShard, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain, int_time
@@ -32,19 +34,20 @@ from aiopersist.spark import tasks
 from aiopersist.spark.bridge import closing, on_caller, to_its_end
 from aiopersist.spark.columns import invalid, sources
 from aiopersist.spark.location import SparkLocation
-from aiopersist.spark.rows import Layout, Special, schema_of
-from aiopersist.spark.tasks import StagedTask, TaskRefused, accepted
+from aiopersist.spark.rows import BOTH, Layout, Special, schema_of
+from aiopersist.spark.tasks import Retraction, StagedTask, TaskRefused, accepted
 from aiopersist.state.lifecycle import FinalizeUnused
 from aiopersist.state.writing import last_complete
 from aiopersist.write.batch import Batch, discard_all, rebound
 from aiopersist.write.checks import Txn, check_txn
 from aiopersist.write.handle import WriteHandle, time_of_write
 from aiopersist.write.open import open_writer
+from aiopersist.write.remote import register_writer
 from aiopersist.write.transmit import decode
 
 log = logging.getLogger("aiopersist")
 
-APPEND, OVERWRITE, UPSERT = "append", "overwrite", "upsert"
+APPEND, OVERWRITE, UPSERT, DELETE = MODES = "append", "overwrite", "upsert", "delete"
 
 Writer: TypeAlias = WriteHandle[Any, Any]
 Results: TypeAlias = Sequence[StagedTask | TaskRefused]
@@ -65,12 +68,14 @@ class WriteSpec(NamedTuple):
     txn: Txn | None = None
     schema: Schema[Any, Any, Any] | pa.Schema | None = None
     """The schema of a new shard, or its columns; a shard that is there must have the same."""
+    where: Any = None
+    """The condition of a deletion without rows."""
 
     def check(self) -> None:
         """`InvalidUsage` for arguments that exclude each other."""
         check_txn(self.txn)
-        if self.mode not in (APPEND, OVERWRITE, UPSERT):
-            text = f"{self.mode!r} is none of {APPEND}, {OVERWRITE}, {UPSERT}"
+        if self.mode not in MODES:
+            text = f"{self.mode!r} is none of {', '.join(MODES)}"
             raise InvalidUsage(UsageKind.INVALID_MODE, text)
         if self.mode != APPEND and (self.time is not None or self.diff is not None):
             text = f"{self.mode} says itself which rows are retracted, and when: give neither time nor diff"
@@ -101,19 +106,22 @@ class WritePlan(NamedTuple):
 
 async def plan_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> WritePlan:
     """Do all checks that are possible before anything runs. `INVALID_COLUMN` for columns that do not fit the
-    shard. Makes a new shard, if `keys` say which columns are its key, or `schema` says all. `CodecMismatch`
-    for a shard that is there with another schema."""
+    shard. Makes a new shard, if `keys` say which columns are its key, or `schema` says all; but a deletion
+    raises `UnknownShard`. `CodecMismatch` for a shard that is there with another schema."""
     spec.check()
     special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
     asked = asked_schema(spec, special)
     try:
         found = await client._shards.existing(spec.shard)
     except UnknownShard:
+        if spec.mode == DELETE:
+            raise
         schema, layout = _fitting(frame, spec, special, asked or _schema_of_frame(frame, spec, special))
         async with client.writer(spec.shard, schema) as writer:  # or finds that another made it otherwise
             return WritePlan(spec, writer.shard_id, schema, layout, writer.upper, made=True)
     if found.state.table and spec.mode == APPEND:
-        text = f"{found.label} is a table, with one val per key: upsert rows, or overwrite all"
+        by_key = "upsert rows or delete keys (mode=, or the option apply)"
+        text = f"{found.label} is a table, with one val per key: {by_key}, or overwrite all"
         raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=found.id)
     if asked is not None:
         found.schema_id(asked)
@@ -134,7 +142,11 @@ def _fitting(
 ) -> tuple[Schema[Any, Any, Any], Layout]:
     """The schema, and how the rows of a frame with these columns become its updates."""
     _check_keys(spec.keys, schema)
-    return schema, Layout(frame, schema, special, spec.time if isinstance(spec.time, int) else 0)
+    if spec.where is not None:
+        check_where(spec.where, schema)
+    halves = BOTH if spec.mode != DELETE else BOTH[:1] if spec.where is None else ()
+    at = spec.time if isinstance(spec.time, int) else 0
+    return schema, Layout(frame, schema, special, at, halves=halves)
 
 
 def asked_schema(spec: WriteSpec, special: Special) -> Schema[Any, Any, Any] | None:
@@ -208,7 +220,9 @@ class GrantedWrite(NamedTuple):
 async def grant_writer(client: Client, plan: WritePlan, lease_s: float) -> GrantedWrite:
     """Register that writer. A failure leaves no shard that was made for the job."""
     try:
-        return GrantedWrite(plan, await client.register_writer(plan.shard, plan.schema, lease_s))
+        with client._shards.calls.call():
+            grant = await register_writer(client._shards, plan.shard, plan.schema, lease_s, tables=plan.table)
+        return GrantedWrite(plan, grant)
     except BaseException:
         await to_its_end(remove_new_shard, client, plan)
         raise
@@ -272,13 +286,14 @@ class WriteJob:
                     # the schema as it is now: it may have got a field since the plan
                     opening = writer_of(self._client, self._plan._replace(schema=read.schema))
                     grant = (await ends.enter_async_context(closing(opening))).to_transmittable()
-                    jobs = [(self._location, grant, *piece) for piece in await self._pieces(read, staged)]
+                    jobs = [(self._location, grant, piece) for piece in await self._pieces(read, staged)]
                     done = await on_caller(self._run, tasks.retract, jobs)
                 retractions = await _restored(writer, done)
                 ends.push_async_callback(to_its_end, discard_all, retractions)
                 accepted(done)
+                new = [] if self._spec.mode == DELETE else batches
                 try:
-                    return await _append_at(writer, [*batches, *retractions], upper, self._spec.txn)
+                    return await _append_at(writer, [*new, *retractions], upper, self._spec.txn)
                 except UpperMismatch as error:
                     if error.current == Antichain():
                         raise
@@ -297,15 +312,16 @@ class WriteJob:
             except SinceViolation as error:
                 await _pass(writer, upper, error.since)
 
-    async def _pieces(
-        self, read: SharedRead, staged: Sequence[StagedTask]
-    ) -> list[tuple[bytes, bytes | None, bool]]:
-        """For each task: contents, the new rows with their keys, and whether all of the contents go."""
-        overwrites = self._spec.mode == OVERWRITE
-        if overwrites and not self._plan.table:
-            return [(piece, None, True) for piece in await read.pieces(self._tasks)]
+    async def _pieces(self, read: SharedRead, staged: Sequence[StagedTask]) -> list[Retraction]:
+        """For each task: the rows that go."""
+        mode, where = self._spec.mode, self._spec.where
+        if where is not None or (mode == OVERWRITE and not self._plan.table):
+            return [Retraction(piece, where=where) for piece in await read.pieces(self._tasks)]
         hollow = [decode(one.batch, self._plan.shard).batch for one in staged]
-        return [(*pieces, overwrites) for pieces in await read.pieces_beside(self._tasks, hollow)]
+        return [
+            Retraction(*pieces, unique=mode != DELETE, every=mode == OVERWRITE)
+            for pieces in await read.pieces_beside(self._tasks, hollow)
+        ]
 
     async def _append(self, writer: Writer, batches: list[Batch]) -> int:
         while True:

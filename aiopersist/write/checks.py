@@ -1,4 +1,4 @@
-"""The checks of a call that need no I/O: frontiers, bounds, transactions."""
+"""The checks of a call that need no I/O: frontiers, bounds, tables, transactions."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time, shaped
 from aiopersist.settings import Settings
 from aiopersist.shard.catalog import is_text
+from aiopersist.shard.shard import Shard
 from aiopersist.state.once import UNMARKED, Once, hash_of
 
 Txn = tuple[str, int]
@@ -27,6 +28,14 @@ def check_bounds(
         message = f"upper {bounds[1]} is not at or beyond lower {bounds[0]}"
         raise InvalidUsage(UsageKind.INVALID_BOUNDS, message, lower=bounds[0], upper=bounds[1])
     return bounds
+
+
+def check_no_table(shard: Shard) -> None:
+    """`InvalidUsage` of kind `NOT_A_TABLE` if the shard, whose state is known, is a table: its writers are
+    those who keep one val per key."""
+    if shard.state.table:
+        text = f"{shard.label} is a table: open it with client.table, which keeps one val per key"
+        raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
 
 
 def check_txn(txn: Txn | None) -> dict[str, int]:

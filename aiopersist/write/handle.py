@@ -21,7 +21,7 @@ from aiopersist.state.once import Once
 from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
 from aiopersist.write.batch import Batch
 from aiopersist.write.builder import BatchBuilder
-from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_once, check_txn
+from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_no_table, check_once, check_txn
 from aiopersist.write.combine import Combiner
 from aiopersist.write.outcome import Committed, NotCommitted
 from aiopersist.write.session import Session
@@ -54,9 +54,8 @@ class WriteHandle(Resource, Generic[K, V]):
     ) -> "WriteHandle[K, V]":
         """Create the shard if it does not exist, and register a writer: one commit, two for a new shard."""
         state = await shard.open_or_create(schema, clock or Clock.LOGICAL)
-        if state.table and not tables:
-            text = f"{shard.label} is a table: open it with client.table, which keeps one val per key"
-            raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
+        if not tables:
+            check_no_table(shard)
         if clock is not None and state.clock is not clock:
             text = f"{shard.label} has a {state.clock} clock, not a {clock} one: it is set once, at creation"
             raise InvalidUsage(UsageKind.INVALID_CLOCK, text, shard_id=shard.id, clock=clock)

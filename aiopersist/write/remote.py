@@ -20,16 +20,20 @@ from aiopersist.shard.registration import Registration
 from aiopersist.shard.shards import Shards
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.write.builder import BatchBuilder
-from aiopersist.write.checks import check_frontier
+from aiopersist.write.checks import check_frontier, check_no_table
 from aiopersist.write.staged import StagingContext
 from aiopersist.write.transmit import WRITER, TransmittedWriter
 
 
-async def register_writer(shards: Shards, name: str, schema: Schema[Any, Any, Any], lease_s: float) -> bytes:
-    """See `Client.register_writer`."""
+async def register_writer(
+    shards: Shards, name: str, schema: Schema[Any, Any, Any], lease_s: float, *, tables: bool = False
+) -> bytes:
+    """See `Client.register_writer`. `tables`: also of a table, for who keeps its rule of one val per key."""
     check_lease_s(lease_s)
     shard = await shards.named(name)
     await shard.open_or_create(schema)
+    if not tables:
+        check_no_table(shard)
     writer = (await Registration.fresh(shard, lease_s)).writer
     transmitted = TransmittedWriter.of(shard=shard.id, writer=writer, schema_id=shard.schema_id(schema))
     return WRITER.encode(transmitted)

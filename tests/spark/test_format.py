@@ -91,7 +91,7 @@ BAD_WRITES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "unknown option": ("s", "append", {"as_of": 1}, "unknown option 'asof'"),
     "no keys": ("nope", "append", {}, "say by keys="),
     "unknown key": ("nope", "append", {"keys": "q"}, "'q' is no column"),
-    "apply": ("s", "append", {"apply": "merge"}, "neither insert nor upsert"),
+    "apply": ("s", "append", {"apply": "merge"}, "none of insert, upsert, delete"),
     "upsert and overwrite": ("s", "overwrite", {"apply": "upsert"}, "use mode append"),
     "overwrite with time": ("s", "overwrite", {"time": "3"}, "neither time nor diff"),
     "old time": ("s", "append", {"time": "3"}, "UPDATE_NOT_BEYOND_LOWER"),

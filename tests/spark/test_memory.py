@@ -75,7 +75,7 @@ def read_all(client, shard, grant):
 
 def retract(client, shard, grant):
     [piece] = bridge().run(read(client, shard).pieces, 1)
-    return tasks.retract(place, grant, piece, None, True).rows
+    return tasks.retract(place, grant, tasks.Retraction(piece)).rows
 
 
 def compact(client, shard, grant):

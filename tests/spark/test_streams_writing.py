@@ -190,7 +190,7 @@ def test_finished_sinks_and_bad_options_fail(spark: Any, place: str, name: str, 
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "UpperMismatch|finished"),
         ({"as_of": 1}, "unknown option"),
-        ({"apply": "x"}, "neither insert"),
+        ({"apply": "x"}, "none of insert"),
     ]
     for n, (options, said) in enumerate(wrong):
         with pytest.raises(PySparkException, match=said):
