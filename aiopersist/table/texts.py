@@ -15,6 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from aiopersist.data.lazy import pa
+from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import Field, Plain
 from aiopersist.data.types.nested import Instances
 
@@ -36,7 +37,7 @@ def writer_of(field: Field) -> Callable[[Any], str | None]:
         try:
             text = _dumps(to_plain(value))
             text.encode()
-        except (LookupError, ValueError):  # also a lone surrogate
+        except (LookupError, ValueError, AttributeError, Refusal):  # also a lone surrogate
             return None
         return text
 
@@ -84,8 +85,8 @@ def _to_plain(field: Field) -> Plainly | None:
 
 
 def _struct_to_plain(codec: Instances, *, nullable: bool) -> Plainly | None:
-    fields = {name: _to_plain(field) for name, field in codec.fields.items()}
-    if None in fields.values():
+    fields = [(name, codec.getter(name), _to_plain(field)) for name, field in codec.fields.items()]
+    if any(to_plain is None for _, _, to_plain in fields):
         return None
 
     def struct(value: Any) -> Any:
@@ -93,7 +94,8 @@ def _struct_to_plain(codec: Instances, *, nullable: bool) -> Plainly | None:
             if value is None and nullable:
                 return None
             raise LookupError
-        return {name: to_plain(getattr(value, name)) for name, to_plain in fields.items()}  # type: ignore[misc]
+        codec.check([value], {codec.cls})
+        return {name: to_plain(get(value)) for name, get, to_plain in fields}  # type: ignore[misc]
 
     return struct
 

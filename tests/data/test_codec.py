@@ -4,6 +4,7 @@ import datetime as dt
 import enum
 import json
 import pickle
+import typing
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NewType, Optional, TypedDict
 from uuid import UUID, uuid4
@@ -127,6 +128,7 @@ REFUSED_TYPES = [
     Any,
     dict,
     list,
+    typing.List,  # noqa: UP006
     dict[str, int],
     int | str,
     tuple[int, str],

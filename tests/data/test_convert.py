@@ -120,6 +120,18 @@ def test_write_rows_have_no_time() -> None:
         to_table(plain_table(), PLAIN, columns=ROW, diff=1)
 
 
+def test_a_column_of_nulls_that_may_be_a_struct_or_its_field_is_refused() -> None:
+    """Goal: an absent val is never stored as a val with an absent field."""
+    within = pa.struct([pa.field("val", pa.int64())])
+    schema: Schema[Any, Any, Any] = Schema(key=str, val=pa.field("val", within))
+    given = plain_table(val=pa.nulls(2))
+    with pytest.raises(InvalidUpdate, match="column 'val' of nulls"):
+        to_table(given, schema)
+    for t, val in ((pa.int64(), {"val": None}), (within, None)):
+        table = to_table(given.set_column(1, "val", pa.nulls(2, t)), schema)
+        assert table["val"].to_pylist() == [val, val]
+
+
 BIG = 2**63
 REFUSED: list[tuple[str, Any, int | None]] = [
     ("none", None, None),

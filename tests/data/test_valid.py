@@ -14,6 +14,7 @@ from aiopersist.data.part.inline import decode_inline, encode_inline
 from aiopersist.data.part.part import decode_part, encode_part
 from aiopersist.data.part.select import prune
 from aiopersist.data.part.stats import decode_key_lower, decode_stats
+from aiopersist.data.types.codec import DEPTH_MAX
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
 from aiopersist.data.updates.convert import to_table
@@ -170,6 +171,35 @@ def test_the_arrays_of_own_codecs_are_looked_at_too() -> None:
 def test_types_that_no_part_can_have_are_refused(t: pa.DataType) -> None:
     for val in (t, pa.struct([("a", pa.list_(t))])):
         with pytest.raises(TypeError, match="cannot store"):
+            Schema(key=int, val=val)
+
+
+DEEPER: dict[str, Any] = {
+    "list": (pa.list_, lambda value: [value]),
+    "struct": (lambda t: pa.struct([("a", t)]), lambda value: {"a": value}),
+}
+
+
+@pytest.mark.parametrize("kind", DEEPER)
+def test_types_that_are_too_deep_are_refused(kind: str) -> None:
+    """Goal: no reader of Parquet takes them, nor any of messages; those that are taken live."""
+    wrap, around = DEEPER[kind]
+    t, value = pa.int64(), 5
+    for _ in range(DEPTH_MAX):
+        t, value = wrap(t), around(value)
+    schema: Schema[Any, Any, Any] = Schema(key=int, val=t)
+    table = sort_and_consolidate(to_table([(i, value, 0, 1) for i in range(30)], schema))
+    part = encode_part(table, schema, WHOLE, row_group_bytes=200)
+    assert decode_part(bytes(part.data), part, schema).equals(table)
+    assert decode_inline(encode_inline(table), schema, None).equals(table)
+    with pytest.raises(TypeError, match="more than 32 lists and structs within each other"):
+        Schema(key=int, val=wrap(t))
+
+
+def test_names_of_fields_that_polars_would_cut_are_refused() -> None:
+    """Goal: it sorts larger tables, and gave them back with other names, which no compaction could take."""
+    for val in (struct_of := pa.struct([("a\0b", pa.int64())]), pa.list_(struct_of)):
+        with pytest.raises(TypeError, match=r"a field with the name 'a\\x00b'"):
             Schema(key=int, val=val)
 
 

@@ -1,7 +1,7 @@
 """`texts.py` says exactly what `data/jsonable.py` says, and reads it back."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -80,6 +80,39 @@ def test_same_as_a_column(type_: Any, data: Any) -> None:
     found = read(expected)
     assert repr(found) == repr(again)
     assert type(found) is type(again)
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Turned(Pair):
+    """A field's name has another meaning than the value at its position."""
+
+    __slots__ = ()
+
+    @property
+    def a(self) -> int:
+        return -Pair.a.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+
+def _with_more() -> Inner:
+    """As `model_validate(..., extra="allow")` makes it, which older versions of pydantic lack."""
+    inner = Inner(a=1, text="")
+    object.__setattr__(inner, "__pydantic_extra__", {"more": 1})
+    return inner
+
+
+@pytest.mark.parametrize("value", [_with_more(), tuple.__new__(Pair, (1, 2, 3)), Inner.model_construct(a=1)])
+def test_a_value_with_more_or_less_than_its_fields_is_left_to_a_column(value: Any) -> None:
+    """A column refuses it, with its reason."""
+    assert writer_of(Schema(str, type(value)).val)(value) is None
+
+
+def test_a_tuple_is_written_by_position() -> None:
+    """As in a column, whatever its class makes of the names."""
+    assert writer_of(Schema(str, Turned).val)(Turned(1, 2)) == '{"a":1,"b":2}'
 
 
 def test_plain_values_take_the_short_way() -> None:

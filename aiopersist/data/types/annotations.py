@@ -87,7 +87,7 @@ def _of_generic(annotation: Any, *, frozen: bool, within: tuple[type, ...]) -> F
         if len(some) == 1 and len(some) < len(arguments):
             return field_of(some[0], frozen=frozen, within=within)._replace(nullable=True)
         raise TypeError(f"cannot store {annotation!r}: the only union with a column is `T | None`")
-    if origin is list:
+    if origin is list and arguments:  # `typing.List` alone has none
         return Field(Lists(field_of(arguments[0], frozen=frozen, within=within)), nullable=False)
     if origin is Literal and len(set(map(type, arguments))) == 1:
         return field_of(type(arguments[0]), frozen=frozen, within=within)

@@ -26,6 +26,7 @@ from aiopersist.data.valid import check_array, null_where_none_may_be
 from aiopersist.errors import Unsupported
 
 NONE = type(None)
+DEPTH_MAX = 32  # of types within each other: Parquet's readers take 100 levels, of which a list is two
 
 
 class Codec(ABC):
@@ -294,11 +295,17 @@ def _class_of(t: pa.DataType) -> type[Plain]:
     return Moments if is_.is_duration(t) else Plain
 
 
-def check_storable(t: pa.DataType) -> None:
-    """`TypeError` for a type that Arrow has and Parquet has not: it could be inline, but never in a blob."""
+def check_storable(t: pa.DataType, depth: int = DEPTH_MAX) -> None:
+    """`TypeError` for a type that Arrow has and Parquet or polars has not: it could be inline, but never in a
+    blob, or never be sorted."""
     if pa.types.is_nested(t):
+        if not depth:
+            raise TypeError(f"cannot store more than {DEPTH_MAX} lists and structs within each other")
         for number in range(t.num_fields):
-            check_storable(t.field(number).type)
+            field = t.field(number)
+            if "\0" in field.name:  # Arrow gives names to polars, which end there
+                raise TypeError(f"cannot store a field with the name {field.name!r}")
+            check_storable(field.type, depth - 1)
     if pa.types.is_decimal(t) and not 0 <= t.scale <= t.precision:
         raise TypeError(f"cannot store {t}: its scale is not in [0, {t.precision}]")
     if pa.types.is_fixed_size_binary(t) and not t.byte_width:

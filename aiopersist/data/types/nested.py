@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields
-from itertools import islice, repeat
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -209,9 +209,9 @@ class Tuples(Instances):
     def make(self, fields: dict[str, Any]) -> Any:
         return tuple.__new__(self.cls, fields.values())
 
-    def _values(self, name: str, present: Sequence[Any]) -> list[Any]:
+    def getter(self, name: str) -> Callable[[Any], Any]:
         at = list(self.fields).index(name)
-        return list(map(tuple.__getitem__, present, repeat(at)))
+        return lambda value: tuple.__getitem__(value, at)
 
 
 class Models(Instances):

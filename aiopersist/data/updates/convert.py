@@ -166,7 +166,11 @@ def _batches(value: Any) -> Any:
     try:
         if hasattr(value, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(value)
-        return [pa.RecordBatch.from_struct_array(pa.array(value))]  # a null struct becomes a row of nulls
+        rows = pa.array(value)
+        if rows.null_count:  # of a null struct Arrow would make a row of nulls
+            at = pc.index(rows.is_null(), pa.scalar(True)).as_py()
+            raise InvalidUpdate(f"no table of updates: row {at} of an array of structs is null")
+        return [pa.RecordBatch.from_struct_array(rows)]
     except (TypeError, ValueError) as e:
         raise InvalidUpdate(f"no table of updates: {e}") from e
 
@@ -359,6 +363,9 @@ def _is_flat(given: pa.Field, wanted: pa.Field) -> bool:
     t = wanted.type
     if not pa.types.is_struct(t) or t.get_field_index(wanted.name) < 0:
         return False
+    if pa.types.is_null(given.type) and wanted.nullable and t.num_fields == 1:
+        reason = f"column {given.name!r} of nulls may be {t} or the field in it: give it a type"
+        raise Refusal(-1, reason)
     return not pa.types.is_struct(given.type)
 
 
