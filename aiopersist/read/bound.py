@@ -1,76 +1,90 @@
 """Bounds the steps of a listen: a consumer that comes back after a week must not get the week at once.
 
-An interval ends between two batches, if there are some before that are small enough. Of a large batch nothing
-says where in time its updates lie: there the interval is tried, given up once it has too much, and cut by the
-times that were seen until then. The updates of one time stay together. Int times only.
+An interval ends between two batches, if there are some before that are small enough. In a large batch the
+updates lie by key, and nothing says which parts have those of the next times. So all of it is read, once: the
+*earliest* updates that fit into memory are kept, and handed out in steps, by time. What comes behind them
+needs another pass over the batch. The updates of one time stay together. Int times only.
 """
 
-from collections.abc import Sequence
+from math import ceil
 
 from aiopersist.data.lazy import pa, pc
-from aiopersist.frontier import Antichain, int_time
+from aiopersist.data.updates.times import filter_times
+from aiopersist.frontier import Antichain, successor
 from aiopersist.read.interval import batches_of
 from aiopersist.state.model import HollowBatch, State
 
-
-class IntervalTooLong(Exception):  # never leaves the package
-    """The interval has more updates than it should, and can be cut."""
+KEPT = 0.75  # of the updates that are too many: the next ones need room, and a pass should give much
 
 
 class StepBound:
-    """See the header."""
+    """How many bytes a step has, and a pass keeps: about, as far as times can be cut."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._part: float | None = None
-        """The part of a large batch that the interval should have; `None`: it is small."""
-        self._end: int | None = None
-        """Where the interval within a large batch ends."""
-        self._cut: int | None = None
-        """Where it must end: it was tried before."""
-        self._looked_at = 0
+    def __init__(self, step_bytes: int, memory_bytes: int) -> None:
+        self._step_bytes = step_bytes
+        self._memory_bytes = memory_bytes
 
     def reach(self, state: State, lower: Antichain, upper: Antichain) -> Antichain:
         """The frontier where the interval from `lower` ends: at most `upper`."""
-        self._part, self._looked_at, total = None, 0, 0
+        total = 0
         for batch in batches_of(state, lower, upper, None):
-            size = _bytes_of(batch)
-            if total + size > self._bytes_max:
-                if lower < batch.lower:
-                    return batch.lower
-                return self._within(self._bytes_max / size, min(upper, batch.upper))
-            total += size
+            total += _bytes_of(batch)
+            if total > self._step_bytes:
+                return batch.lower if lower < batch.lower else min(upper, batch.upper)
         return upper
 
-    def _within(self, part: float, upper: Antichain) -> Antichain:
-        self._end = int_time(upper) if self._cut is None else self._cut
-        self._part = part
-        return upper if self._cut is None else Antichain(self._cut)
+    def earliest(self, upper: Antichain) -> "EarliestUpdates":
+        """Takes the updates of the interval that ends there."""
+        return EarliestUpdates(upper, self._step_bytes, self._memory_bytes)
 
-    def is_due(self, size: int) -> bool:
-        """Whether updates of so many bytes are to be looked at: too many, and twice as many as the last
-        time."""
-        if self._part is None or size <= self._bytes_max or size < 2 * self._looked_at:
-            return False
-        self._looked_at = size
-        return True
 
-    def times(self, tables: "Sequence[pa.Table]") -> tuple[int, int]:
-        """The first of their times, and that up to which they are as many as wanted."""
-        column = pa.chunked_array([chunk for table in tables for chunk in table.column("time").chunks])
-        first, wanted = pc.quantile(column, [0.0, self._part], interpolation="lower").to_pylist()
-        return first, wanted
+class EarliestUpdates:
+    """The earliest updates of an interval, which come in any order; then the steps that they make."""
 
-    def cut(self, first: int, wanted: int) -> None:
-        """`IntervalTooLong` if the interval can end behind one of these times, and is shorter then."""
-        for end in (wanted + 1, first + 1):
-            if self._end is None or end < self._end:
-                self._cut = end
-                raise IntervalTooLong
+    def __init__(self, upper: Antichain, step_bytes: int, memory_bytes: int) -> None:
+        self.upper = upper
+        """Those before it are kept."""
+        self._step_bytes = step_bytes
+        self._memory_bytes = self._bytes_max = memory_bytes
+        self._tables: list[pa.Table] = []
+        self.size = 0
+        """Their bytes."""
 
-    def end(self) -> None:
-        """The interval is whole."""
-        self._cut = None
+    def add(self, updates: "pa.Table") -> None:
+        """Take some more."""
+        self._keep([*self._tables, filter_times(updates, upper=self.upper)])
+        if self.size > self._bytes_max:
+            self._drop_late()
+            self._bytes_max = max(self._memory_bytes, ceil(self.size / KEPT))  # those of one time stay
+
+    def _keep(self, tables: "list[pa.Table]") -> None:
+        self._tables = [table for table in tables if table.num_rows]
+        self.size = sum(table.nbytes for table in self._tables)
+
+    def _drop_late(self) -> None:
+        first, last = self._times_at([0.0, KEPT])
+        upper = Antichain(last) if first < last else successor(last)
+        if upper < self.upper:
+            self.upper = upper
+            self._keep([filter_times(table, upper=upper) for table in self._tables])
+
+    def _times_at(self, shares: list[float]) -> list[int]:
+        """The times of the updates behind these shares of them."""
+        column = pa.chunked_array([chunk for table in self._tables for chunk in table.column("time").chunks])
+        return pc.quantile(column, shares, interpolation="lower").to_pylist()  # type: ignore[no-any-return]
+
+    def ends(self) -> list[Antichain]:
+        """Where the steps end."""
+        steps = ceil(self.size / self._step_bytes)
+        shares = [number / steps for number in range(1, steps)]
+        ends = [successor(time) for time in sorted(set(self._times_at(shares)))] if shares else []
+        return [*(end for end in ends if end < self.upper), self.upper]
+
+    def take(self, end: Antichain) -> "list[pa.Table]":
+        """The updates before `end`; they are kept no longer."""
+        taken = [filter_times(table, upper=end) for table in self._tables]
+        self._keep([filter_times(table, lower=end) for table in self._tables])
+        return [table for table in taken if table.num_rows]
 
 
 def _bytes_of(batch: HollowBatch) -> int:

@@ -27,7 +27,7 @@ from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import LeaseExpired, SinceViolation
 from aiopersist.frontier import Antichain, Time, successor
 from aiopersist.parts.fetch import Selection
-from aiopersist.read.bound import IntervalTooLong, StepBound
+from aiopersist.read.bound import EarliestUpdates, StepBound
 from aiopersist.read.cursor import Cursor, encode
 from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.read.puller import Puller
@@ -42,6 +42,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 SMALL_PARTS = 64  # inline parts that one Updates delivers: for many tiny appends
+HELD_SHARE = 2  # of the memory of a read, one in so many is for updates: to filter them takes as much again
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,49 +209,44 @@ class Listen(Resource, Generic[K, V]):
         self, position: Antichain, until: Antichain | None
     ) -> AsyncGenerator[Updates[K, V, Any] | Antichain, None]:
         """The updates from `position` on, once there are any, then the frontier where they end. Nothing, if
-        their parts are gone and the newer state names others."""
+        their parts are gone and the newer state names others. With a bound: step by step."""
         state = await self._fetch.shard.register.wait(partial(self._past, position))
         upper = until if until is not None and until <= state.upper else state.upper
+        earliest = None
         if self._bound is not None:
             upper = self._bound.reach(state, position, upper)
+            earliest = self._bound.earliest(upper)
         release = self._fetch.shard.register.pin(state.seqno)
         begun = False
         try:
-            async with aclosing(self._bounded(state, position, upper)) as interval:
+            async with aclosing(self._interval(state, position, upper)) as interval:
                 async for updates in interval:
+                    if earliest is not None:
+                        table = updates.to_arrow()
+                        await self._fetch.stack.compute_few(table.nbytes, earliest.add, table)
+                        continue
                     begun = True
                     yield updates
-        except IntervalTooLong:
-            return  # a shorter interval comes next
         except LeaseExpired:
             if self._hold.keeps or begun:
                 raise
             return  # nothing kept the parts, and none was delivered
         finally:
             release()
-        yield upper
+        if earliest is None:
+            yield upper
+            return
+        async for item in self._steps_of(earliest):
+            yield item
 
-    async def _bounded(
-        self, state: State, lower: Antichain, upper: Antichain
-    ) -> AsyncGenerator[Updates[K, V, Any], None]:
-        """The updates of an interval. With a bound: once it is known that they are not `IntervalTooLong`."""
-        bound, stack = self._bound, self._fetch.stack
-        held: list[Updates[K, V, Any]] = []
-        size = 0
-        async with aclosing(self._interval(state, lower, upper)) as interval:
-            async for updates in interval:
-                if bound is None:
-                    yield updates
-                    continue
-                held.append(updates)
-                size += updates.to_arrow().nbytes
-                if bound.is_due(size):
-                    tables = [some.to_arrow() for some in held]
-                    bound.cut(*await stack.compute_few(size, bound.times, tables))
-        if bound is not None:
-            bound.end()
-        for updates in held:
-            yield updates
+    async def _steps_of(
+        self, earliest: EarliestUpdates
+    ) -> AsyncGenerator[Updates[K, V, Any] | Antichain, None]:
+        stack = self._fetch.stack
+        for end in await stack.compute_few(earliest.size, earliest.ends):
+            for table in await stack.compute_few(earliest.size, earliest.take, end):
+                yield Updates(table, self._fetch.schema)
+            yield end
 
     def _past(self, position: Antichain, state: State) -> State | None:
         self._check(state)
@@ -295,7 +291,8 @@ class Steps(Generic[K, V]):
 
 def bound_steps(listen: Listen[Any, Any], bytes_max: int) -> None:
     """From now on an interval has about so many bytes, as far as times can be cut. Int times only."""
-    listen._bound = StepBound(bytes_max)
+    settings = listen._fetch.stack.settings
+    listen._bound = StepBound(bytes_max, max(bytes_max, settings.read_memory_bytes // HELD_SHARE))
 
 
 def check_with(listen: Listen[Any, Any], check: Callable[[State], None]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiopersist as ap
+from aiopersist.testing.faults import Faults, FaultyBlob
 from tests.subscription.kit import SMALL, acked, contents_of, in_time, rows, rows_of, steps_until, write
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA
@@ -359,3 +360,35 @@ async def test_one_time_is_one_step(place: Place) -> None:
         await write(client, *((f"k{number:03}", number) for number in range(500)))
         step = await in_time(anext(sub))
         assert len(step.updates) == 500
+
+
+@pytest.mark.parametrize(("memory", "passes_max"), [(2**28, 1), (2**16, 6)])
+async def test_a_step_does_not_read_a_large_batch_again(place: Place, memory: int, passes_max: int) -> None:
+    """One pass over its parts is for as many steps as fit into memory."""
+    sizes = {"row_group_bytes": 2000, "blob_target_size": 3000, "compaction_memory_bytes": 2**18}
+    limits = {**SMALL, **sizes, "read_memory_bytes": memory}
+    client, faults = await place.client(**limits), Faults()
+    async with client.writer("s", SCHEMA) as writer:
+        await (await client.subscription("s", SCHEMA, name="sub", start=0)).aclose()
+        for time in range(0, 400, 100):
+            updates = [(f"k{n * 7919 % 10_000:05}", n, time + n % 100, 1) for n in range(1000)]
+            await writer.compare_and_append(updates, time, time + 100)
+        await writer.compare_and_append([("z", 0, 400, 1)], 400, 401)
+    await client.retain("s", 0)
+    await client.force_compaction("s")
+    (batch,) = (await client._shards.at(await client.shard_id("s")).open()).batches.values()
+    assert len(batch.parts) > 5
+    opening = ap.open(
+        blob=FaultyBlob(place.blob, faults),
+        consensus=place.clock,
+        settings=ap.Settings(**{**limits, "blob_cache_bytes": 1}),
+        maintenance=False,
+    )
+    async with opening as other, other.subscription("s", SCHEMA, name="sub") as sub:
+        faults.calls.clear()
+        steps = await steps_until(sub, lambda found: found[-1:] and found[-1].upper == ap.Antichain(401))
+    assert len(steps) > 12
+    times = [time for step in steps for time in sorted({time for *_, time, _ in step.updates.rows()})]
+    assert times == list(range(1, 401)), "whole times, in their order"
+    assert sum(len(step.updates) for step in steps) == 4001 - 10
+    assert faults.calls["get"] + faults.calls["get_range"] <= passes_max * len(batch.parts) + 2, faults.calls
