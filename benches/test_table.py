@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from pydantic import BaseModel
 
 import aiopersist as ap
 
@@ -111,3 +112,46 @@ def test_table(place: Any, run: Any, rounds: Any, tmp_path: Path) -> None:
     assert medians["put"] > 0
     for resource in (writer, client, hand):
         run(resource.aclose())
+
+
+class Item(BaseModel):
+    name: str
+    count: int
+
+
+VALS: dict[Any, Any] = {
+    int: lambda n: n,
+    str: lambda n: f"val {n:08}",
+    Item: lambda n: Item(name=f"i{n}", count=n),
+}
+
+
+@pytest.mark.parametrize("val", VALS, ids=lambda t: t.__name__)
+def test_open(place: Any, run: Any, rounds: Any, enabled: bool, val: Any) -> None:
+    """A resident table of 100,000 keys: `to_arrow()` and a dict by hand, of keys and of vals as Python has
+    them."""
+    count = 100_000 if enabled else 500
+
+    async def filled() -> Any:
+        client = await ap.open(blob=place.blob, consensus=place.consensus, maintenance=False)
+        table = client.table("t", str, val)
+        await table.put_many({f"key {n:06}": VALS[val](n) for n in range(count)})
+        await client.force_compaction("t")
+        await table.aclose()
+        return client
+
+    client = run(filled())
+
+    async def by_hand() -> dict[str, Any]:
+        async with await client.reader("t") as reader, await reader.snapshot() as snapshot:
+            found = await snapshot.to_arrow()
+        return dict(zip(found.column("key").to_pylist(), found.column("val").to_pylist(), strict=True))
+
+    async def opened() -> int:
+        async with client.table("t", str, val) as table:
+            return (await table.view()).keys
+
+    assert len(run(by_hand())) == run(opened()) == count
+    medians = rounds({"to_arrow and a dict": by_hand, "open": opened}, 30)
+    assert medians["open"] > 0
+    run(client.aclose())

@@ -8,16 +8,17 @@ lacks, are text.
 from __future__ import annotations
 
 import json
+from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from decimal import Decimal
 from itertools import accumulate
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic_core
 
-from aiopersist.data.int64 import compared, integer_of
+from aiopersist.data.int64 import compared, int64_array, integer_of
 from aiopersist.data.lazy import pa, pc
 
 
@@ -80,6 +81,13 @@ def _is_bytes(t: pa.DataType) -> bool:
 
 # --- columns ---------------------------------------------------------------------------------------
 
+FEW = 64  # rows: the entry into kernels takes longer
+SLICE_ROWS = 8192  # about a millisecond
+SLICE_BYTES_MAX = (
+    2**24
+)  # a column of texts has at most 2 GiB, and a text up to 40 times the bytes of its value
+_ESCAPED = bytes([*range(32), *b'"\\'])  # what JSON does not write as it is
+
 # Separates the elements of a list, so that the text can be taken apart again: JSON escapes it everywhere
 # else.
 _SEPARATOR = "\n"
@@ -88,7 +96,21 @@ _LEAVES = json.JSONEncoder(ensure_ascii=False, separators=(_SEPARATOR, ":"), all
 
 def column_texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
     """Each value as JSON, in the forms of `to_json`. Two texts are equal if and only if the values are, on
-    every machine and in every version. A leaf column is encoded in one call, not value by value."""
+    every machine and in every version. Columns are encoded as a whole, not value by value: a few rows by
+    Python's encoder, many by Arrow's kernels, slice by slice, so that other threads run meanwhile."""
+    if len(column) <= FEW:
+        return _texts(column)
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    texts: list[str] = []
+    for chunk in chunks:
+        for at in range(0, len(chunk), SLICE_ROWS):
+            some = chunk.slice(at, SLICE_ROWS)
+            texts += _texts_by_kernels(some) or _texts(some)
+    return texts
+
+
+def _texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
+    """As `column_texts`, by Python's encoder."""
     t = column.type
     if pa.types.is_struct(t):
         return _struct_texts(column)
@@ -105,7 +127,7 @@ def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array:
 
 def _struct_texts(column: Any) -> list[str]:
     t = column.type
-    children = [column_texts(pc.struct_field(column, [i])) for i in range(t.num_fields)]
+    children = [_texts(pc.struct_field(column, [i])) for i in range(t.num_fields)]
     names = (_LEAVES(field.name).replace("%", "%%") for field in t)
     row = "{" + ",".join(f"{name}:%s" for name in names) + "}"
     texts = [row % values for values in zip(*children, strict=True)]
@@ -115,7 +137,7 @@ def _struct_texts(column: Any) -> list[str]:
 def _list_texts(column: Any) -> list[str]:
     if isinstance(column, pa.ChunkedArray):
         return [text for chunk in column.chunks for text in _list_texts(chunk)]
-    elements = column_texts(column.flatten())  # leaves out the elements of absent lists
+    elements = _texts(column.flatten())  # leaves out the elements of absent lists
     ends = list(accumulate(pc.fill_null(pc.list_value_length(column), 0).to_pylist()))
     texts = [f"[{','.join(elements[begin:end])}]" for begin, end in zip([0, *ends], ends, strict=False)]
     return _with_nulls(texts, column)
@@ -172,3 +194,85 @@ def _leaf_column(values: list[Any], t: pa.DataType) -> pa.Array:
 def _absent(values: list[Any]) -> pa.Array | None:
     absent = [value is None for value in values]
     return pa.array(absent, pa.bool_()) if any(absent) else None
+
+
+# --- by kernels ------------------------------------------------------------------------------------
+
+
+class _Pieces(NamedTuple):
+    """The texts of a column: what differs, text by text, and what all have before, between and behind it."""
+
+    columns: list[pa.Array]
+    around: list[str]
+    """One more than columns."""
+
+
+def _texts_by_kernels(column: pa.Array) -> list[str] | None:
+    """As `column_texts`, for a slice that is not empty: all texts in one, which is then divided. `None` for
+    columns that need Python's encoder."""
+    pieces = _pieces(column) if column.nbytes <= SLICE_BYTES_MAX else None
+    if pieces is None:
+        return None
+    (texts, *others), (head, *between, tail) = pieces
+    if others:
+        more = [
+            piece for text, other in zip(between, others, strict=True) for piece in (_scalar(text), other)
+        ]
+        texts = pc.binary_join_element_wise(texts, *more, _scalar(""))
+    return f"{head}{_joined(texts, f'{tail}{_SEPARATOR}{head}').as_py()}{tail}".split(_SEPARATOR)
+
+
+def _pieces(column: pa.Array) -> _Pieces | None:
+    """`None` if there is no kernel that gives the same texts as Python's encoder."""
+    t = column.type
+    if column.null_count:
+        return None
+    if pa.types.is_struct(t):
+        return _struct_pieces(column)
+    if pa.types.is_integer(t) or pa.types.is_boolean(t):
+        return _Pieces([column.cast(pa.string())], ["", ""])
+    if pa.types.is_temporal(t):
+        return _Pieces([column.cast(integer_of(t)).cast(pa.string())], ["", ""])
+    if pa.types.is_string(t) and not _has_escapes(column):
+        return _Pieces([column], ['"', '"'])
+    return None
+
+
+def _struct_pieces(column: pa.Array) -> _Pieces:
+    columns, around = [], ["{"]
+    for number, field in enumerate(column.type):
+        child = pc.struct_field(column, [number])
+        found, (head, *rest) = _pieces(child) or _by_python(child)
+        around[-1] += f"{',' if number else ''}{_LEAVES(field.name)}:{head}"
+        columns += found
+        around += rest
+    around[-1] += "}"
+    return _Pieces(columns, around)
+
+
+def _by_python(column: pa.Array) -> _Pieces:
+    lines = _one(_SEPARATOR.join(_texts(column)))
+    return _Pieces([pc.split_pattern(lines, _SEPARATOR).flatten()], ["", ""])
+
+
+def _has_escapes(texts: pa.Array) -> bool:
+    """Whether JSON escapes any character of them."""
+    data = bytes(_joined(texts, "").as_buffer())
+    return len(data.translate(None, _ESCAPED)) < len(data)
+
+
+def _joined(texts: pa.Array, separator: str) -> pa.Scalar:
+    """All texts in one."""
+    whole = pa.LargeListArray.from_arrays(int64_array([0, len(texts)]), texts)
+    return pc.binary_join(whole, _scalar(separator))[0]
+
+
+def _scalar(text: str) -> pa.Scalar:
+    return _one(text)[0]
+
+
+def _one(text: str) -> pa.Array:
+    """A column of this text, without `pa.array`, as `data/int64.py` makes those of integers."""
+    data = text.encode()
+    offsets = pa.py_buffer(array("i", [0, len(data)]))
+    return pa.StringArray.from_buffers(1, offsets, pa.py_buffer(data))

@@ -19,12 +19,13 @@ Columns = Sequence[str]
 @dataclass(frozen=True)
 class Query:
     """`paths` are the paths of the chosen columns, by name; `None`: key and val as they are. `exact` replaces
-    `where` for rows, see `Selection`."""
+    `where` for rows, see `Selection`. `sums=False`: updates as they are, in any order."""
 
     schema: Schema[Any, Any, Any]
     where: Any = None
     paths: dict[str, tuple[str, ...]] | None = None
     exact: Any = None
+    sums: bool = True
 
     @classmethod
     def of(cls, schema: Schema[Any, Any, Any], where: Any, columns: Columns | None) -> Query:
@@ -51,6 +52,8 @@ class Query:
     def summed(self, tables: Sequence[pa.Table]) -> pa.Table:
         """The contents, from tables of updates or of projections; `DiffOverflow`."""
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        if not self.sums:
+            return table
         return contents(table, self.schema) if self.paths is None else sum_columns(table, self.schema)
 
     def rows(self, table: pa.Table) -> list[tuple[Any, ...]]:

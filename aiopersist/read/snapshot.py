@@ -327,6 +327,12 @@ async def contents_where(snapshot: Snapshot[Any, Any], where: Any, exact: Any) -
         return await snapshot._contents(Query(snapshot._fetch.schema, where, exact=exact))
 
 
+async def updates_of(snapshot: Snapshot[Any, Any]) -> "pa.Table":
+    """As `to_arrow()`, of updates that are not summed, in any order. It saves the sorting."""
+    with snapshot._scope.call():
+        return await snapshot._contents(Query(snapshot._fetch.schema, sums=False))
+
+
 async def pandas_frame(table: "pa.Table", shard: Shard) -> "pd.DataFrame":
     """The table as a pandas frame, made on a thread. `Unsupported` for dates that Python cannot represent."""
     try:

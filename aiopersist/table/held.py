@@ -10,7 +10,7 @@ keys that did not change beyond it become seen ones.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from aiopersist.frontier import Antichain
 
@@ -20,9 +20,12 @@ KEPT_MAX = 64  # entries in use that one eviction passes over
 
 def bytes_of(texts: Collection[str]) -> int:
     """About the bytes of the characters in memory, at most."""
-    if all(map(str.isascii, texts)):
-        return sum(map(len, texts))
-    return sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
+    joined = "".join(texts)
+    return len(joined) if joined.isascii() else sum(map(_bytes, texts))
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 class Whole:
@@ -36,10 +39,10 @@ class Whole:
     def __len__(self) -> int:
         return len(self.vals)
 
-    def add(self, vals: Mapping[str, str]) -> None:
-        """Take more vals, of other keys."""
-        self.vals.update(vals)
-        self.bytes += bytes_of(vals) + bytes_of(vals.values()) + ENTRY_BYTES * len(vals)
+    def add(self, keys: Sequence[str], vals: Sequence[str]) -> None:
+        """Take vals of other keys, none of which comes twice."""
+        self.vals.update(zip(keys, vals, strict=True))
+        self.bytes += bytes_of(keys) + bytes_of(vals) + ENTRY_BYTES * len(keys)
 
     def unknown(self, keys: Iterable[str]) -> list[str]:
         """Those keys that must be looked up."""
@@ -134,4 +137,4 @@ Held = Whole | Parted
 
 
 def _size(key: str, val: str | None) -> int:
-    return ENTRY_BYTES + bytes_of((key,) if val is None else (key, val))
+    return ENTRY_BYTES + _bytes(key) + (0 if val is None else _bytes(val))

@@ -26,13 +26,15 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any
 
-from aiopersist.data.lazy import pa
+from aiopersist.data.int64 import int64_scalar
+from aiopersist.data.jsonable import SLICE_ROWS
+from aiopersist.data.lazy import pa, pc
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.errors import LeaseExpired, ShardFinalized, SinceViolation
 from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.session import ReadSession
-from aiopersist.read.snapshot import Snapshot
+from aiopersist.read.snapshot import Snapshot, updates_of
 from aiopersist.shard.hold import Need
 from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
@@ -251,7 +253,7 @@ class View:
         """All contents; `None` if they are more than they may be."""
         stack, size = self.session.shard.stack, contents_at_most(state)
         if self.wanted or size <= self._bytes_max:
-            return await stack.compute(self._added, Whole(), await snapshot.to_arrow())
+            return await stack.compute(self._whole_of, await updates_of(snapshot))
         whole = Whole()
         async for batch in snapshot.batches():
             await stack.compute(self._added, whole, batch)
@@ -260,9 +262,16 @@ class View:
                 return None
         return whole
 
+    def _whole_of(self, updates: pa.Table) -> Whole:
+        """All contents, of updates in any order. If none is a retraction, they are it: a key has at most one
+        val."""
+        if not pc.all(pc.equal(updates.column("diff"), int64_scalar(1))).as_py():
+            updates = contents(updates, self.kind.schema)
+        return self._added(Whole(), updates)
+
     def _added(self, whole: Whole, found: pa.Table | pa.RecordBatch) -> Whole:
-        if found.num_rows:
-            whole.add(dict(zip(*self.kind.texts(found), strict=True)))
+        for start in range(0, found.num_rows, SLICE_ROWS):
+            whole.add(*self.kind.texts(found.slice(start, SLICE_ROWS)))
         return whole
 
     # --- its bounds ------------------------------------------------------------------------------

@@ -8,12 +8,18 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import aiopersist as ap
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA
 from tests.support.shards import refused
 from tests.table.kit import changes_of, entries, gated, in_time, sent, steps_until
+
+
+class Labelled(BaseModel):
+    label: str
+    count: int | None
 
 
 async def test_the_handle_does_no_io(quiet_mem: ap.Client) -> None:
@@ -334,6 +340,26 @@ async def test_the_view_is_told(place: Place) -> None:
     fresh = await (await place.client()).table("t", str, str).view()
     assert (fresh.keys, fresh.bytes, fresh.upper) == (view.keys, view.bytes, view.upper)
     assert view.upper > ap.Antichain(last)
+
+
+@pytest.mark.parametrize("history", ["none", "kept", "compacted"])
+async def test_a_view_opens_with_what_is_there(history: str, place: Place) -> None:
+    """Many entries, some of them with vals before, some deleted, and texts that JSON escapes: an opened view
+    has what the view has through which they came."""
+    client = await place.client()
+    table = client.table("t", str, Labelled)
+    model = {f"k{n}": Labelled(label=str(n) + '"é' * (n % 11), count=n or None) for n in range(9000)}
+    await table.put_many(model)
+    if history != "none":
+        changed = {f"k{n}": Labelled(label="new", count=n) for n in range(0, 9000, 7)}
+        await table.put_many(changed)
+        await table.delete(*(f"k{n}" for n in range(0, 9000, 5)))
+        model = {key: val for key, val in (model | changed).items() if int(key[1:]) % 5}
+    if history == "compacted":
+        await client.force_compaction("t")
+    theirs = (await place.client()).table("t", str, Labelled)
+    assert await theirs.view() == await table.view()
+    assert await theirs.get_many([f"k{n}" for n in range(9001)]) == model
 
 
 async def test_a_feed_of_another_process_sees_what_a_group_wrote(location: Any) -> None:
