@@ -2,13 +2,17 @@
 
 python -m tests.replay shards 17
 python -m tests.replay shards 17 --times 20     until it fails
+python -m tests.replay tables-brief 0 --seeds 5000    each once; those that fail are named
 python -m tests.replay cuts write lost 3        a scene, a trouble, the call or wait where it happens
 """
 
 import argparse
 import asyncio
 import logging
+import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -49,9 +53,16 @@ def tables(seed: int) -> Awaitable[Any]:
     return import_module("tests.table.game").play(seed)
 
 
+def tables_brief(seed: int) -> Awaitable[Any]:
+    return asyncio.to_thread(import_module("tests.table.game").play_brief, seed)  # it has a loop of its own
+
+
 def subscriptions(seed: int) -> Awaitable[Any]:
-    location = import_module("tests.conftest").StoreUrls(f"mem://{seed}", f"mem://{seed}")
-    return import_module("tests.subscription.game").Game(seed, location, 20).play()
+    return import_module("tests.subscription.game").play(seed)
+
+
+def subscriptions_brief(seed: int) -> Awaitable[Any]:
+    return asyncio.to_thread(import_module("tests.subscription.game").play_brief, seed)
 
 
 def processes(seed: int) -> Awaitable[Any]:
@@ -69,7 +80,9 @@ GAMES: dict[str, Game] = {
         round_trips,
         states,
         tables,
+        tables_brief,
         subscriptions,
+        subscriptions_brief,
         processes,
     )
 }
@@ -88,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
         one = games.add_parser(name)
         one.add_argument("seed", type=int)
         one.add_argument("--times", type=int, default=1, help="play it so often")
+        one.add_argument("--seeds", type=int, default=1, help="play so many, from this seed on")
     one = games.add_parser("cuts")
     one.add_argument("scene")
     one.add_argument("trouble")
@@ -102,8 +116,25 @@ def main() -> None:
     if chosen.game == "cuts":
         print(asyncio.run(_awaited(lambda: cuts(chosen.scene, chosen.trouble, chosen.at))))
         return
+    if chosen.seeds > 1:
+        logging.disable(logging.CRITICAL)
+        raise SystemExit(search(GAMES[chosen.game], range(chosen.seed, chosen.seed + chosen.seeds)))
     for _ in range(chosen.times):
         print(asyncio.run(_awaited(lambda: GAMES[chosen.game](chosen.seed))))
+
+
+def search(game: Game, seeds: range) -> int:
+    """Play all, and print what fails; how many do."""
+    failed, counts = 0, Counter[str]()
+    for number, seed in enumerate(seeds, 1):
+        try:
+            counts += asyncio.run(_awaited(partial(game, seed))) or Counter()
+        except Exception:
+            failed += 1
+            print(f"seed {seed}:", traceback.format_exc(), flush=True)
+        if number % 100 == 0 or number == len(seeds):
+            print(f"{number} games, {failed} failed; {dict(counts)}", flush=True)
+    return failed
 
 
 async def _awaited(play: Callable[[], Awaitable[Any]]) -> Any:

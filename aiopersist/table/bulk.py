@@ -47,8 +47,7 @@ from aiopersist.table.plan import Done, Repeated
 from aiopersist.table.replacing import Replacing, numbered
 from aiopersist.write.append import BatchesAppend, append_all
 from aiopersist.write.batch import Batch
-from aiopersist.write.session import Session
-from aiopersist.write.staged import StagedBatch, Use, claim_free, delete_all
+from aiopersist.write.staged import StagedBatch, Use
 
 ROUNDS = 2  # of staging beside other operations
 TRIES = 3  # of committing beside other clients
@@ -333,27 +332,10 @@ class Bulk:
         staging, self._staging = self._staging, None
         if staging is not None:
             self.member.view.session.hold.drop(staging.need)
-            session = self.member.writer
+            for staged in staging.batches:
+                staged.abandon()
             if any(staged.use is Use.BUSY for staged in staging.batches):
-                self._stack.supervisor.spawn(
-                    _discard_once_settled(staging.batches, session), "tidy up a large put"
-                )
-            else:
-                _discard(staging.batches)
-
-
-def _discard(batches: Sequence[StagedBatch]) -> None:
-    """Delete those that were neither appended nor perhaps appended."""
-    if free := claim_free(batches):
-        delete_all(free)
-
-
-async def _discard_once_settled(batches: Sequence[StagedBatch], session: Session) -> None:
-    """The same of batches that an append of unknown outcome has named."""
-    try:
-        await session.idle()
-    finally:
-        _discard(batches)
+                self._stack.supervisor.spawn(self.member.writer.idle(), "settle a large put")
 
 
 async def _with_end(tables: AsyncIterator[pa.Table]) -> AsyncGenerator[pa.Table | None, None]:

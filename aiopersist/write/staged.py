@@ -78,6 +78,7 @@ class StagedBatch:
         self.use = Use.FREE
         self._needs_registration = True
         self._dropped_quietly = not hollow.parts
+        self._is_unwanted = False
         registration.hold()
 
     @property
@@ -114,11 +115,19 @@ class StagedBatch:
         """Make a busy batch free again. Idempotent; a consumed batch stays consumed."""
         if self.use is not Use.CONSUMED:
             self.use = Use.FREE
+            if self._is_unwanted:
+                delete_all([self])
 
     def consume(self) -> None:
         """End its use. Idempotent."""
         self.use = Use.CONSUMED
         self._release()
+
+    def abandon(self) -> None:
+        """Nobody wants it any more: delete it, as soon as it is surely not appended."""
+        self._is_unwanted = True
+        if self.use is Use.FREE:
+            delete_all([self])
 
     def spent_elsewhere(self) -> None:
         """Another process appended or deleted it: here it may be dropped without a warning."""
@@ -177,7 +186,7 @@ class StagedBatch:
 
 
 def delete_all(batches: Sequence[StagedBatch]) -> asyncio.Task[None]:
-    """Consume busy batches that are not needed any more, and delete their blobs, in the background. One
+    """Consume batches that are not needed any more, and delete their blobs, in the background. One
     commit for all, if any was handed over; after a failure the sweep deletes them."""
     for batch in batches:
         batch.consume()

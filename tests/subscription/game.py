@@ -7,12 +7,14 @@ everything is compacted. At the end the log of the shard, which has each version
 compared with what the openings were given and have acknowledged:
 
 - an opening gets exactly the updates behind the position that it began at, in order: none is skipped;
-- a position only moves forward, only by its owner, and only to what that one has acknowledged;
+- a position only moves forward, only by its owner, and only to what that one has acknowledged; one that was
+  told to be durable is;
 - each output is there once if its input was acknowledged, else not at all.
 """
 
 import asyncio
 import random
+import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +26,11 @@ from aiopersist.state.position import Position
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
 from tests.support.schemas import SCHEMA
+from tests.support.virtual import played
 
 RATES = {Outcome.REFUSED: 0.02, Outcome.LOST: 0.05, Outcome.DROPPED: 0.03, Outcome.LATE: 0.02}
 KINDS = ("ack", "commit", "same", "transact", "half[0/2]", "half[1/2]")
+CLIENTS_MAX = 60  # pairs, one after the other
 LIMITS = {"watch_timeout_s": 0.02, "ack_every_s": 0.005, "row_group_bytes": 300, "blob_target_size": 600}
 
 
@@ -49,8 +53,18 @@ class Opened:
     tried: list[Position] = field(default_factory=list)
 
 
+def order(position: Position) -> tuple[Any, ...]:
+    """Of positions: the contents come before all that follows their time."""
+    if position.contents is None:
+        return position.as_of + 1, 0
+    return position.contents.as_of, 1, position.contents.rows
+
+
 class Game:
     """See the header."""
+
+    honest: ap.Client
+    """One that nothing happens to."""
 
     def __init__(self, seed: int, location: StoreUrls, updates: int) -> None:
         self.rng = random.Random(seed)
@@ -87,6 +101,7 @@ class Game:
 
     async def _play(self) -> Counter[str]:
         async with self.client(honest=True) as honest:
+            self.honest = honest
             await self.produce(honest, 10)
             async with asyncio.TaskGroup() as tasks:
                 consumers = [tasks.create_task(self.consume(kind)) for kind in KINDS]
@@ -119,17 +134,23 @@ class Game:
     # --- consumers -------------------------------------------------------------------------------
 
     async def consume(self, kind: str) -> None:
-        """Openings of one name, one after the other or at once, until everything is acknowledged."""
-        async with self.client() as one, self.client() as two:
-            while not await self.is_done(one, kind):
-                some = [
-                    self.opening(self.rng.choice([one, two]), kind) for _ in range(self.rng.choice([1, 1, 2]))
-                ]
-                await asyncio.gather(*some)
+        """Openings of one name, one after the other or at once, until everything is acknowledged. Clients
+        come and go."""
+        for _ in range(CLIENTS_MAX):
+            async with self.client() as one, self.client() as two:
+                for _ in range(self.rng.randrange(1, 10)):
+                    if await self.is_done(one, kind):
+                        return
+                    count = self.rng.choice([1, 1, 2])
+                    some = [self.opening(self.rng.choice([one, two]), kind) for _ in range(count)]
+                    await asyncio.gather(*some)
+        raise AssertionError(f"{kind} never gets to the end")
 
     async def is_done(self, client: ap.Client, kind: str) -> bool:
         view = (await client.subscriptions("s")).get(kind)
-        return self.finished and view is not None and view.position > max(self.written)
+        if view is None or view.contents:  # its position is behind all, and it was given nothing yet
+            return False
+        return self.finished and view.position > max(self.written)
 
     async def opening(self, client: ap.Client, kind: str) -> None:
         """One opening: some steps, then it is closed, abandoned, or fenced."""
@@ -169,8 +190,9 @@ class Game:
         kind = opened.key
         opened.tried.append(step._mark.position)
         if kind not in ("commit", "same", "transact"):
-            await self.cancellable(sub.ack(step, durable=self.rng.random() < 0.3), 0.1)
-            self.counts["ack"] += 1
+            await self.ack(sub, step, kind)
+            if self.rng.random() < 0.2:  # it changes nothing
+                await self.ack(sub, self.rng.choice(opened.steps), kind)
             return True
         while True:
             try:
@@ -188,6 +210,16 @@ class Game:
                 return True
             if self.rng.random() < 0.2:
                 return False  # nobody knows whether it happened
+
+    async def ack(self, sub: Any, step: Any, kind: str) -> None:
+        durable = self.rng.random() < 0.3
+        answer = await self.cancellable(sub.ack(step, durable=durable), 0.1)
+        self.counts["ack"] += 1
+        if durable and answer is not None:
+            self.counts["durable"] += 1
+            there = (await self.honest.subscriptions("s"))[kind]
+            position = step._mark.position
+            assert position.contents is not None or position.frontier <= there.position, "not durable"
 
     async def output(self, client: ap.Client, sub: Any, step: Any, kind: str) -> str:
         """What a consumer makes of a step: a row for each of its input."""
@@ -276,7 +308,7 @@ class Game:
                     if mine(k)
                 )
                 assert sorted(got) == expected, f"{opened.key}: the updates of [{lower}, {upper})"
-            assert place.is_before(step._mark.position)
+            assert order(place) < order(step._mark.position)
             place = step._mark.position
         self.counts["steps"] += len(opened.steps)
 
@@ -298,7 +330,7 @@ class Game:
                 known[key] = record
                 if before is None or record.position == before.position:
                     continue
-                assert before.position.is_before(record.position), f"{key}: the position went back"
+                assert order(before.position) < order(record.position), f"{key}: the position went back"
                 owner = self.opened.get(before.owner)
                 assert owner is not None, f"{key}: moved by an opening that nobody has"
                 assert record.position in owner.tried, f"{key}: not acknowledged by its owner"
@@ -310,7 +342,8 @@ class Game:
         state = await honest._shards.at(await honest.shard_id("s")).open()
         inputs = [val for rows in self.written.values() for _, val in rows]
         for kind in ("commit", "same", "transact"):
-            assert state.subscriptions[kind].position.frontier > max(self.written)
+            position = state.subscriptions[kind].position
+            assert position.contents is None and position.frontier > max(self.written)
         async with honest.reader("same", SCHEMA) as reader, reader.snapshot() as snapshot:
             outputs = {val: diff for _, val, diff in await snapshot.rows()}
         assert outputs == dict.fromkeys(inputs, 1), "outputs of commits"
@@ -319,3 +352,18 @@ class Game:
         )
         counts = {key: val async for key, val in honest.table("counts", int, int).items()}
         assert counts == dict.fromkeys(inputs, 1), "outputs of transactions"
+
+
+async def play(seed: int, updates: int = 20, location: StoreUrls | None = None) -> Counter[str]:
+    """One game; what happened in it. A failure names the seed."""
+    url = f"mem://{uuid.uuid4().hex}"
+    try:
+        return await Game(seed, location or StoreUrls(url, url), updates).play()
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+def play_brief(seed: int) -> Counter[str]:
+    """A small one, in no time (`tests/support/virtual.py`)."""
+    return played(seed, lambda: Game(seed, StoreUrls(*2 * [f"mem://{uuid.uuid4().hex}"]), 8).play())

@@ -2,24 +2,14 @@
 of an earlier owner counts, and outputs are there exactly once (`game.py`). A failure names its seed."""
 
 import os
-import uuid
 from collections import Counter
 
 import pytest
 
 from tests.conftest import StoreUrls
-from tests.subscription.game import Game
+from tests.subscription.game import play
 
 LONG_GAMES = int(os.environ.get("AIOPERSIST_TEST_SUBSCRIPTIONS", "50"))
-
-
-async def play(seed: int, updates: int, location: StoreUrls | None = None) -> Counter[str]:
-    url = f"mem://{uuid.uuid4().hex}"
-    try:
-        return await Game(seed, location or StoreUrls(url, url), updates).play()
-    except BaseException as error:
-        error.add_note(f"seed {seed}")
-        raise
 
 
 async def test_some_games() -> None:

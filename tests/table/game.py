@@ -1,6 +1,6 @@
 """A random game in one process: tasks of several clients make calls on tables (`moves.py`), while the stores
-fail, answers get lost, calls are cancelled, two clients make one call, and everything is compacted and
-collected. `verdict.py` checks what they were told.
+fail, answers get lost, calls are cancelled, two clients make one call, views become resident and others
+again, and everything is compacted and collected. `verdict.py` checks what they were told.
 """
 
 import asyncio
@@ -9,11 +9,13 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
+from tests.support.virtual import played
 from tests.table.history import Event
 from tests.table.moves import JOURNAL, RATES, TABLES, Move, Player, drawn
 from tests.table.verdict import verify
@@ -21,7 +23,23 @@ from tests.table.verdict import verify
 FAULTS = {Outcome.REFUSED: 0.02, Outcome.LOST: 0.03, Outcome.DROPPED: 0.02, Outcome.LATE: 0.01}
 LIMITS = {"row_group_bytes": 200, "blob_target_size": 400, "open_timeout_s": 50.0}
 RESIDENT = (0, 450, 900, 2**26)  # nothing, few keys, all
-CUTS = 40  # commit times at which all tables are read
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a game; one of each is drawn."""
+
+    clients: tuple[int, ...] = (2, 3)
+    tasks: tuple[int, ...] = (2, 6)
+    """Of each client."""
+    moves: int = 12
+    """Of each task."""
+    cuts: int = 40
+    """Commit times at which all tables are read."""
+    maintaining: float = 0.03
+
+
+BRIEF = Size(tasks=(1, 2, 3), moves=6, cuts=3, maintaining=0.1)
 
 
 class Troubles(Faults):
@@ -38,12 +56,16 @@ class Actor:
         self.player = player
         self.faults = faults
         self.game = game
+        self.turning = game.rng.choice([0.0, 0.1])
 
-    async def play(self, task: int, rng: random.Random, moves: int) -> None:
-        for number in range(moves):
+    async def play(self, task: int, rng: random.Random) -> None:
+        size = self.game.size
+        for number in range(size.moves):
             await asyncio.sleep(rng.choice([0, 0, 0.001]))
-            if rng.random() < 0.03:
+            if rng.random() < size.maintaining:
                 await self._maintain(rng)
+            if rng.random() < self.turning:
+                await self._turn(rng)
             await self._make(drawn(rng, f"{self.player.name}{task}-{number}", self.game.rates), rng)
 
     async def _make(self, move: Move, rng: random.Random) -> None:
@@ -73,6 +95,16 @@ class Actor:
         if move.once and other is not self:
             await other.player.do(move)
 
+    async def _turn(self, rng: random.Random) -> None:
+        """A view becomes resident, or is no longer; calls are under way."""
+        name, resident = rng.choice(TABLES), rng.choice([True, False, None])
+        before = (await self.player.tables[name].view()).resident
+        try:
+            now = await self.player.client.table(name, str, str, resident=resident).view()
+        except (ap.StorageUnavailable, ap.Indeterminate):
+            return
+        self.game.counts["became resident" if now.resident else "became parted"] += now.resident != before
+
     async def _maintain(self, rng: random.Random) -> None:
         client = self.player.client
         try:
@@ -93,12 +125,12 @@ class Game:
         urls: StoreUrls | None = None,
         *,
         calm: bool = False,
-        moves: int = 12,
+        size: Size = Size(),
     ) -> None:
         self.rng = random.Random(seed)
         self.rates = dict(rates)
         self.calm = calm
-        self.moves = moves
+        self.size = size
         self.cancelling = 0.0 if calm else 0.1
         self.events: list[Event] = []
         self.actors: list[Actor] = []
@@ -134,12 +166,12 @@ class Game:
             opening = ap.open(blob=self.urls.blob, consensus=self.urls.consensus, maintenance=False)
             honest = await stack.enter_async_context(opening)
             await Player("setup", honest, self.events.append).prepare()
-            for name in "xyz"[: self.rng.choice([2, 3])]:
+            for name in "xyz"[: self.rng.choice(self.size.clients)]:
                 await self._actor(stack, name)
             games = [
-                actor.play(task, random.Random(self.rng.randrange(10**6)), self.moves)
+                actor.play(task, random.Random(self.rng.randrange(10**6)))
                 for actor in self.actors
-                for task in range(self.rng.choice([2, 6]))
+                for task in range(self.rng.choice(self.size.tasks))
             ]
             async with asyncio.timeout(50):
                 await asyncio.gather(*games)
@@ -153,7 +185,7 @@ class Game:
             await actor.faults.land()
             for table in actor.player.tables.values():  # behind what cancelled calls have sent
                 await table.delete("nothing")
-        await verify(honest, self.events, cuts=CUTS)
+        await verify(honest, self.events, cuts=self.size.cuts)
         for name in TABLES:
             final = dict([entry async for entry in honest.table(name, key=str, val=str).items()])
             for actor in self.actors:
@@ -171,3 +203,8 @@ async def play(seed: int, **options: Any) -> Counter[str]:
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise
+
+
+def play_brief(seed: int, **options: Any) -> Counter[str]:
+    """A small one, in no time (`tests/support/virtual.py`)."""
+    return played(seed, lambda: Game(seed, size=BRIEF, **options).play())

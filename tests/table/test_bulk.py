@@ -1,6 +1,7 @@
 """Goal: a put of any number of entries is one commit, in bounded memory, beside everything else."""
 
 import asyncio
+import gc
 import random
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.testing.faults import FaultyBlob
+from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
 from tests.support.processes import Place
 from tests.table.kit import Gate, entries, in_time, versions
@@ -168,6 +169,46 @@ async def test_what_fails_or_is_cancelled_leaves_nothing() -> None:
                 if not left:
                     break
                 await asyncio.sleep(0.01)
+
+
+async def test_what_is_long_in_doubt_is_deleted_once_it_is_known() -> None:
+    """The commit was not made, and no answer tells so, for as long as anyone asks."""
+    url, faults = f"mem://{uuid.uuid4().hex}", Unanswered()
+    opening = ap.open(
+        blob=ap.open_blob(url),
+        consensus=FaultyConsensus(ap.open_consensus(url), faults),
+        settings=ap.Settings(**LIMITS, retry_timeout_s=0.0),
+        maintenance=False,
+    )
+    async with opening as client:
+        table = client.table("t", str, str)
+        await table.put_many(stream(1000, "a"))
+        await nothing_is_left_over(client)
+        faults.active = True
+        with pytest.raises(ap.Indeterminate):
+            await in_time(table.put_many(stream(1500, "b")))
+        faults.active = False
+        await table.delete("nothing")
+        assert await table.get("k00001") == "a1"
+        await nothing_is_left_over(client)
+        gc.collect()  # it warns of batches that are left over
+
+
+async def nothing_is_left_over(client: ap.Client) -> None:
+    async with asyncio.timeout(50):
+        while (usage := await client.usage()).total != usage.referenced:
+            await asyncio.sleep(0.01)
+
+
+class Unanswered(Faults):
+    """While it is active no commit is made, and no answer comes: nor to who asks what became of it."""
+
+    active = False
+    sent = False
+
+    def outcome(self, op: str) -> Outcome:
+        self.sent = self.active and (self.sent or op.startswith("compare_and_set"))
+        return Outcome.DROPPED if self.sent else super().outcome(op)
 
 
 async def _named(client: ap.Client) -> set[str]:

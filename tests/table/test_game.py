@@ -36,9 +36,18 @@ async def test_short_games() -> None:
     assert not missing or QUICK, (missing, counts)
 
 
+def test_brief_games() -> None:
+    """Goal: the same in no time; views become resident, and others again, in the middle of calls."""
+    counts: Counter[str] = Counter()
+    for seed in range(2 if QUICK else 10):
+        counts += game.play_brief(seed)
+    missing = [what for what in (*HAPPENS, "became resident", "became parted") if not counts[what]]
+    assert not missing or QUICK, (missing, counts)
+
+
 async def test_a_game_on_each_store(location: StoreUrls) -> None:
     """Goal: the same on every store, without faults."""
-    counts = await game.play(1, urls=location, calm=True, moves=8)
+    counts = await game.play(1, urls=location, calm=True, size=game.Size(moves=8))
     assert counts["transact"]
 
 

@@ -11,7 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.state.once import UNMARKED
 from aiopersist.table import group, operation, table, transaction
-from tests.table.game import Game
+from tests.table.game import Game, Size
 
 SEEDS = 60  # games until it must be found
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -116,7 +116,7 @@ async def found(bug: Plant, patch: pytest.MonkeyPatch) -> tuple[int, Exception]:
     bug(patch)
     for seed in range(SEEDS):
         try:
-            await Game(seed, SPECIAL.get(bug, RATES), calm=True, moves=15).play()
+            await Game(seed, SPECIAL.get(bug, RATES), calm=True, size=Size(moves=15)).play()
         except (AssertionError, ap.Error) as error:
             return seed, error
     raise LookupError(f"not found in {SEEDS} games")
