@@ -9,8 +9,9 @@
 | `member`, `group`, `courtesy` | the shards of a commit; the queue, and the one commit of all that wait; |
 |                       | the pause in which other clients commit                                  |
 | `put_many`, `bulk`, `replacing` | puts of any number of entries                                  |
-| `cut`, `ranges`, `transaction`, `frozen`, `transact` | reads at one moment; ranges of keys; the  |
-|                       | body of a transaction, also beside writers that never pause; its attempts |
+| `cut`, `ahead`, `ranges` | reads at one moment; what is undecided; ranges of keys                |
+| `transaction`, `frozen`, `transact` | the body of a transaction, also beside writers that never pause; |
+|                       | its attempts                                                             |
 | `filters`, `feed`, `subscribe` | conditions on keys; the changes of a table in order; consumers of these |
 | `open`, `table`       | the tables of a client; the public calls                                 |
 

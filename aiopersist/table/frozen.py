@@ -77,6 +77,7 @@ class Attempted:
     def __init__(self) -> None:
         self.touched: dict[str, Touched] = {}
         """By the name of the table."""
+        self.reads_ranges = False
         self._writes = self._unsupported = False
 
     @property
@@ -92,6 +93,7 @@ class Attempted:
         """The attempt has ended."""
         self.touched.update(tx.touched)
         self._writes |= tx.writes
+        self.reads_ranges |= any(touched.ranges for touched in tx.touched.values())
 
 
 async def freeze(tables: OpenTables, seen: Attempted) -> int:

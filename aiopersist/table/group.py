@@ -18,8 +18,9 @@ So no answer rests on a state older than the call.
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
+from itertools import islice
 
 from aiopersist.errors import (
     CodecMismatch,
@@ -41,6 +42,7 @@ from aiopersist.state.command import micros
 from aiopersist.state.once import Once
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.subscription.joint import JointAcks
+from aiopersist.table.ahead import Ahead
 from aiopersist.table.courtesy import Courtesy, stand_back
 from aiopersist.table.member import Member
 from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
@@ -58,11 +60,16 @@ class TableCommits:
         self._stack = stack
         self._waiting: dict[PendingOperation, None] = {}
         """In the order of the calls."""
+        self._taken: Sequence[PendingOperation] = ()
+        """They are about to be planned."""
+        self.ahead = Ahead(lambda: (*self._taken, *self._waiting))
+        self._held: dict[PendingOperation, None] = {}
+        """They go once that which runs alone waits, too."""
         self._leader: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
-        """Set when an operation comes, or the time of one that goes alone has ended."""
-        self._alone_until: float | None = None
         self._alone = asyncio.Lock()
+        self._free = asyncio.Event()
+        """Whether nothing runs alone."""
+        self._free.set()
         self.turn = asyncio.Lock()
         """Held while operations are carried out: a group, or a large put."""
         self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
@@ -74,37 +81,60 @@ class TableCommits:
     async def do(self, waiting: PendingOperation) -> Done | Repeated:
         """Carry it out, and return once it is durable. A call that is cancelled before its group was taken
         does nothing; later it may happen."""
-        self._waiting[waiting] = None
-        self._news.set()
-        if self._leader is None or self._leader.done():
-            self._leader = self._stack.supervisor.spawn(self._lead(), "commit the operations of tables")
+        self.add(waiting)
+        return await self.answer(waiting)
+
+    def add(self, waiting: PendingOperation, *, alone: bool = False) -> None:
+        """Let it wait for the next group. `answer` must follow."""
+        if alone or self._free.is_set():
+            self._queue(waiting)
+        else:
+            self._held[waiting] = None
+
+    async def answer(self, waiting: PendingOperation) -> Done | Repeated:
+        """Return once it is durable."""
         try:
             return await waiting.answer
         finally:
-            self._waiting.pop(waiting, None)
+            self._held.pop(waiting, None)
+            if waiting in self._waiting:
+                del self._waiting[waiting]
+                self.ahead.begin_anew()
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Within it only operations that are `is_alone` go, for `ALONE_S` at most."""
+        """Within it the operations of others of this client do not go before that of the caller; for
+        `ALONE_S` at most, as it may wait for them. What waits already goes first."""
         async with self._alone:
-            self._alone_until = self._stack.runtime.monotonic() + ALONE_S
+            self._free.clear()
+            limit = asyncio.get_running_loop().call_later(ALONE_S, self._let_go)
             try:
                 yield
             finally:
-                self._alone_until = None
-                self._news.set()
+                limit.cancel()
+                self._let_go()
+
+    async def free(self) -> None:
+        """Return once nothing runs alone, or that has taken its time."""
+        await self._free.wait()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, {}
+        for waiting in held:
+            self._queue(waiting)
+        self._free.set()
+
+    def _queue(self, waiting: PendingOperation) -> None:
+        self._waiting[waiting] = None
+        self.ahead.came(waiting)
+        if self._leader is None or self._leader.done():
+            self._leader = self._stack.supervisor.spawn(self._lead(), "commit the operations of tables")
 
     async def _lead(self) -> None:
         while self._waiting:
             await self._courtesy.after_you()
-            self._news.clear()
-            left_s = self._alone_left_s()
-            if left_s and not any(waiting.is_alone for waiting in self._waiting):
-                await self._news_within(left_s)
-                continue
             async with self.turn:
-                left_s = self._alone_left_s()
-                group = [w for w in self._waiting if not left_s or w.is_alone][:OPERATIONS_MAX]
+                group = list(islice(self._waiting, OPERATIONS_MAX))
                 for waiting in group:
                     del self._waiting[waiting]
                 await self._answered(group)
@@ -113,16 +143,6 @@ class TableCommits:
         """Return once the operations that were taken before this call have happened, or never will."""
         async with self.turn:
             return
-
-    def _alone_left_s(self) -> float:
-        """For how long others wait."""
-        until = self._alone_until
-        return 0.0 if until is None else max(until - self._stack.runtime.monotonic(), 0.0)
-
-    async def _news_within(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
 
     async def _answered(self, group: Sequence[PendingOperation]) -> None:
         """Carry them out; each gets an answer, or the error."""
@@ -161,8 +181,20 @@ class TableCommits:
 
     async def _carry_out(self, group: Sequence[PendingOperation]) -> None:
         """Answer all of them."""
+        try:
+            await self._in_rounds(group)
+        finally:
+            self._plans((), None)
+
+    def _plans(self, group: Sequence[PendingOperation], plan: Plan | None) -> None:
+        """This group has that plan, or none yet."""
+        self._taken = group if plan is None else ()
+        self.ahead.planned({} if plan is None else plan.overlays)
+
+    async def _in_rounds(self, group: Sequence[PendingOperation]) -> None:
         looked: set[Member] = set()
         while group := [waiting for waiting in group if not waiting.answer.done()]:
+            self._plans(group, None)
             members = dict.fromkeys(member for waiting in group for member in waiting.shards)
             if len(members) > 1 and not self._together and len({frozenset(w.shards) for w in group}) > 1:
                 raise Unsupported("the store writes one shard at a time")
@@ -173,6 +205,7 @@ class TableCommits:
             with ExitStack() as kept:
                 await _know(group, kept)
                 plan = Plan((waiting for waiting in group if not waiting.answer.done()), now)
+                self._plans(group, plan)
             if parts := plan.parts:
                 for planned in parts:
                     planned.member.check_schema()

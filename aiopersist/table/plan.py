@@ -51,8 +51,6 @@ class PendingOperation:
     """Whether all its tables take part in the commit, also those that it only read."""
     reruns: bool = False
     """Whether `action` depends on more than the keys that it reads, so it runs for each plan."""
-    is_alone: bool = False
-    """Whether it goes while others wait."""
     outcome: RunOutcome | None = None
     answer: "asyncio.Future[Done | Repeated]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -67,6 +65,13 @@ class PendingOperation:
         """All shards that it may touch."""
         marks = [self.marked_in] if self.is_marked else []
         return dict.fromkeys([*self.members, *self.rows, *marks])
+
+    def run_on(self, overlays: Sequence[Overlay]) -> RunOutcome:
+        """What it does on these vals. It runs only if it has not yet, or what it read has changed."""
+        outcome = self.outcome
+        if outcome is None or self.reruns or not outcome.is_still_so(overlays):
+            outcome = self.outcome = run(self.action, overlays)
+        return outcome
 
     def give(self, outcome: Done | Repeated | BaseException) -> None:
         """Return or raise `outcome` in its call."""
@@ -130,6 +135,11 @@ class Plan:
         """The shards that take part in the commit."""
         return [planned for planned in self.shards.values() if planned.takes_part]
 
+    @property
+    def overlays(self) -> dict[Member, Overlay]:
+        """What it makes of each of them."""
+        return {member: planned.overlay for member, planned in self.shards.items()}
+
     def _of(self, member: Member) -> Planned:
         if member not in self.shards:
             self.shards[member] = Planned(member, Overlay(member.val_of), member.upper)
@@ -155,10 +165,7 @@ class Plan:
         self._apply(waiting, [self.shards[member] for member in waiting.members])
 
     def _apply(self, waiting: PendingOperation, tables: Sequence[Planned]) -> None:
-        overlays = [planned.overlay for planned in tables]
-        outcome = waiting.outcome
-        if outcome is None or waiting.reruns or not outcome.is_still_so(overlays):
-            outcome = waiting.outcome = run(waiting.action, overlays)
+        outcome = waiting.run_on([planned.overlay for planned in tables])
         if outcome.error is not None:
             if isinstance(outcome.error, Conflicted):
                 waiting.give(outcome.error)

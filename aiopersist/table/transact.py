@@ -5,7 +5,7 @@ of a repeat may be others than those of the first run. The shard joins the commi
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from aiopersist.table.frozen import Attempted, FrozenTransaction, freeze
 from aiopersist.table.member import Member, PlainMember
 from aiopersist.table.open import OpenTables
 from aiopersist.table.operation import Conflicted
-from aiopersist.table.plan import Done, PendingOperation, Repeated
+from aiopersist.table.plan import PendingOperation, Repeated
 from aiopersist.table.transaction import RunAgain, Transaction
 from aiopersist.write.checks import Txn, check_once, check_txn
 from aiopersist.write.handle import WriteHandle, session_of
@@ -140,15 +140,25 @@ class Transactions:
         raise AssertionError("attempts do not end")
 
     async def _in_turn(self, body: Body[T], marks: "_Marks", seen: Attempted, *, alone: bool) -> T | Repeated:
-        async with AsyncExitStack() as turn:
-            if alone:
-                await turn.enter_async_context(self._tables.group.alone())
-            tx = Transaction(self._tables, self._cut)
-            try:
-                return await self._run(tx, body, marks, alone)
-            finally:
-                seen.add(tx)
-                tx.close()
+        group = self._tables.group
+        tx = Transaction(self._tables, self._cut, None if seen.reads_ranges else group.ahead)
+        try:
+            async with group.alone() if alone else nullcontext():
+                result, error = await _ended(tx, body)
+                waiting = await _pending(tx, result, error, marks)
+                if waiting is not None:
+                    if not alone:
+                        await group.free()
+                    tx.check()
+                    group.add(waiting, alone=alone)
+            if waiting is None:
+                return await _given(tx, result, error, marks)
+            done = await group.answer(waiting)
+            tx.done_at = done.time
+            return done if isinstance(done, Repeated) else done.result
+        finally:
+            seen.add(tx)
+            tx.close()
 
     async def _read_frozen(self, body: Body[T], seen: Attempted) -> T:
         """One attempt on frozen tables: what it saw needs no check."""
@@ -165,40 +175,40 @@ class Transactions:
             seen.add(tx)
             tx.close()
 
-    async def _run(self, tx: Transaction, body: Body[T], marks: "_Marks", alone: bool) -> T | Repeated:
-        result, error = await _ended(tx, body)
-        if not tx.touched and not tx.writes and marks.member is None:
-            tx.done_at = 0
-            if error is not None:
-                raise error
-            if marks.acks:
-                await commit_alone(marks.acks)
-            return result
-        done = await self._commit(tx, result, error, marks, alone)
-        tx.done_at = done.time
-        return done if isinstance(done, Repeated) else done.result
 
-    async def _commit(
-        self, tx: Transaction, result: Any, error: Exception | None, marks: "_Marks", alone: bool
-    ) -> Done | Repeated:
-        """Let the group commit decide: it gives the result of the body, or raises its error or a conflict."""
-        touched = list(tx.touched.values())
-        for some in touched:
-            await some.open()
-        members: tuple[Member, ...] = tuple(some.member for some in touched)
-        waiting = PendingOperation(
-            members,
-            tx.action(result, error),
-            tuple([*some.read, *some.written] for some in touched),
-            marks.member or next(iter((*members, *tx.plain))),
-            reruns=any(some.ranges for some in touched),
-            is_alone=alone,
-        )
-        if error is None:
-            waiting.rows = tx.plain
-            waiting.transactions, waiting.once, waiting.acks = marks.transactions, marks.once, marks.acks
-            waiting.binds = tx.writes or marks.member is not None or bool(marks.acks)
-        return await self._tables.group.do(waiting)
+async def _given(tx: Transaction, result: T, error: Exception | None, marks: "_Marks") -> T:
+    """What a body gave that touched nothing."""
+    tx.done_at = 0
+    if error is not None:
+        raise error
+    if marks.acks:
+        await commit_alone(marks.acks)
+    return result
+
+
+async def _pending(
+    tx: Transaction, result: Any, error: Exception | None, marks: "_Marks"
+) -> PendingOperation | None:
+    """What the group commit decides: it gives the result of the body, or raises its error or a conflict.
+    `None` if there is nothing to decide."""
+    if not tx.touched and not tx.writes and marks.member is None:
+        return None
+    touched = list(tx.touched.values())
+    for some in touched:
+        await some.open()
+    members: tuple[Member, ...] = tuple(some.member for some in touched)
+    waiting = PendingOperation(
+        members,
+        tx.action(result, error),
+        tuple([*some.read, *some.written] for some in touched),
+        marks.member or next(iter((*members, *tx.plain))),
+        reruns=any(some.ranges for some in touched),
+    )
+    if error is None:
+        waiting.rows = tx.plain
+        waiting.transactions, waiting.once, waiting.acks = marks.transactions, marks.once, marks.acks
+        waiting.binds = tx.writes or marks.member is not None or bool(marks.acks)
+    return waiting
 
 
 async def _ended(tx: Transaction, body: Body[T]) -> tuple[T, Exception | None]:

@@ -1,6 +1,7 @@
 """Transactions: a function of the user reads and writes tables, and all of it happens at one moment.
 
-The body runs against the views. It reads at one moment (`cut.py`), and its writes are kept. At the end the
+The body runs against the views, and what is undecided (`ahead.py`). It reads at one moment (`cut.py`), and
+its writes are kept. At the end the
 group commit applies them, if all that the body read is still so: the keys, and the ranges. Else it is a
 conflict, and the body runs again. Every table that was read or written takes part in the commit of a
 transaction that writes, so the order of commits is the order of times.
@@ -12,7 +13,7 @@ ranges.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import run_bounded
+from aiopersist.table.ahead import Ahead
 from aiopersist.table.cut import Cut
 from aiopersist.table.group import LOOKS_AT_ONCE
 from aiopersist.table.held import Whole
@@ -58,6 +60,10 @@ class Touched:
     """Opened by the first read, or at the end."""
     version: int = 0
     """Of the view when the reads were last known to be so."""
+    ahead: Ahead | None = None
+    """What its reads see besides the view."""
+    checked: tuple[int, int] | None = None
+    """The versions of the view and of `ahead` for which the reads were checked."""
     read: dict[str, str | None] = field(default_factory=dict)
     ranges: list[ReadRange] = field(default_factory=list)
     written: dict[str, str | None] = field(default_factory=dict)
@@ -76,6 +82,11 @@ class Touched:
     def member(self) -> TableMember:
         assert self.table is not None
         return self.table.member
+
+    def val_of(self, key: str) -> str | None:
+        """The val of a known key, before what the transaction writes."""
+        view, ahead = self.member.view, self.ahead
+        return view.val_of(key) if ahead is None else ahead.val_of(self.member, key)
 
     def conflicts(self, val_of: Callable[[str], str | None], more: Iterable[str] = ()) -> list[Any]:
         """The keys, and the ranges, that were read and are no longer so. `more` are keys that were written
@@ -113,11 +124,14 @@ class Touched:
             await self.member.view.know(keys)
 
     def check(self) -> None:
-        """`RunAgain` unless what was read is so in the view as it is now. No key may be unknown."""
-        if self.table is not None and self.version != self.table.view.version:
-            if self.conflicts(self.table.view.val_of):
+        """`RunAgain` unless what was read is so by now. No key may be unknown."""
+        if self.table is None:
+            return
+        now = self.table.view.version, self.ahead.version if self.ahead else -1
+        if self.checked != now:
+            if self.conflicts(self.val_of):
                 raise RunAgain
-            self.version = self.table.view.version
+            self.version, self.checked = now[0], now
 
     def close(self) -> None:
         """Keep nothing any more."""
@@ -130,9 +144,10 @@ class Touched:
 class Transaction:
     """What a body is given. Its reads see its own writes. It ends with the body."""
 
-    def __init__(self, tables: OpenTables, cut: Cut) -> None:
+    def __init__(self, tables: OpenTables, cut: Cut, ahead: Ahead | None = None) -> None:
         self._tables = tables
         self._cut = cut
+        self._ahead = ahead
         self._size_max = tables.shards.stack.settings.update_size_max
         self.touched: dict[str, Touched] = {}
         """By the name of the table."""
@@ -184,6 +199,7 @@ class Transaction:
         parts that match, in bounded memory."""
         touched, wanted = self._of(table), ReadRange(start, stop, prefix)
         condition_of(touched.kind, wanted)
+        self._ahead = None
         await self._read(touched)
         touched.ranges.append(wanted)
         stack, view = self._tables.shards.stack, touched.member.view
@@ -271,10 +287,17 @@ class Transaction:
             if jobs := [partial(some.know, found) for some, found in unknown if found]:
                 await run_bounded(LOOKS_AT_ONCE, jobs)
                 continue
+            ahead = self._ahead_of(members)
             for some in self.touched.values():
+                some.ahead = ahead
                 some.check()
             if self._cut.holds(members):
                 return
+
+    def _ahead_of(self, members: Collection[TableMember]) -> Ahead | None:
+        """What is undecided, if it is of one moment with these tables."""
+        ahead = self._ahead
+        return ahead if ahead is not None and self._cut.holds({*ahead.refresh(), *members}) else None
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -289,18 +312,21 @@ class Transaction:
         """Whether there is anything to commit."""
         return bool(self.plain) or any(touched.written for touched in self.touched.values())
 
+    def check(self) -> None:
+        """`Conflicted` if what waits already makes it so. The group commit would tell that later."""
+        touched = [some for some in self.touched.values() if some.read]
+        ahead = self._ahead_of([some.member for some in touched])
+        if ahead is not None and not any(some.unknown() for some in touched):
+            for some in touched:
+                some.ahead = ahead
+            _compare((some, some.val_of, ()) for some in touched)
+
     def action(self, result: Any, error: Exception | None) -> Action:
         """What the group commit does: if all that was read is still so, it writes, or raises `error`."""
         touched = list(self.touched.values())
 
         def act(*cells: Cells) -> Any:
-            conflicts = [
-                (some.kind.name, key)
-                for some, of_table in zip(touched, cells, strict=True)
-                for key in some.conflicts(of_table.get, of_table.before)
-            ]
-            if conflicts:
-                raise Conflicted(conflicts)
+            _compare((some, own.get, own.before) for some, own in zip(touched, cells, strict=True))
             if error is not None:
                 raise error
             for some, of_table in zip(touched, cells, strict=True):
@@ -310,11 +336,22 @@ class Transaction:
         return act
 
 
+def _compare(
+    reads: Iterable[tuple[Touched, Callable[[str], str | None], Iterable[str]]],
+) -> None:
+    """`Conflicted` if what was read is no longer so by these vals and changes."""
+    conflicts = [
+        (some.kind.name, key) for some, val_of, more in reads for key in some.conflicts(val_of, more)
+    ]
+    if conflicts:
+        raise Conflicted(conflicts)
+
+
 def _val(touched: Touched, key: str) -> str | None:
     """The val of a key as the transaction sees it."""
     if key in touched.written:
         return touched.written[key]
-    touched.read[key] = val = touched.member.view.val_of(key)
+    touched.read[key] = val = touched.val_of(key)
     return val
 
 
