@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -135,8 +136,11 @@ def test_of_the_engine(
             assert network.drops() == version
             expected += some_rows(version)
         assert sc.write_df(df, name, mode="upsert", txn=("app", 4)) == 4
-        assert network.drops() == 4
-    audit(direct, name, some_rows(3))
+        gone = spark.createDataFrame([(i,) for i in range(1000)], "id long")
+        assert sc.write_df(gone, name, mode="delete", txn=("app", 5)) == 5
+        assert sc.delete_where(name, pc.field("key", "id") >= 1500) == 6
+        assert network.drops() == 6
+    audit(direct, name, some_rows(3)[1000:1500])
 
 
 def test_of_the_committers_hook(spark: Any, urls: Any, direct: Any, name: str, network: Network) -> None:

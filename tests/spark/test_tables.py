@@ -45,9 +45,12 @@ def frame(spark: Any, *rows: tuple[str, int]) -> Any:
     return spark.createDataFrame(list(rows), "key string, val long")
 
 
-def test_a_table_is_read(sc: Any, place: str) -> None:
+def test_a_table_is_read_and_compacted(sc: Any, spark: Any, place: str) -> None:
     filled(place)
-    assert rows_of(sc.snapshot_df("t")) == [("a", 1), ("b", 2), ("c", 3)]
+    sc.write_df(frame(spark, ("b", 20)), "t", mode="upsert")
+    assert rows_of(sc.snapshot_df("t")) == [("a", 1), ("b", 20), ("c", 3)]
+    sc.compact("t")
+    assert contents(place) == {"a": 1, "b": 20, "c": 3}
 
 
 def test_an_upsert_keeps_one_val_per_key(sc: Any, spark: Any, place: str) -> None:
