@@ -20,11 +20,13 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
+from aiopersist.ending import when_cancelled
 from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.failures import Failures
 from aiopersist.runtime import SYSTEM, Runtime
 
 RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end the rest
+UNCLOSED_S = 0.5  # the same where the loop ends, and nothing was closed
 
 
 class Closeable(Protocol):
@@ -159,7 +161,8 @@ class Supervisor:
         """The failures of the background work, also of loops that go on after a failure."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._last: asyncio.Task[None] | None = None
+        self._closed = self._ending = False
 
     @property
     def closed(self) -> bool:
@@ -172,6 +175,7 @@ class Supervisor:
         task = asyncio.create_task(work, name=name)
         (self._loops if abandon else self._tasks).add(task)
         task.add_done_callback(self._done)
+        self._last = self._last or when_cancelled(self._end_unclosed, "end the tasks of a client")
         return task
 
     def background(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -179,15 +183,25 @@ class Supervisor:
         task = asyncio.create_task(work, name=name)
         self._loops.add(task)
         task.add_done_callback(self._loop_done)
-        if self._closed:
+        if self._ending:
             task.cancel()
         return task
 
     async def aclose(self, deadline_s: float = RELEASE_DEADLINE_S) -> None:
         """Cancel the background work, give the other tasks `deadline_s` to end by themselves, then cancel
         them."""
-        me = asyncio.current_task()
         self._closed = True
+        if self._last is not None:
+            self._last.cancel()
+        await self._end(deadline_s)
+
+    async def _end_unclosed(self) -> None:
+        if not self._closed:
+            await self._end(UNCLOSED_S)
+
+    async def _end(self, deadline_s: float) -> None:
+        me = asyncio.current_task()
+        self._ending = True
         for task in self._loops - {me}:
             task.cancel()
         loop = asyncio.get_running_loop()

@@ -27,7 +27,7 @@ ORDER = (
     ("errors",),
     ("frontier", "settings"),
     ("runtime",),
-    ("failures", "plain"),
+    ("ending", "failures", "plain"),
     ("resource",),
     ("data", "storage", "state"),
     ("shard", "stash"),

@@ -51,7 +51,12 @@ class Stack:
         waiting; the work goes on, and its result is dropped."""
         if self.thread is not None:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self.thread, partial(work, *args, **kwargs))
+            try:
+                running = loop.run_in_executor(self.thread, partial(work, *args, **kwargs))
+            except RuntimeError:
+                pass  # all executors end with the main thread; the loop may go on in another one
+            else:
+                return await running
         return await anyio.to_thread.run_sync(
             partial(work, *args, **kwargs), abandon_on_cancel=True, limiter=self.threads
         )

@@ -248,7 +248,9 @@ def connected(
 ) -> sqlite3.Connection:
     """A prepared connection to the file."""
     url = f"{Path(path).as_uri()}?{options}"
-    connection = sqlite3.connect(url, uri=True, timeout=busy_timeout_s, isolation_level=None)
+    connection = sqlite3.connect(  # the worker is one thread at a time, and not always the same
+        url, uri=True, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False
+    )
     try:
         prepare(connection)
     except BaseException:

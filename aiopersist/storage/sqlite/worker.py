@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from aiopersist.errors import Indeterminate, InvalidUsage, UsageKind
@@ -50,7 +51,9 @@ class WorkerThread:
 
     def __init__(self, name: str, execute: Callable[[list[ThreadJob[Any]]], None]) -> None:
         self._execute = execute
+        self._name = name
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)  # starts no thread yet
+        self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._waiting: list[ThreadJob[Any]] = []
         self._running = False
@@ -66,7 +69,7 @@ class WorkerThread:
             if self._closed:
                 raise closed("store")
             if not self._running:
-                self._executor.submit(self._run_groups)  # if this raises, no job waits
+                self._begin(self._run_groups)  # if this raises, no job waits
                 self._running = True
             self._waiting.append(ThreadJob(work, future))
         return await future
@@ -78,9 +81,24 @@ class WorkerThread:
             first, self._closed = not self._closed, True
             if not first:
                 return
-            done = self._executor.submit(release)
+            done = self._begin(release)
         self._executor.shutdown(wait=False)
         await asyncio.shield(asyncio.wrap_future(done))
+
+    def _begin(self, work: Callable[[], None]) -> Future[None]:
+        """Run it in the thread. All executors end with the main thread; an event loop in another thread goes
+        on, perhaps for long: then each run has a thread of its own."""
+        try:
+            return self._executor.submit(self._in_turn, work)
+        except RuntimeError:
+            done: Future[None] = Future()
+            target = partial(_run, partial(self._in_turn, work), done)
+            threading.Thread(target=target, name=self._name, daemon=True).start()
+            return done
+
+    def _in_turn(self, work: Callable[[], None]) -> None:
+        with self._turn:
+            work()
 
     def _run_groups(self) -> None:
         while True:
@@ -102,6 +120,15 @@ class WorkerThread:
         for job in jobs:
             if not job.settled:
                 job.fail(failure)
+
+
+def _run(work: Callable[[], None], done: Future[None]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
 
 
 def _deliver(jobs: list[ThreadJob[Any]]) -> None:
