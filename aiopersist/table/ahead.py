@@ -19,12 +19,14 @@ Operations that read ranges add nothing: they are compared by the changes of vie
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from itertools import islice
 
 from aiopersist.table.member import Member, TableMember
 from aiopersist.table.operation import Overlay
 from aiopersist.table.plan import PendingOperation
 
 TABLES_MAX = 8  # that it rests on: each read compares them
+OPERATIONS_MAX = 512  # in it: bounds how long the loop is busy with it
 
 
 class Ahead:
@@ -41,6 +43,7 @@ class Ahead:
         """The tables, and how many changes of others each view had taken."""
         self._new: list[PendingOperation] = []
         """They came after the others, and are not in the guess yet."""
+        self._room = OPERATIONS_MAX
         self._is_stale = False
 
     def planned(self, overlays: Mapping[Member, Overlay]) -> None:
@@ -58,7 +61,7 @@ class Ahead:
 
     def came(self, waiting: PendingOperation) -> None:
         """This operation came after the others."""
-        if not self._is_stale:
+        if not self._is_stale and self._room > len(self._new):
             self._new.append(waiting)
 
     def refresh(self) -> Collection[TableMember]:
@@ -70,6 +73,7 @@ class Ahead:
             self._begin()
         if self._new:
             new, self._new = self._new, []
+            self._room -= len(new)
             for waiting in new:
                 self._add(waiting)
             self.version += 1
@@ -83,7 +87,8 @@ class Ahead:
     def _begin(self) -> None:
         self._rests_on = dict(self._planned_on)
         self._overlays = {}
-        self._new = list(self._undecided())
+        self._new = list(islice(self._undecided(), OPERATIONS_MAX))
+        self._room = OPERATIONS_MAX
         self.version += 1
 
     def _add(self, waiting: PendingOperation) -> None:

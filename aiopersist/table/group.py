@@ -114,6 +114,11 @@ class TableCommits:
                 limit.cancel()
                 self._let_go()
 
+    async def quiet(self) -> None:
+        """Within `alone`: wait until what waited before is decided, for `ALONE_S` at most."""
+        if self._leader is not None and not self._leader.done():
+            await asyncio.wait([self._leader], timeout=ALONE_S)
+
     async def free(self) -> None:
         """Return once nothing runs alone, or that has taken its time."""
         await self._free.wait()

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 RECORDS = 64  # shards for the ids of transactions: few enough to open, many enough not to be contended
 ALONE_AFTER = 3  # conflicts in a row
+QUIET_AFTER = 6  # conflicts: then what waits is decided before it runs alone
 FROZEN_AFTER = 6  # conflicts of a transaction that only reads: then it reads frozen tables
 PAUSE_S = 0.001  # after a conflict, with jitter; doubles with each
 PAUSE_MAX_S = 0.1
@@ -129,7 +130,7 @@ class Transactions:
             try:
                 if attempt > FROZEN_AFTER and seen.may_be_frozen and not marks.are_any:
                     return await self._read_frozen(body, seen)
-                return await self._in_turn(body, marks, seen, alone=attempt > ALONE_AFTER)
+                return await self._in_turn(body, marks, seen, attempt)
             except Conflicted as conflict:
                 keys = conflict.keys
             except RunAgain:
@@ -139,11 +140,14 @@ class Transactions:
             await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
         raise AssertionError("attempts do not end")
 
-    async def _in_turn(self, body: Body[T], marks: "_Marks", seen: Attempted, *, alone: bool) -> T | Repeated:
-        group = self._tables.group
-        tx = Transaction(self._tables, self._cut, None if seen.reads_ranges else group.ahead)
+    async def _in_turn(self, body: Body[T], marks: "_Marks", seen: Attempted, attempt: int) -> T | Repeated:
+        group, alone = self._tables.group, attempt > ALONE_AFTER
+        ahead = None if seen.reads_ranges or attempt > QUIET_AFTER else group.ahead
+        tx = Transaction(self._tables, self._cut, ahead)
         try:
             async with group.alone() if alone else nullcontext():
+                if alone and ahead is None:
+                    await group.quiet()
                 result, error = await _ended(tx, body)
                 waiting = await _pending(tx, result, error, marks)
                 if waiting is not None:

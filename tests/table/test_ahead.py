@@ -8,6 +8,7 @@ from typing import Any
 import aiopersist as ap
 from aiopersist.table.member import TableMember
 from aiopersist.table.table import opened
+from aiopersist.table.transact import QUIET_AFTER
 from tests.conftest import StoreUrls
 from tests.support.shards import open_at
 from tests.table.kit import gated, versions
@@ -177,6 +178,29 @@ async def test_what_is_undecided_is_of_one_moment_with_what_is_read() -> None:
         gate.open()
         await asyncio.gather(first, last)
     assert set(seen) == {(0, 1)}
+
+
+async def test_ranges_come_through_beside_writers_of_the_same_client(mem: ap.Client) -> None:
+    """Goal: a body that reads a range which this client changes all the time ends after a few attempts."""
+    t, attempts, stop = table(mem, "t"), list[int](), asyncio.Event()
+
+    async def write(number: int) -> None:
+        while not stop.is_set():
+            await t.update(f"k{number}", lambda old: (old or 0) + 1)
+
+    async def total(tx: ap.Transaction) -> int:
+        vals = [val async for _, val in tx.items(t, prefix="k")]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        attempts.append(sum(vals))
+        tx.put(t, "total", sum(vals))
+        return sum(vals)
+
+    writers = [asyncio.create_task(write(number)) for number in range(8)]
+    assert await mem.transact(total) == await t.get("total")
+    stop.set()
+    await asyncio.gather(*writers)
+    assert len(attempts) <= QUIET_AFTER
 
 
 class Bank:
