@@ -38,6 +38,13 @@ settings.load_profile("quick" if QUICK else "default")
 S3_LABELS = servers.s3_labels()[: 1 if QUICK else None]
 # The last is a pair of stores of which both were seen.
 LOCATIONS = ["mem", "files+sqlite", "s3+postgres", pytest.param("files+postgres", marks=pytest.mark.long)]
+ELSEWHERE = [
+    "mem",
+    *(
+        pytest.param(kind, marks=pytest.mark.long)
+        for kind in ("files+sqlite", "files+postgres", "s3+postgres")
+    ),
+]
 
 QUICK_CASES = 1  # of each test function that has more
 
@@ -141,6 +148,16 @@ def best_s3_url(_s3_pool: dict[str, servers.S3Server]) -> str:
 @pytest.fixture(params=LOCATIONS)
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
     """An empty location of each kind. With S3 it is the best server that is there."""
+    return _location(request, tmp_path)
+
+
+@pytest.fixture(params=ELSEWHERE)
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
+    """An empty location, in memory; in the long run one of each kind."""
+    return _location(request, tmp_path)
+
+
+def _location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
     kind = request.param
     if kind == "mem":
         url = f"mem://{uuid.uuid4().hex}"
@@ -149,6 +166,12 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
     if "sqlite" in kind:
         return StoreUrls(blob, f"sqlite://{tmp_path / 'state.db'}")
     return StoreUrls(blob, request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def quiet(elsewhere: StoreUrls) -> AsyncIterator[ap.Client]:
+    async with ap.open(blob=elsewhere.blob, consensus=elsewhere.consensus, maintenance=False) as client:
+        yield client
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ async def test_steps_of_others(place: Place) -> None:
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE, Outcome.REFUSED])
 async def test_lost_answers(place: Place, outcome: Outcome) -> None:
     """Of the commit of an acknowledgement: it is repeated until it is durable, and never moves back."""
-    async with gated(place.url, ack_every_s=0.01) as (client, gate):
+    async with gated(place.urls, ack_every_s=0.01) as (client, gate):
         async with client.writer("s", SCHEMA) as writer, client.subscription("s", name="sub") as sub:
             for number in range(1, 4):
                 await writer.write([("a", number)])
@@ -147,7 +147,7 @@ async def test_lost_answers(place: Place, outcome: Outcome) -> None:
 @pytest.mark.parametrize("durable", [True, False])
 async def test_cancelled_at_every_await(place: Place, durable: bool) -> None:
     """An acknowledgement that was cancelled counts or not; a later one counts in any case."""
-    async with gated(place.url, ack_every_s=0.005) as (client, _):
+    async with gated(place.urls, ack_every_s=0.005) as (client, _):
         async with client.writer("s", SCHEMA) as writer, client.subscription("s", name="sub") as sub:
             for number in range(1, 40):
                 await writer.write([("a", number)])

@@ -92,7 +92,7 @@ async def test_nothing_is_written_if_one_is_refused(place: Place) -> None:
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE, Outcome.REFUSED])
 async def test_lost_answers(place: Place, outcome: Outcome, same: bool) -> None:
     """The commit goes on until it is known; its output is there once."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         await write(client, ("a", 1))
         name = "s" if same else "out"
         async with client.writer(name, SCHEMA) as out, client.subscription("s", SCHEMA, name="sub") as sub:
@@ -109,7 +109,7 @@ async def test_lost_answers(place: Place, outcome: Outcome, same: bool) -> None:
 @pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
 async def test_cancelled_at_every_await(place: Place, same: bool) -> None:
     """And repeated until it says that it happened: each output is there once."""
-    async with gated(place.url) as (client, _):
+    async with gated(place.urls) as (client, _):
         name = "s" if same else "out"
         await write(client, ("a", 1))
         steps, kinds = 0, set()

@@ -50,7 +50,7 @@ async def test_a_first_that_has_not_heard(place: Place, hinted: bool) -> None:
     """Its next durable acknowledgement says so, also an old one, and also where no hint has come."""
     faults = Faults()
     faults.losing_hints = not hinted
-    consensus = FaultyConsensus(ap.open_consensus(place.url), faults)
+    consensus = FaultyConsensus(place.consensus(), faults)
     limits = ap.Settings(watch_timeout_s=1000, ack_every_s=1000)
     async with ap.open(blob=place.blob, consensus=consensus, settings=limits, maintenance=False) as client:
         await write(client, ("a", 1))
@@ -70,7 +70,7 @@ async def test_a_first_that_waits_hears_though_hints_are_lost(place: Place) -> N
     """It looks for itself, not only when the follower would: by a request for all its subscriptions."""
     faults = Faults()
     faults.losing_hints = True
-    consensus = FaultyConsensus(ap.open_consensus(place.url), faults)
+    consensus = FaultyConsensus(place.consensus(), faults)
     limits = ap.Settings(watch_timeout_s=1000, ack_every_s=0.05)
     async with ap.open(blob=place.blob, consensus=consensus, settings=limits, maintenance=False) as client:
         other = await place.client()
@@ -226,11 +226,11 @@ async def test_it_survives_a_lost_lease_of_its_reads(place: Place) -> None:
         assert await acked(sub, 1) == [("a", 4)]
 
 
-async def test_closing_ends_what_waits(quiet_mem: ap.Client) -> None:
-    await write(quiet_mem, ("a", 1))
-    sub = await quiet_mem.subscription("s", SCHEMA, name="sub", start="now")
+async def test_closing_ends_what_waits(quiet: ap.Client) -> None:
+    await write(quiet, ("a", 1))
+    sub = await quiet.subscription("s", SCHEMA, name="sub", start="now")
     waiting = asyncio.create_task(refused(anext(sub)))
     await asyncio.sleep(0.01)
     await sub.aclose()
     assert await in_time(waiting) is ap.UsageKind.CLOSED
-    assert not (await quiet_mem.inspect("s")).readers
+    assert not (await quiet.inspect("s")).readers

@@ -37,9 +37,9 @@ async def test_it_goes_on_behind_the_last_acknowledgement(client: ap.Client) -> 
         assert await rows(sub, 1) == [("e", 5)]
 
 
-async def test_where_it_begins(quiet_mem: ap.Client) -> None:
+async def test_where_it_begins(quiet: ap.Client) -> None:
     """At the upper, strictly after a time, with the contents; each name has a position of its own."""
-    times = [await write(quiet_mem, (f"k{number}", number)) for number in range(3)]
+    times = [await write(quiet, (f"k{number}", number)) for number in range(3)]
     cases: dict[str, tuple[Any, int]] = {
         "now": ("now", 3),
         "at": (times[1], 2),
@@ -48,50 +48,50 @@ async def test_where_it_begins(quiet_mem: ap.Client) -> None:
         "default": (None, 0),
     }
     for name, (start, _) in cases.items():
-        await (await quiet_mem.subscription("s", name=name, start=start)).aclose()
-    await write(quiet_mem, ("k3", 3))
+        await (await quiet.subscription("s", name=name, start=start)).aclose()
+    await write(quiet, ("k3", 3))
     for name, (_, first) in cases.items():
-        async with quiet_mem.subscription("s", name=name, start="now") as sub:
+        async with quiet.subscription("s", name=name, start="now") as sub:
             assert await rows(sub, 4 - first) == [(f"k{n}", n) for n in range(first, 4)], name
 
 
-async def test_it_begins_at_an_instant(quiet_mem: ap.Client) -> None:
+async def test_it_begins_at_an_instant(quiet: ap.Client) -> None:
     """Of a shard with a wall clock, also one to come."""
-    async with quiet_mem.writer("s", SCHEMA, clock="wall") as writer:
+    async with quiet.writer("s", SCHEMA, clock="wall") as writer:
         times = [await writer.write([("a", number)]) for number in range(2)]
         at = datetime.fromtimestamp(times[0] // 10**6, UTC).replace(microsecond=times[0] % 10**6)
-        async with quiet_mem.subscription("s", name="sub", start=at) as sub:
+        async with quiet.subscription("s", name="sub", start=at) as sub:
             assert await acked(sub, 1) == [("a", 1)]
-    await write(quiet_mem, ("a", 1), name="logical")
+    await write(quiet, ("a", 1), name="logical")
     for shard, start in (("logical", at), ("s", at.replace(tzinfo=None))):
-        opening = quiet_mem.subscription(shard, name="other", start=start)
+        opening = quiet.subscription(shard, name="other", start=start)
         assert await refused(opening) is ap.UsageKind.INVALID_TIME
 
 
-async def test_an_empty_shard(quiet_mem: ap.Client) -> None:
+async def test_an_empty_shard(quiet: ap.Client) -> None:
     """There are no contents; the first append comes."""
-    async with quiet_mem.writer("s", SCHEMA) as writer:
-        async with quiet_mem.subscription("s", name="sub") as sub:
+    async with quiet.writer("s", SCHEMA) as writer:
+        async with quiet.subscription("s", name="sub") as sub:
             await writer.write([("a", 1)])
             assert await acked(sub, 1) == [("a", 1)]
-        async with quiet_mem.subscription("s", name="sub") as sub:
+        async with quiet.subscription("s", name="sub") as sub:
             await writer.write([("b", 1)])
             assert await rows(sub, 1) == [("b", 1)]
 
 
-async def test_a_closed_shard_has_an_end(quiet_mem: ap.Client) -> None:
+async def test_a_closed_shard_has_an_end(quiet: ap.Client) -> None:
     """Once its upper is empty: the rest, then the iteration ends, also at the next opening."""
-    async with quiet_mem.writer("s", SCHEMA) as writer:
+    async with quiet.writer("s", SCHEMA) as writer:
         await writer.compare_and_append([("a", 1, 0, 1)], 0, 1)
         await writer.compare_and_append([("b", 1, 1, 1)], 1, ap.Antichain())
     for expected in ([("a", 1), ("b", 1)], []):
-        async with quiet_mem.subscription("s", name="sub") as sub:
+        async with quiet.subscription("s", name="sub") as sub:
             found = []
             async for step in sub:
                 found.append(step)
                 await sub.ack(step)
             assert rows_of(found) == expected
-    view = (await quiet_mem.subscriptions("s"))["sub"]
+    view = (await quiet.subscriptions("s"))["sub"]
     assert (view.position, view.lag, view.lag_updates) == (ap.Antichain(), 0, 0)
 
 
@@ -251,10 +251,10 @@ async def test_a_cancelled_wait_loses_nothing(place: Place) -> None:
     assert found == [*expected, ("last", 1)]
 
 
-async def test_bad_arguments(quiet_mem: ap.Client) -> None:
+async def test_bad_arguments(quiet: ap.Client) -> None:
     """Each names what is wrong, and no subscription is made."""
-    await write(quiet_mem, ("a", 1))
-    async with quiet_mem.subscription("s", name="there") as sub:
+    await write(quiet, ("a", 1))
+    async with quiet.subscription("s", name="there") as sub:
         cursor = (await in_time(anext(sub))).cursor
     cases: list[tuple[Any, Any]] = [
         ({"name": ""}, "INVALID_NAME"),
@@ -273,19 +273,19 @@ async def test_bad_arguments(quiet_mem: ap.Client) -> None:
         ({"share": (True, 2)}, "INVALID_SHARE"),
     ]
     for given, kind in cases:
-        found = await refused(quiet_mem.subscription("s", **{"name": "sub", **given}))
+        found = await refused(quiet.subscription("s", **{"name": "sub", **given}))
         assert found is ap.UsageKind[kind], given
     for wrong in ({"lease_s": 0}, {"expire_after": 5}):
         with pytest.raises(ValueError):
-            await quiet_mem.subscription("s", name="sub", **wrong)  # type: ignore[arg-type]
+            await quiet.subscription("s", name="sub", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ap.UnknownShard):
-        await quiet_mem.subscription("other", name="sub")
+        await quiet.subscription("other", name="sub")
     with pytest.raises(ap.CodecMismatch):
-        await quiet_mem.subscription("s", ap.Schema(int, int), name="sub")
-    async with quiet_mem.writer("product", ap.Schema(str, int, time=2)):
+        await quiet.subscription("s", ap.Schema(int, int), name="sub")
+    async with quiet.writer("product", ap.Schema(str, int, time=2)):
         pass
-    assert await refused(quiet_mem.subscription("product", name="sub")) is ap.UsageKind.INVALID_TIME
-    assert list(await quiet_mem.subscriptions("s")) == ["there"]
+    assert await refused(quiet.subscription("product", name="sub")) is ap.UsageKind.INVALID_TIME
+    assert list(await quiet.subscriptions("s")) == ["there"]
 
 
 async def test_a_readonly_client_has_none(place: Place) -> None:
@@ -293,7 +293,7 @@ async def test_a_readonly_client_has_none(place: Place) -> None:
     client = await place.client()
     await write(client, ("a", 1))
     await (await client.subscription("s", name="sub")).aclose()
-    async with ap.open(place.url, readonly=True) as reading:
+    async with ap.open(**place.urls._asdict(), readonly=True) as reading:
         with pytest.raises(ap.Unsupported):
             await reading.subscription("s", name="sub")
         with pytest.raises(ap.Unsupported):

@@ -117,26 +117,26 @@ async def test_a_take_over_by_another_client(place: Place) -> None:
                 await in_time(waiting)
 
 
-async def test_its_table_closes_behind_it(quiet_mem: ap.Client) -> None:
+async def test_its_table_closes_behind_it(quiet: ap.Client) -> None:
     """The subscription keeps the table open; at its end, and after an opening that failed, nothing stays."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     time = await table.put("a", 1)
     async with table.subscription("sub") as sub:
         await table.aclose()
         assert await changes(sub, 1) == [ap.Change("a", None, 1, time)]
-    assert not (await quiet_mem.inspect("t")).readers
+    assert not (await quiet.inspect("t")).readers
     with pytest.raises(ap.CodecMismatch):
-        await quiet_mem.table("t", int, int).subscription("sub")
+        await quiet.table("t", int, int).subscription("sub")
     with pytest.raises(ap.InvalidUsage):
-        await quiet_mem.table("t", str, int).subscription("sub", share=(2, 1))
-    assert not (await quiet_mem.inspect("t")).readers
-    view = (await quiet_mem.inspect("t")).subscriptions["sub"]
+        await quiet.table("t", str, int).subscription("sub", share=(2, 1))
+    assert not (await quiet.inspect("t")).readers
+    view = (await quiet.inspect("t")).subscriptions["sub"]
     assert (view.lag, view.lag_updates, view.held_bytes, view.expired) == (0, 0, 0, False)
 
 
-async def test_a_large_step_does_not_block_the_loop(quiet_mem: ap.Client) -> None:
+async def test_a_large_step_does_not_block_the_loop(quiet: ap.Client) -> None:
     """Its rows are decoded, and divided, on a worker thread, also of a step whose wait is cancelled then."""
-    table = quiet_mem.table("t", int, str)
+    table = quiet.table("t", int, str)
     await table.put_many((number, "x") for number in range(150_000))
     async with table.subscription("sub", share=(0, 2)) as sub:
         found: list[int] = []

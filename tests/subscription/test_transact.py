@@ -103,7 +103,7 @@ async def test_nothing_but_acknowledgements(place: Place) -> None:
 async def test_one_that_is_refused_fails_alone(place: Place) -> None:
     """Of operations that share a commit: the others are carried out. A take-over that this process has not
     heard of is found by the commit."""
-    async with gated(place.url, watch_timeout_s=1000, ack_every_s=1000) as (client, gate):
+    async with gated(place.urls, watch_timeout_s=1000, ack_every_s=1000) as (client, gate):
         await write(client, ("a", 1))
         table = client.table("t", str, int)
         await table.put("x", 0)
@@ -157,7 +157,7 @@ async def test_several_steps_at_once(place: Place) -> None:
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE, Outcome.REFUSED])
 async def test_lost_answers(place: Place, outcome: Outcome) -> None:
     """The transaction is known in the end, and counted once."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         await write(client, ("a", 1))
         table = client.table("t", str, int)
         await table.put("n", 0)

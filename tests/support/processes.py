@@ -1,13 +1,14 @@
-"""A location in memory with clients that are each like a process of its own, and a clock that tests move."""
+"""A location with clients that are each like a process of its own, and a clock that tests move."""
 
-import uuid
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import aiopersist as ap
+from aiopersist.storage.consensus import Consensus
 from aiopersist.testing.faults import Faults, FaultyConsensus
+from tests.conftest import StoreUrls
 
 
 class Clock(FaultyConsensus):
@@ -25,11 +26,18 @@ class Place:
 
     stack: AsyncExitStack
     settings: Mapping[str, Any]
-    url: str = field(default_factory=lambda: f"mem://{uuid.uuid4().hex}")
+    urls: StoreUrls
 
     def __post_init__(self) -> None:
-        self.blob = ap.open_blob(self.url)
-        self.clock = Clock(ap.open_consensus(self.url), Faults())
+        self.blob = ap.open_blob(self.urls.blob)
+        self.stack.push_async_callback(self.blob.aclose)
+        self.clock = Clock(self.consensus(), Faults())
+
+    def consensus(self) -> Consensus:
+        """The store, without the clock."""
+        consensus = ap.open_consensus(self.urls.consensus)
+        self.stack.push_async_callback(consensus.aclose)
+        return consensus
 
     async def client(self, **settings: Any) -> ap.Client:
         opening = ap.open(

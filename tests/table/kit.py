@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyConsensus
+from tests.conftest import StoreUrls
 from tests.support.shards import Call
 
 
@@ -52,14 +53,15 @@ class Gate(Faults):
 
 
 @asynccontextmanager
-async def gated(url: str, **settings: Any) -> AsyncIterator[tuple[ap.Client, Gate]]:
+async def gated(at: str | StoreUrls, **settings: Any) -> AsyncIterator[tuple[ap.Client, Gate]]:
     """A client whose calls to the consensus store pass a gate."""
-    gate = Gate()
-    consensus = FaultyConsensus(ap.open_consensus(url), gate)
+    urls = StoreUrls(at, at) if isinstance(at, str) else at
+    gate, consensus = Gate(), ap.open_consensus(urls.consensus)
     limits = ap.Settings(**{"watch_timeout_s": 0.02, **settings})
-    opening = ap.open(blob=ap.open_blob(url), consensus=consensus, settings=limits, maintenance=False)
-    async with opening as client:
+    faulty = FaultyConsensus(consensus, gate)
+    async with ap.open(blob=urls.blob, consensus=faulty, settings=limits, maintenance=False) as client:
         yield client, gate
+    await consensus.aclose()
 
 
 async def entries(table: Any, *args: Any, **filters: Any) -> list[Any]:

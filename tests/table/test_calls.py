@@ -153,38 +153,38 @@ def pa() -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_put_many_takes(form: str, quiet_mem: ap.Client) -> None:
+async def test_put_many_takes(form: str, quiet: ap.Client) -> None:
     """Entries in every form, all at one time; of several vals of a key the last."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("z", 0)
-    seqno = await versions(quiet_mem, "t")
+    seqno = await versions(quiet, "t")
     time = await table.put_many(FORMS[form]())
     assert await entries(table) == [("a", 1), ("b", 2), ("z", 0)]
-    assert await versions(quiet_mem, "t") == seqno + 1
-    async with quiet_mem.reader("t", table.schema) as reader, reader.listen(0) as listen:
+    assert await versions(quiet, "t") == seqno + 1
+    async with quiet.reader("t", table.schema) as reader, reader.listen(0) as listen:
         async for updates in listen.steps():
             found = updates.updates.to_arrow().column("time").to_pylist()
             assert found[-2:] == [time, time]
             break
 
 
-async def test_put_many_takes_flat_columns(quiet_mem: ap.Client) -> None:
+async def test_put_many_takes_flat_columns(quiet: ap.Client) -> None:
     """A model's fields may be columns of their own."""
-    table = quiet_mem.table("t", str, Size)
+    table = quiet.table("t", str, Size)
     await table.put_many(pa().table({"key": ["a", "b"], "rows": [1, 2], "name": ["x", None]}))
     assert await entries(table) == [("a", Size(rows=1, name="x")), ("b", Size(rows=2))]
 
 
-async def test_put_many_takes_streams(quiet_mem: ap.Client) -> None:
+async def test_put_many_takes_streams(quiet: ap.Client) -> None:
     """More rows than one chunk, in one version."""
-    table = quiet_mem.table("t", int, int)
+    table = quiet.table("t", int, int)
     await table
-    seqno = await versions(quiet_mem, "t")
+    seqno = await versions(quiet, "t")
     await table.put_many((i % 30_000, i) for i in range(60_000))
     assert await table.count() == 30_000
     assert await table.get(5) == 30_005
     assert (await table.view()).keys == 30_000
-    assert await versions(quiet_mem, "t") <= seqno + 2  # the writer registers
+    assert await versions(quiet, "t") <= seqno + 2  # the writer registers
 
 
 async def test_the_contents_as_frames(client: ap.Client) -> None:

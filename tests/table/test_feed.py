@@ -56,11 +56,11 @@ async def test_start_now(client: ap.Client) -> None:
         assert not step.contents
 
 
-async def test_from_an_empty_table(quiet_mem: ap.Client) -> None:
+async def test_from_an_empty_table(quiet: ap.Client) -> None:
     """There are no contents; the first put comes."""
     given: dict[str, Any]
     for name, given in {"all": {}, "now": {"start": "now"}, "keys": {"keys": ["a"]}}.items():
-        table = quiet_mem.table(name, str, int)
+        table = quiet.table(name, str, int)
         async with table.changes(**given) as feed:
             time = await table.put("a", 1)
             step = await in_time(anext(feed))
@@ -70,7 +70,7 @@ async def test_from_an_empty_table(quiet_mem: ap.Client) -> None:
 async def test_the_first_put_comes_as_it_opens(place: Place) -> None:
     """The table is empty as the feed looks, and another client puts before it listens: the put is not
     skipped."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table, other = client.table("t", str, int), (await place.client()).table("t", str, int)
         await table
         feed = table.changes()
@@ -189,9 +189,9 @@ async def test_a_wait_that_is_cancelled_loses_nothing(place: Place) -> None:
     ]
 
 
-async def test_keys(quiet_mem: ap.Client) -> None:
+async def test_keys(quiet: ap.Client) -> None:
     """Of these keys alone, in the contents and behind them; the position moves all the same."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put_many({"a": 1, "b": 1, "c": 1})
     async with table.changes(keys=iter(["a", "c", "new"])) as feed:
         assert [c.key for c in (await anext(feed)).changes] == ["a", "c"]
@@ -206,9 +206,9 @@ async def test_keys(quiet_mem: ap.Client) -> None:
         table.changes(keys=[5])
 
 
-async def test_as_of(quiet_mem: ap.Client) -> None:
+async def test_as_of(quiet: ap.Client) -> None:
     """The contents at a time or an instant, then what came after it."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     times = [await table.put("a", number) for number in range(3)]
     at = datetime.fromtimestamp(times[1] // 10**6, UTC).replace(microsecond=times[1] % 10**6)
     for as_of in (times[1], at):
@@ -259,9 +259,9 @@ async def test_an_expired_cursor_raises_on_entering(place: Place) -> None:
                 pytest.fail("it was entered")
 
 
-async def test_bad_arguments(quiet_mem: ap.Client) -> None:
+async def test_bad_arguments(quiet: ap.Client) -> None:
     """Cursors of nothing, of other tables, and contradictions."""
-    table, other = quiet_mem.table("t", str, int), quiet_mem.table("u", str, int)
+    table, other = quiet.table("t", str, int), quiet.table("u", str, int)
     await table.put_many({"a": 1})
     await other.put("a", 1)
     async with table.changes() as feed:

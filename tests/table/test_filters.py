@@ -51,10 +51,10 @@ async def test_random_ranges(inline: int) -> None:
             assert list(zip(*frame.to_pydict().values(), strict=True)) == expected
 
 
-async def test_composite_keys(quiet_mem: ap.Client) -> None:
+async def test_composite_keys(quiet: ap.Client) -> None:
     """Ranges of tuples with optional fields: absent comes first."""
     keys = [Pair(name, number) for name in ("", "a", "b") for number in (None, -1, 0, 5)]
-    table = quiet_mem.table("t", Pair, int)
+    table = quiet.table("t", Pair, int)
     await table.put_many((key, number) for number, key in enumerate(keys))
     for i, start in enumerate(keys):
         for j, stop in enumerate(keys):
@@ -62,36 +62,36 @@ async def test_composite_keys(quiet_mem: ap.Client) -> None:
     assert await table.count(start=Pair("a", 3), stop=Pair("b", None)) == 1
 
 
-async def test_floats(quiet_mem: ap.Client) -> None:
+async def test_floats(quiet: ap.Client) -> None:
     """NaN is the greatest key; the parts' statistics do not hide it."""
     keys = [-1.0, 0.0, 2.0, float("inf"), NAN]
-    table = quiet_mem.table("t", float, int)
+    table = quiet.table("t", float, int)
     for number, key in enumerate(keys):
         await table.put(key, number)
     for compacted in (False, True):
         if compacted:
-            await quiet_mem.force_compaction("t")
+            await quiet.force_compaction("t")
         for number, key in enumerate(keys):
             assert [val async for _, val in table.items(start=key)] == list(range(number, 5))
             assert [val async for _, val in table.items(stop=key)] == list(range(number))
 
 
-async def test_bytes_have_prefixes(quiet_mem: ap.Client) -> None:
+async def test_bytes_have_prefixes(quiet: ap.Client) -> None:
     """Of their own type alone; other types have none."""
-    table = quiet_mem.table("t", bytes, int)
+    table = quiet.table("t", bytes, int)
     await table.put_many({b"": 0, b"\x00": 1, b"\x00\xff": 2, b"\xff": 3})
     assert [val async for _, val in table.items(prefix=b"\x00")] == [1, 2]
     assert await table.count(prefix=b"") == 4
-    numbers = quiet_mem.table("n", int, int)
+    numbers = quiet.table("n", int, int)
     for wrong in ("\x00", 5, bytearray(b"\x00")):
         assert await refused(table.count(prefix=wrong)) is ap.UsageKind.INVALID_TYPE
     for wrong in ("1", 1, b"1"):
         assert await refused(numbers.count(prefix=wrong)) is ap.UsageKind.INVALID_TYPE
 
 
-async def test_bad_conditions(quiet_mem: ap.Client) -> None:
+async def test_bad_conditions(quiet: ap.Client) -> None:
     """`where` is an expression over key and val, also of a table that is empty."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     for _ in range(2):
         for where in ("val > 3", pc.field("no") > 3, 5, True):
             assert await refused(table.count(where=where)) is ap.UsageKind.INVALID_COLUMN

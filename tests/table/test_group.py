@@ -38,9 +38,9 @@ async def test_two_tables_share_one_commit_and_time(client: ap.Client) -> None:
     assert (await versions(client, "a"), await versions(client, "b")) == (seqnos[0] + 1, seqnos[1] + 1)
 
 
-async def test_each_sees_what_those_before_it_did(quiet_mem: ap.Client) -> None:
+async def test_each_sees_what_those_before_it_did(quiet: ap.Client) -> None:
     """The order of the calls, within one group: of puts, updates, inserts and deletes of one key."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("z", 0)
     seen: list[Any] = []
 
@@ -75,9 +75,9 @@ async def test_updates_of_one_key_add_up(client: ap.Client) -> None:
     assert await table.get("k") == 200
 
 
-async def test_feeds_show_the_net_change(quiet_mem: ap.Client) -> None:
+async def test_feeds_show_the_net_change(quiet: ap.Client) -> None:
     """One change of a key per group; none for what was undone."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("k", 0)
     async with table.changes(start="now") as feed:
         time, *_ = await asyncio.gather(
@@ -108,9 +108,9 @@ class _Odd(Exception):
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_one_that_fails_fails_alone(error: BaseException, quiet_mem: ap.Client) -> None:
+async def test_one_that_fails_fails_alone(error: BaseException, quiet: ap.Client) -> None:
     """Whatever a function raises reaches its caller, and the others of the group go on."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("z", 0)
 
     def f(old: Any) -> Any:
@@ -129,24 +129,24 @@ async def test_one_that_fails_fails_alone(error: BaseException, quiet_mem: ap.Cl
     assert await in_time(table.put("k", 2)) > before  # the queue is alive
 
 
-async def test_a_dropped_table_fails_alone(quiet_mem: ap.Client) -> None:
+async def test_a_dropped_table_fails_alone(quiet: ap.Client) -> None:
     """Of a group over two tables, one of which is gone, the other part is written."""
-    a, b = quiet_mem.table("a", str, int), quiet_mem.table("b", str, int)
+    a, b = quiet.table("a", str, int), quiet.table("b", str, int)
     await asyncio.gather(a.put("k", 1), b.put("k", 1))
-    await quiet_mem.drop("a")
+    await quiet.drop("a")
     answers = await asyncio.gather(a.put("k", 2), b.put("k", 2), a.get("k"), return_exceptions=True)
     assert isinstance(answers[0], ap.ShardFinalized)
     assert isinstance(answers[2], ap.ShardFinalized)
     assert await b.get("k") == 2
-    fresh = quiet_mem.table("a", str, int)
+    fresh = quiet.table("a", str, int)
     assert await fresh.get("k") is None
     await fresh.put("k", 3)
     assert await fresh.get("k") == 3
 
 
-async def test_cancelled_before_its_group_was_sent(quiet_mem: ap.Client) -> None:
+async def test_cancelled_before_its_group_was_sent(quiet: ap.Client) -> None:
     """It does not happen, and the others do."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("z", 0)
     first = asyncio.create_task(table.put("a", 1))
     second = asyncio.create_task(table.put("b", 1))
@@ -159,7 +159,7 @@ async def test_cancelled_before_its_group_was_sent(quiet_mem: ap.Client) -> None
 
 async def test_cancelled_while_another_group_is_written(place: Place) -> None:
     """It waits for its turn, is cancelled, and does not happen."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table = client.table("t", str, int)
         await table.put("z", 0)
         gate.hold("compare_and_set")
@@ -177,7 +177,7 @@ async def test_cancelled_while_another_group_is_written(place: Place) -> None:
 
 async def test_cancelled_after_its_group_was_sent(place: Place) -> None:
     """`happened` tells, and a repeat with the same id writes nothing."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table = client.table("t", str, int)
         await table.put("z", 0)
         gate.hold("compare_and_set", late=True)
@@ -209,13 +209,13 @@ async def test_a_store_that_writes_one_table_at_a_time(place: Place, monkeypatch
     assert await a.get("l") == await b.get("k") == 2
 
 
-async def test_more_operations_than_a_group_takes(quiet_mem: ap.Client) -> None:
+async def test_more_operations_than_a_group_takes(quiet: ap.Client) -> None:
     """10,000 at once: all in, in a few commits."""
-    table = quiet_mem.table("t", int, int)
+    table = quiet.table("t", int, int)
     await table.put(0, 0)
-    before = sent(quiet_mem)
+    before = sent(quiet)
     await asyncio.gather(*(table.put(i, i) for i in range(10_000)))
-    assert (sent(quiet_mem) - before)["consensus.compare_and_set"] <= 20
+    assert (sent(quiet) - before)["consensus.compare_and_set"] <= 20
     assert await table.count() == 10_000
 
 
@@ -246,7 +246,7 @@ async def test_two_clients_write_the_same_keys(location: Any) -> None:
 
 async def test_only_what_read_another_val_runs_again(place: Place) -> None:
     """The commit of another client changes one key: of two functions, one runs twice."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table, other = client.table("t", str, int), (await place.client()).table("t", str, int)
         await table.put_many({"a": 1, "b": 1})
         await other

@@ -22,15 +22,15 @@ class Labelled(BaseModel):
     count: int | None
 
 
-async def test_the_handle_does_no_io(quiet_mem: ap.Client) -> None:
+async def test_the_handle_does_no_io(quiet: ap.Client) -> None:
     """It opens at its first use; it may be awaited or entered, and is closed once."""
-    before = sent(quiet_mem)
-    table = quiet_mem.table("t", str, int)
-    assert sent(quiet_mem) == before
+    before = sent(quiet)
+    table = quiet.table("t", str, int)
+    assert sent(quiet) == before
     assert "t" in repr(table)
     assert table.name == "t"
     assert await table is table
-    async with quiet_mem.table("t", str, int) as other:
+    async with quiet.table("t", str, int) as other:
         await other.put("a", 1)
     assert await refused(other.get("a")) is ap.UsageKind.CLOSED
     assert await refused(other.put("a", 1)) is ap.UsageKind.CLOSED
@@ -38,29 +38,29 @@ async def test_the_handle_does_no_io(quiet_mem: ap.Client) -> None:
     assert await table.get("a") == 1
 
 
-async def test_two_handles_share_one_view(quiet_mem: ap.Client) -> None:
+async def test_two_handles_share_one_view(quiet: ap.Client) -> None:
     """Of one client: one opening, one view, one order; the last one closes it."""
-    one, two = quiet_mem.table("t", str, int), quiet_mem.table("t", str, int)
+    one, two = quiet.table("t", str, int), quiet.table("t", str, int)
     await asyncio.gather(one, two)
-    before = sent(quiet_mem)
-    third = quiet_mem.table("t", str, int)
+    before = sent(quiet)
+    third = quiet.table("t", str, int)
     await third.put("a", 1)
-    assert (sent(quiet_mem) - before)["consensus.compare_and_set"] <= 2  # the writer registers
+    assert (sent(quiet) - before)["consensus.compare_and_set"] <= 2  # the writer registers
     assert await two.get("a", stale=True) == 1
     await asyncio.gather(one.update("a", lambda old: old + 1), two.update("a", lambda old: old * 10))
     assert await third.get("a") == 20
     await one.aclose()
     await two.aclose()
     assert await third.get("a") == 20
-    assert (await quiet_mem.inspect("t")).readers
+    assert (await quiet.inspect("t")).readers
     await third.aclose()
-    assert not (await quiet_mem.inspect("t")).readers
-    assert await quiet_mem.table("t", str, int).get("a") == 20
+    assert not (await quiet.inspect("t")).readers
+    assert await quiet.table("t", str, int).get("a") == 20
 
 
 async def test_closed_while_it_opens(place: Place) -> None:
     """The opening that is under way ends, and leaves nothing behind."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         await (await place.client()).table("t", str, int).put("a", 1)
         table = client.table("t", str, int)
         gate.hold("head", "scan")
@@ -77,7 +77,7 @@ async def test_closed_while_it_opens(place: Place) -> None:
 
 async def test_an_opening_that_is_cancelled_or_fails(place: Place) -> None:
     """One call that is cut off as it opens the table leaves it to the others; a failure is tried again."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table = client.table("t", str, int)
         gate.hold("compare_and_set")
         first, second = asyncio.create_task(table.put("a", 1)), asyncio.create_task(table.put("b", 1))
@@ -87,7 +87,7 @@ async def test_an_opening_that_is_cancelled_or_fails(place: Place) -> None:
         gate.open()
         await in_time(second)
         assert await entries(table) == [("b", 1)]
-    readonly = ap.open(place.url, readonly=True, maintenance=False)
+    readonly = ap.open(**place.urls._asdict(), readonly=True, maintenance=False)
     async with readonly as reader:
         later = reader.table("later", str, int)
         with pytest.raises(ap.UnknownShard):
@@ -98,7 +98,7 @@ async def test_an_opening_that_is_cancelled_or_fails(place: Place) -> None:
 
 async def test_calls_end_as_it_closes(place: Place) -> None:
     """Calls that wait end with CLOSED, the client's end included; what was sent may have happened."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table = client.table("t", str, int)
         await table.put("a", 1)
         gate.hold("compare_and_set", "head", late=True)
@@ -150,7 +150,7 @@ async def test_readonly_clients(place: Place) -> None:
     """They read, follow and feed, never write, and create nothing."""
     writing = await place.client()
     table = writing.table("t", str, int)
-    async with ap.open(place.url, readonly=True, maintenance=False) as client:
+    async with ap.open(**place.urls._asdict(), readonly=True, maintenance=False) as client:
         assert [await _error(client.table("no", str, int).get("a"))] == [ap.UnknownShard]
         await table
         reading = client.table("t", str, int)
@@ -188,7 +188,7 @@ async def test_a_readonly_view_whose_history_is_gone(place: Place) -> None:
     table = writing.table("t", int, int)
     await table.put_many((i, 0) for i in range(20))
     async with ap.open(
-        place.url, readonly=True, maintenance=False, settings=ap.Settings(watch_timeout_s=1000.0)
+        **place.urls._asdict(), readonly=True, maintenance=False, settings=ap.Settings(watch_timeout_s=1000.0)
     ) as client:
         reading = client.table("t", int, int)
         assert await reading.count() == 20

@@ -27,7 +27,7 @@ async def test_a_get_sees_what_another_client_has_put(location: Any) -> None:
 
 async def test_gets_share_a_read_that_was_not_sent(place: Place) -> None:
     """100 gets while one read is under way: one more for all of them."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table = client.table("t", str, int)
         await table.put("k", 1)
         before = gate.calls["head"]
@@ -43,7 +43,7 @@ async def test_gets_share_a_read_that_was_not_sent(place: Place) -> None:
 
 async def test_a_read_that_was_sent_serves_no_later_get(place: Place) -> None:
     """A read of the head whose answer is on its way is older than the get."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table, other = client.table("t", str, int), (await place.client()).table("t", str, int)
         await table.put("k", 1)
         gate.hold("head", late=True)  # it reads now, and answers later
@@ -78,7 +78,7 @@ def calls(table: Any) -> dict[str, Any]:
 async def test_what_wrote_nothing_is_looked_at(call: str, place: Place) -> None:
     """This client does not hear of anything: another one changes what the call would read. The call must act
     on that change, though by its own view there is nothing to write, or a reason to fail."""
-    async with gated(place.url, watch_timeout_s=1000.0) as (client, gate):
+    async with gated(place.urls, watch_timeout_s=1000.0) as (client, gate):
         gate.losing_hints = True
         table, other = client.table("t", str, int), (await place.client()).table("t", str, int)
         await table.put("k", 1)
@@ -99,7 +99,7 @@ async def test_what_wrote_nothing_is_looked_at(call: str, place: Place) -> None:
 @pytest.mark.parametrize("call", calls(None))
 async def test_a_look_that_was_sent_before_does_not_do(call: str, place: Place) -> None:
     """A read of the head is on its way as the call begins: another one is sent."""
-    async with gated(place.url, watch_timeout_s=1000.0) as (client, gate):
+    async with gated(place.urls, watch_timeout_s=1000.0) as (client, gate):
         gate.losing_hints = True
         table, other = client.table("t", str, int), (await place.client()).table("t", str, int)
         await table.put("k", 1)
@@ -126,7 +126,7 @@ async def test_a_look_that_was_sent_before_does_not_do(call: str, place: Place) 
 async def test_the_look_of_one_table_is_none_of_another(place: Place) -> None:
     """A group over two tables loses one of them to another client. What writes nothing in the other is looked
     at all the same."""
-    async with gated(place.url, watch_timeout_s=1000.0) as (client, gate):
+    async with gated(place.urls, watch_timeout_s=1000.0) as (client, gate):
         gate.losing_hints = True
         a, b = client.table("a", str, int), client.table("b", str, int)
         theirs = await place.client()

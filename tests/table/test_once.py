@@ -63,24 +63,24 @@ async def test_what_wrote_nothing_is_remembered(write: str, place: Place) -> Non
     assert await entries(table) == [("gone", 5), ("k", 5)]
 
 
-async def test_what_failed_is_not_remembered(quiet_mem: ap.Client) -> None:
+async def test_what_failed_is_not_remembered(quiet: ap.Client) -> None:
     """Neither a key that was there nor a function that raised is something that happened."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("k", 1)
     with pytest.raises(ap.KeyExists):
         await table.insert("k", 2, once="a")
     with pytest.raises(ZeroDivisionError):
         await table.update("k", lambda old: 1 // 0, once="b")
-    assert await quiet_mem.happened("a", shard="t") is None
-    assert await quiet_mem.happened("b", shard="t") is None
+    assert await quiet.happened("a", shard="t") is None
+    assert await quiet.happened("b", shard="t") is None
     await table.delete("k")
     await table.insert("k", 2, once="a")
     assert await table.update("k", lambda old: old + 1, once="b") == 3
 
 
-async def test_twice_in_one_group(quiet_mem: ap.Client) -> None:
+async def test_twice_in_one_group(quiet: ap.Client) -> None:
     """The first one of the group happens; the others are its repeats, in each order with other calls."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("k", 0)
     first, between, second, third = await in_time(
         asyncio.gather(
@@ -96,9 +96,9 @@ async def test_twice_in_one_group(quiet_mem: ap.Client) -> None:
     assert await entries(table) == [("k", 1), ("l", 1)]
 
 
-async def test_twice_in_one_group_of_which_the_first_fails(quiet_mem: ap.Client) -> None:
+async def test_twice_in_one_group_of_which_the_first_fails(quiet: ap.Client) -> None:
     """Then the second one is the first that happens."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("k", 0)
     failed, done = await in_time(
         asyncio.gather(
@@ -115,7 +115,7 @@ async def test_twice_in_one_group_of_which_the_first_fails(quiet_mem: ap.Client)
 async def test_another_client_records_the_id_meanwhile(mark: str, place: Place) -> None:
     """Two clients send one id at one moment. The group that comes second does not happen as it was planned:
     its repeat is told so, and the other operations of the group are written."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         table, other = client.table("t", str, int), (await place.client()).table("t", str, int)
         await table.put("z", 0)
         await other.put("y", 0)
@@ -143,7 +143,7 @@ async def test_another_client_records_the_id_meanwhile(mark: str, place: Place) 
 
 async def test_one_table_of_a_group_repeats(place: Place) -> None:
     """A group over two tables, of which another client has recorded the id in one: the other is written."""
-    async with gated(place.url) as (client, gate):
+    async with gated(place.urls) as (client, gate):
         a, b = client.table("a", str, int), client.table("b", str, int)
         theirs = (await place.client()).table("a", str, int)
         await asyncio.gather(a.put("z", 0), b.put("z", 0))
@@ -176,9 +176,9 @@ async def test_txn_is_a_high_water_mark(place: Place) -> None:
     assert await table.get("k") == 8
 
 
-async def test_txns_of_one_application_in_one_group(quiet_mem: ap.Client) -> None:
+async def test_txns_of_one_application_in_one_group(quiet: ap.Client) -> None:
     """Rising numbers are all written, in their order, and a number again is not."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("z", 0)
     await in_time(
         asyncio.gather(
@@ -212,7 +212,7 @@ async def test_answers_that_are_lost(outcome: Outcome, retries: float | None, pl
     faults = Faults()
     opening = ap.open(
         blob=place.blob,
-        consensus=FaultyConsensus(ap.open_consensus(place.url), faults),
+        consensus=FaultyConsensus(place.consensus(), faults),
         settings=ap.Settings(retry_timeout_s=retries, watch_timeout_s=0.02),
         maintenance=False,
     )
@@ -242,7 +242,7 @@ async def test_lost_answers_without_ids(place: Place) -> None:
     faults = Faults(seed=5, rates={Outcome.LOST: 0.2, Outcome.DROPPED: 0.2, Outcome.REFUSED: 0.1})
     opening = ap.open(
         blob=place.blob,
-        consensus=FaultyConsensus(ap.open_consensus(place.url), faults),
+        consensus=FaultyConsensus(place.consensus(), faults),
         settings=ap.Settings(retry_timeout_s=0.0, watch_timeout_s=0.02),
         maintenance=False,
     )
@@ -271,18 +271,18 @@ async def test_lost_answers_without_ids(place: Place) -> None:
         assert report.ok, report.problems
 
 
-async def test_a_record_that_was_named_and_not_created_knows_no_id(quiet_mem: ap.Client) -> None:
+async def test_a_record_that_was_named_and_not_created_knows_no_id(quiet: ap.Client) -> None:
     """Goal: a client that ends between the two leaves nothing that `happened` stumbles over."""
     for number in range(RECORDS):
-        await resolve_or_create(stack_of(quiet_mem), f"{number:02}", RecordId)
-    assert await quiet_mem.happened("r") is None
-    table = quiet_mem.table("t", str, int)
+        await resolve_or_create(stack_of(quiet), f"{number:02}", RecordId)
+    assert await quiet.happened("r") is None
+    table = quiet.table("t", str, int)
 
     async def body(tx: ap.Transaction) -> None:
         tx.put(table, "k", 1)
 
-    await quiet_mem.transact(body, once="r")
-    assert await quiet_mem.happened("r") is not None
+    await quiet.transact(body, once="r")
+    assert await quiet.happened("r") is not None
 
 
 async def test_what_is_cancelled_while_its_key_is_looked_up_does_not_happen() -> None:

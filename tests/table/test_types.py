@@ -76,10 +76,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", KEYS)
-async def test_keys(name: str, quiet_mem: ap.Client) -> None:
+async def test_keys(name: str, quiet: ap.Client) -> None:
     """Keys of each type, in order: by put and put_many, from memory, as of a time, in ranges, and deleted."""
     type_, keys = KEYS[name]
-    table = quiet_mem.table("t", type_, int)
+    table = quiet.table("t", type_, int)
     for number, key in enumerate(keys):
         await table.put(key, number)
     time = await table.put_many([(key, number) for number, key in enumerate(keys)])  # nothing new
@@ -101,10 +101,10 @@ async def test_keys(name: str, quiet_mem: ap.Client) -> None:
 
 
 @pytest.mark.parametrize("name", KEYS)
-async def test_keys_in_a_feed(name: str, quiet_mem: ap.Client) -> None:
+async def test_keys_in_a_feed(name: str, quiet: ap.Client) -> None:
     """A feed of one key brings that one, in its contents and behind them."""
     type_, keys = KEYS[name]
-    table = quiet_mem.table("t", type_, int)
+    table = quiet.table("t", type_, int)
     await table.put_many((key, 1) for key in keys)
     for key in keys:
         async with table.changes(keys=[key]) as feed:
@@ -116,9 +116,9 @@ async def test_keys_in_a_feed(name: str, quiet_mem: ap.Client) -> None:
         await table.put_many((key, 1) for key in keys)
 
 
-async def test_there_is_one_zero_and_one_nan(quiet_mem: ap.Client) -> None:
+async def test_there_is_one_zero_and_one_nan(quiet: ap.Client) -> None:
     """-0.0 is 0.0, and every NaN is the same, as keys and as vals."""
-    table = quiet_mem.table("t", float, float)
+    table = quiet.table("t", float, float)
     await table.put(0.0, 0.0)
     seqno = (await table.view()).upper
     await table.put(-0.0, -0.0)
@@ -133,10 +133,10 @@ async def test_there_is_one_zero_and_one_nan(quiet_mem: ap.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["int", "bool"])
-async def test_true_is_not_one(name: str, quiet_mem: ap.Client) -> None:
+async def test_true_is_not_one(name: str, quiet: ap.Client) -> None:
     """Python says True == 1; a table does not."""
     type_, wrong = {"int": (int, True), "bool": (bool, 1)}[name]
-    table = quiet_mem.table("t", type_, type_)
+    table = quiet.table("t", type_, type_)
     right = type_(1)
     for call in (
         lambda: table.put(wrong, right),
@@ -197,10 +197,10 @@ VALS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", VALS)
-async def test_vals(name: str, quiet_mem: ap.Client) -> None:
+async def test_vals(name: str, quiet: ap.Client) -> None:
     """Vals of each type: put, changed, found from memory, in the shard, in feeds, and deleted."""
     type_, vals = VALS[name]
-    table = quiet_mem.table("t", str, type_)
+    table = quiet.table("t", str, type_)
     times = [await table.put("k", val) for val in vals]
     assert len(set(times)) == len(vals)
     for time, val in zip(times, vals, strict=True):
@@ -222,7 +222,7 @@ async def test_vals(name: str, quiet_mem: ap.Client) -> None:
 
 
 @pytest.mark.parametrize("type_", [Order, Line, list[int]], ids=["model", "dataclass", "list"])
-async def test_vals_are_the_callers_own(type_: Any, quiet_mem: ap.Client) -> None:
+async def test_vals_are_the_callers_own(type_: Any, quiet: ap.Client) -> None:
     """Changing a val that was given or handed out changes nothing in the table."""
     make: Any = {Order: lambda: Order(lines=[Line("a")], weight=1.0), Line: lambda: Line("a")}
     given = make[type_]() if type_ in make else [1]
@@ -238,7 +238,7 @@ async def test_vals_are_the_callers_own(type_: Any, quiet_mem: ap.Client) -> Non
             val.text = "other"
             val.tags.append("t")
 
-    table = quiet_mem.table("t", str, type_)
+    table = quiet.table("t", str, type_)
     before = repr(given)
     await table.put("k", given)
     spoil(given)
@@ -276,22 +276,22 @@ class Renamed(BaseModel):
     [(str | None, int), (str, int | None), (str, None), (list[int], int), (dict, int), (type(None), int)],
     ids=str,
 )
-async def test_types_that_no_table_has(key: Any, val: Any, quiet_mem: ap.Client) -> None:
+async def test_types_that_no_table_has(key: Any, val: Any, quiet: ap.Client) -> None:
     """`None` stands for absent, and a key must be found again: refused at once, and no shard is made."""
     with pytest.raises((ap.InvalidUsage, TypeError)) as caught:
-        quiet_mem.table("t", key, val)
+        quiet.table("t", key, val)
     if isinstance(caught.value, ap.InvalidUsage):
         assert caught.value.kind is ap.UsageKind.INVALID_TYPE
-    assert await quiet_mem.list_shards() == {}
+    assert await quiet.list_shards() == {}
 
 
-async def test_types_are_those_of_the_table(quiet_mem: ap.Client) -> None:
+async def test_types_are_those_of_the_table(quiet: ap.Client) -> None:
     """Other types than the stored ones are refused, by this client and the next handle."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     await table.put("a", 1)
     for key, val in ((str, str), (int, int), (str, Renamed)):
         with pytest.raises(ap.CodecMismatch):
-            await quiet_mem.table("t", key, val).get(key("1") if key is int else "a")
+            await quiet.table("t", key, val).get(key("1") if key is int else "a")
     assert await table.get("a") == 1
 
 
@@ -356,9 +356,9 @@ async def test_an_entry_beyond_the_limit_is_refused(big: int) -> None:
         assert await entries(table) == [("a", "x" * (big // 2))]
 
 
-async def test_arguments_that_are_none_of_the_calls(quiet_mem: ap.Client) -> None:
+async def test_arguments_that_are_none_of_the_calls(quiet: ap.Client) -> None:
     """Bad arguments get errors that name them, and write nothing."""
-    table = quiet_mem.table("t", str, int)
+    table = quiet.table("t", str, int)
     for entries_ in (5, "ab", [5], [("a",)], [("a", 1, 2)], {"a": "x"}, {"a": None}, None):
         with pytest.raises(ap.InvalidUpdate):
             await table.put_many(entries_)
