@@ -167,8 +167,8 @@ class Client(Root):
 
         `resident`: whether all its contents are in the memory of this client; `None`: while they take less
         than `settings.table_resident_bytes`. All handles of the table share one view: the last one that said
-        so decides. No request."""
-        self._shards.calls.check()
+        so decides. No request; it needs no running event loop, its calls need that of the client."""
+        self._shards.calls.check_open()
         return Table(self._tables, Kind(check_name(name), key, val), resident)
 
     def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:

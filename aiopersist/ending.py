@@ -1,4 +1,4 @@
-"""Work at the end of an event loop, for what its user has not closed."""
+"""The end of tasks, also at the end of an event loop whose user has closed nothing."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -21,3 +21,14 @@ def when_cancelled(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> 
     _waiting.add(task)
     task.add_done_callback(_waiting.discard)
     return task
+
+
+async def ended(running: Callable[[], set[asyncio.Task[Any]]], deadline_s: float) -> None:
+    """Give these tasks, and those that they begin, `deadline_s` to end by themselves, then cancel them."""
+    loop, me = asyncio.get_running_loop(), asyncio.current_task()
+    for _ in range(2):  # the second time they are cancelled
+        end = loop.time() + deadline_s
+        while (left := running() - {me}) and loop.time() < end:
+            await asyncio.wait(left, timeout=end - loop.time())  # also for what these begin
+        for task in left:
+            task.cancel()

@@ -20,13 +20,13 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from aiopersist.ending import when_cancelled
+from aiopersist.ending import ended, when_cancelled
 from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.failures import Failures
 from aiopersist.runtime import SYSTEM, Runtime
 
 RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end the rest
-UNCLOSED_S = 0.5  # the same where the loop ends, and nothing was closed
+UNCLOSED_S = 0.5  # the same where the loop ends and nothing was closed
 
 
 class Closeable(Protocol):
@@ -200,17 +200,10 @@ class Supervisor:
             await self._end(UNCLOSED_S)
 
     async def _end(self, deadline_s: float) -> None:
-        me = asyncio.current_task()
         self._ending = True
-        for task in self._loops - {me}:
+        for task in self._loops - {asyncio.current_task()}:
             task.cancel()
-        loop = asyncio.get_running_loop()
-        for _ in range(2):  # the second time they are cancelled
-            end = loop.time() + deadline_s
-            while (left := {*self._loops, *self._tasks} - {me}) and loop.time() < end:
-                await asyncio.wait(left, timeout=end - loop.time())  # also for what these begin
-            for task in left:
-                task.cancel()
+        await ended(lambda: {*self._loops, *self._tasks}, deadline_s)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -253,9 +246,13 @@ class Scope:
 
     def check(self) -> None:
         """Raise `InvalidUsage` unless a call may begin, now and in this loop."""
+        self.check_open()
+        self.check_place()
+
+    def check_open(self) -> None:
+        """The first half of `check`."""
         if self.closed:
             raise self.closed_error(f"{self.what} is closed")
-        self.check_place()
 
     def closed_error(self, message: str) -> InvalidUsage:
         """The error of a call that comes after the end."""

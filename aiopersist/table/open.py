@@ -38,6 +38,7 @@ class OpenTable(Resource):
         self._member = None if writing is None else TableMember(self.view, writing)
         self._following: asyncio.Task[None] | None = None
         self._scope = reading.scope
+        self._scope.what = f"table {kind.name!r}"
 
     @classmethod
     async def open(cls, shards: Shards, kind: Kind[Any, Any], resident: bool | None) -> "OpenTable":

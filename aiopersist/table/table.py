@@ -324,6 +324,8 @@ class Table(Resource, Generic[K, V]):
 
     async def aclose(self) -> None:
         """Release what this handle holds; the view goes with the last handle. Idempotent."""
+        if self._opening is not None:
+            self._tables.shards.calls.check_place()
         self._closed = True
         opening, self._opening = self._opening, None
         if opening is not None:

@@ -30,12 +30,13 @@ async def test_a_group_that_breaks_off_takes_no_success_back(caplog: pytest.LogC
 
 
 async def test_without_a_thread_no_caller_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(work: object) -> None:
+    def refuse(*args: object) -> None:
         raise RuntimeError("can't start new thread")
 
     thread = WorkerThread("threadless", lambda jobs: [job.succeed("done") for job in jobs] and None)
     with monkeypatch.context() as patched:
         patched.setattr(thread._executor, "submit", refuse)
+        patched.setattr("threading.Thread.start", refuse)
         with pytest.raises(RuntimeError, match="thread"):
             await thread.run(lambda _: None)
     assert await thread.run(lambda _: None) == "done"

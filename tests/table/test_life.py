@@ -38,6 +38,24 @@ async def test_the_handle_does_no_io(quiet: ap.Client) -> None:
     assert await table.get("a") == 1
 
 
+async def test_it_is_made_in_any_thread_and_used_in_the_loop_of_its_client(quiet: ap.Client) -> None:
+    """A plain function of a web framework may make the handle; in another loop each call is refused, closing,
+    too, and here all goes on."""
+    table = await asyncio.to_thread(quiet.table, "t", str, int)
+
+    def elsewhere() -> list[Any]:
+        calls = (lambda: table.put("a", 2), lambda: table.get("a"), lambda: entries(table), table.aclose)
+        return [asyncio.run(refused(call())) for call in calls]
+
+    async def unused() -> None:
+        await quiet.table("t", str, int).put("a", 2)
+
+    await table.put("a", 1)
+    assert await asyncio.to_thread(elsewhere) == [ap.UsageKind.WRONG_LOOP] * 4
+    assert await asyncio.to_thread(asyncio.run, refused(unused())) is ap.UsageKind.WRONG_LOOP
+    assert await table.get("a") == 1
+
+
 async def test_two_handles_share_one_view(quiet: ap.Client) -> None:
     """Of one client: one opening, one view, one order; the last one closes it."""
     one, two = quiet.table("t", str, int), quiet.table("t", str, int)
