@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
-from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from aiopersist.data.jsonable import column_from_texts, column_texts
@@ -40,7 +39,6 @@ T = TypeVar("T")
 FORM = "contents."  # the beginning of cursors within the contents; no other cursor has a dot
 VERSION = 2
 STEP_GROUPS = 4  # row groups that a step behind the contents has at most, as far as times can be cut
-FEW = 512  # rows that take less time than reaching a thread
 KEY_CHARS_MAX = 1024  # of the key in a position: it lies in cursors, and in the state of a subscription
 
 
@@ -193,8 +191,8 @@ class UpdateFeed(Resource, Generic[K, V]):
         async with self._taking:
             if self._taken is None:
                 self._taken = await self._next()
-            size = 0 if self._taken.updates.num_rows <= FEW else inf
-            made = await self._session.fetch.stack.compute_few(size, form, self._taken)
+            rows = self._taken.updates.num_rows
+            made = await self._session.fetch.stack.compute_rows(rows, form, self._taken)
             nothing = self._session.schema.arrow_schema.empty_table()
             self._behind_last, self._taken = self._taken._replace(updates=nothing), None
             return made

@@ -21,6 +21,7 @@ from aiopersist.storage.consensus import Consensus
 T = TypeVar("T")
 
 ON_THE_LOOP_BYTES = 32 * 1024  # the work on fewer takes less time than reaching a thread
+ON_THE_LOOP_ROWS = 512  # the same for work that takes time for each row
 THREADS = 4  # for work on columns, whose kernels release the GIL; more would only cost memory
 
 
@@ -70,6 +71,10 @@ class Stack:
             yield replace(self, thread=thread)
         finally:
             thread.shutdown(wait=False)
+
+    async def compute_rows(self, rows: int, work: Callable[..., T], *args: Any) -> T:
+        """`work(*args)` on so many rows: on a worker thread unless they are few."""
+        return work(*args) if rows <= ON_THE_LOOP_ROWS else await self.compute(work, *args)
 
     async def compute_few(self, size: float, work: Callable[..., T], *args: Any) -> T:
         """`work(*args)` on about `size` bytes of updates: on a worker thread unless they are few."""

@@ -4,7 +4,7 @@
 |------------------------|-----------------------------------------------------------------------|
 | `open`, `subscription` | the opening of one, and its public calls                              |
 | `consumer`             | one opening of it in the state: acknowledgements, heartbeats, fencing |
-| `joint`                | acknowledgements in a commit of tables                                |
+| `joint`                | acknowledgements in a commit of other writes                          |
 | `step`, `share`        | what is handed out; which keys are those of a share                   |
 | `view`                 | what a state says of its subscriptions                                |
 

@@ -15,7 +15,7 @@ import asyncio
 from aiopersist.errors import OpaqueMismatch, ShardFinalized, SubscriptionExpired
 from aiopersist.failures import Backoff
 from aiopersist.shard.attempt import Slot
-from aiopersist.shard.commit import Intent, commit, settle
+from aiopersist.shard.commit import commit
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, heartbeats
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
@@ -115,12 +115,6 @@ class Consumer:
 
     # --- together with appends -------------------------------------------------------------------
 
-    async def check_fresh(self, position: Position) -> None:
-        """Raise if the position is passed, or the opening fenced, by what is known; in the `turn`."""
-        await settle(self.joint)
-        self.check(self.shard.state)
-        self.check_not_consumed(position)
-
     def check_not_consumed(self, position: Position) -> None:
         """`CONSUMED` if the position was acknowledged before."""
         record = self._record
@@ -129,13 +123,6 @@ class Consumer:
             error = consumed(self.key)
             error.shard_id = self.shard.id
             raise error
-
-    def intent(self, position: Position) -> Intent:
-        """The acknowledgement as a part of a commit of several shards."""
-        token = self.shard.stack.runtime.token()
-        return Intent(
-            self.shard.register, Acknowledge((self.ack(position),), token, is_strict=True), self.joint
-        )
 
     def committed(self, position: Position) -> None:
         """A commit has moved the position."""

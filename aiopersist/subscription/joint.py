@@ -3,17 +3,15 @@ position that is passed already refuses the commit, since what shares it was wri
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, MutableMapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from aiopersist.errors import Error, InvalidUsage, UsageKind, shown
+from aiopersist.errors import Error
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import Intent, commit_all, settle
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.stack import Stack
 from aiopersist.state.position import Position
 from aiopersist.state.subscriptions import Ack, Acknowledge
 from aiopersist.subscription.consumer import Consumer
-from aiopersist.subscription.subscription import Subscription, taken_position
 
 
 class JointAck(NamedTuple):
@@ -21,22 +19,6 @@ class JointAck(NamedTuple):
 
     consumer: Consumer
     position: Position
-
-
-def joint_acks(acks: Iterable[Any], stack: Stack) -> tuple[JointAck, ...]:
-    """`(subscription, step)` pairs, checked: open subscriptions of this client, each once, and steps of
-    theirs."""
-    found: dict[Consumer, JointAck] = {}
-    for pair in acks:
-        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Subscription):
-            raise TypeError(f"{shown(pair)} is no pair of a subscription and a step of it")
-        consumer, position = taken_position(*pair)
-        if consumer.shard.stack is not stack:
-            raise InvalidUsage(UsageKind.INVALID_APPEND, f"{pair[0]!r} belongs to another client")
-        if consumer in found:
-            raise InvalidUsage(UsageKind.INVALID_APPEND, f"{pair[0]!r} is named twice")
-        found[consumer] = JointAck(consumer, position)
-    return tuple(found.values())
 
 
 def refusal(acks: Iterable[JointAck]) -> Error | None:
@@ -53,8 +35,8 @@ def refusal(acks: Iterable[JointAck]) -> Error | None:
 class JointAcks:
     """The acknowledgements of one commit."""
 
-    def __init__(self) -> None:
-        self._positions: dict[Consumer, Position] = {}
+    def __init__(self, acks: Iterable[JointAck] = ()) -> None:
+        self._positions: dict[Consumer, Position] = dict(acks)
 
     def passes(self, acks: Iterable[JointAck]) -> bool:
         """Whether one of these would be refused once this is committed."""
@@ -98,7 +80,6 @@ class JointAcks:
 
 async def commit_alone(acks: Iterable[JointAck]) -> None:
     """Make them durable, all in one commit."""
-    together = JointAcks()
-    together.take(acks)
+    together = JointAcks(acks)
     await commit_all(await together.intents((), defaultdict(Slot)))
     together.committed()

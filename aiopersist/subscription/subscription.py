@@ -1,14 +1,16 @@
 """The handle of a subscription: its steps, and what is acknowledged."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from aiopersist.errors import InvalidUsage, LeaseExpired, UpperMismatch, UsageKind, shown
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
+from aiopersist.shard.stack import Stack
 from aiopersist.state.position import Position
 from aiopersist.subscription.consumer import Consumer
+from aiopersist.subscription.joint import JointAck, JointAcks, refusal
 from aiopersist.subscription.share import Share, within_share
 from aiopersist.subscription.step import StepMark, SubscriptionStep, mark_of
 from aiopersist.write.append_many import Append, append_with
@@ -80,18 +82,20 @@ class Subscription(Resource, Generic[S]):
         where the store cannot write several shards at one moment. Costs as
         `Client.compare_and_append_many`."""
         with self._scope.call():
-            consumer, position = self._consumer, self._position(step)
-            async with consumer.turn:
-                await consumer.check_fresh(position)
+            shard, acks = self._consumer.shard, [JointAck(self._consumer, self._position(step))]
+            together = JointAcks(acks)
+            async with self._consumer.turn:
+                (intent,) = await together.intents((), {shard: self._consumer.joint})
+                if (error := refusal(acks)) is not None:
+                    raise error
                 try:
-                    await append_with(
-                        appends, consumer.shard, consumer.ack(position), consumer.intent(position)
-                    )
-                except UpperMismatch:
-                    consumer.check(await consumer.shard.open())
-                    consumer.check_not_consumed(position)
+                    await append_with(appends, shard, together.to(shard), intent)
+                except UpperMismatch as mismatch:
+                    await shard.open()
+                    if (error := refusal(acks)) is not None:
+                        raise error from mismatch
                     raise
-                consumer.committed(position)
+                together.committed()
 
     async def aclose(self) -> None:
         """Make what was acknowledged durable, and leave the position to the next opening. Idempotent; raises
@@ -147,7 +151,19 @@ class Subscription(Resource, Generic[S]):
         return f"<Subscription {self.name!r} to {self._consumer.shard.label}>"
 
 
-def taken_position(subscription: Subscription[S], step: S) -> tuple[Consumer, Position]:
-    """What acknowledges `step`, for a commit that it shares."""
-    subscription._scope.check()
-    return subscription._consumer, subscription._position(step)
+def joint_acks(acks: Iterable[Any], stack: Stack) -> tuple[JointAck, ...]:
+    """`(subscription, step)` pairs, checked: open subscriptions of this client, each once, and steps of
+    theirs."""
+    found: dict[Consumer, JointAck] = {}
+    for pair in acks:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Subscription):
+            raise TypeError(f"{shown(pair)} is no pair of a subscription and a step of it")
+        subscription, step = pair
+        subscription._scope.check()
+        consumer = subscription._consumer
+        if consumer.shard.stack is not stack:
+            raise InvalidUsage(UsageKind.INVALID_APPEND, f"{subscription!r} belongs to another client")
+        if consumer in found:
+            raise InvalidUsage(UsageKind.INVALID_APPEND, f"{subscription!r} is named twice")
+        found[consumer] = JointAck(consumer, subscription._position(step))
+    return tuple(found.values())

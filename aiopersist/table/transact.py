@@ -19,7 +19,8 @@ from aiopersist.state.model import Clock
 from aiopersist.state.once import Once, hash_of
 from aiopersist.state.writing import repeat_of
 from aiopersist.storage.readonly import refuse
-from aiopersist.subscription.joint import JointAck, commit_alone, joint_acks, refusal
+from aiopersist.subscription.joint import JointAck, commit_alone, refusal
+from aiopersist.subscription.subscription import joint_acks
 from aiopersist.table.cut import Cut
 from aiopersist.table.frozen import Attempted, FrozenTransaction, freeze
 from aiopersist.table.member import Member, PlainMember

@@ -44,7 +44,6 @@ from aiopersist.table.kind import Kind
 from aiopersist.table.lookup import LookUps, look_up
 
 RECENT_KEYS_MAX = 65_536  # remembered, for transactions that read ranges
-FEW = 512  # rows that take less time than reaching a thread
 
 
 class View:
@@ -349,9 +348,8 @@ class View:
     async def _news(self, lower: Antichain, state: State, need: Need) -> dict[str, str | None]:
         """The new vals of the keys that changed between `lower` and the upper of a state."""
         table = await self.session.updates_since(lower, state, need.reader)
-        size = 0 if table.num_rows <= FEW else inf
         stack = self.session.shard.stack
-        return await stack.compute_few(size, self._changes, table) if table.num_rows else {}
+        return await stack.compute_rows(table.num_rows, self._changes, table) if table.num_rows else {}
 
     async def _pass_over(self, state: State) -> None:
         """Begin anew behind what is too large to be read."""

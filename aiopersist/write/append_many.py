@@ -34,13 +34,13 @@ async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:
             await append_all(intents)
 
 
-async def append_with(appends: Sequence[Append], shard: Shard, ack: Ack, intent: Intent) -> None:
+async def append_with(appends: Sequence[Append], shard: Shard, acks: tuple[Ack, ...], intent: Intent) -> None:
     """Append, and acknowledge in the same commit, in `shard`: if one of the appends is to that shard, as a
     part of it; else by `intent`."""
     with _taken(appends, shard.stack) as intents:
         same = [one for one in intents if one.session.shard is shard]
         for one in same:
-            one.acks = (ack,)
+            one.acks = acks
         await append_all(intents, [] if same else [intent])
 
 
