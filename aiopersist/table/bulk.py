@@ -201,7 +201,7 @@ class Bulk:
 
     async def _commit(self, *, alone: bool) -> Done | Repeated:
         member = self.member
-        async with self.turn, asking(member.writer) as ask:
+        async with self.turn, asking() as ask:
             await stand_back([member.writer.shard.register])
             if alone:
                 await self._stage()
@@ -209,7 +209,7 @@ class Bulk:
             while True:
                 tries += 1
                 if tries > TRIES:
-                    await ask()
+                    await ask(member.writer)
                 now = await self._stack.clock.now()
                 repeat = repeat_of(member.state, now, self)
                 if repeat is not None:

@@ -6,9 +6,10 @@ has work. Therefore a client that meets others waits after each commit of its ow
 but no longer than some of its commits take. Operations that come meanwhile share the next commit, so little
 is lost. A client that is alone never waits.
 
-A large put needs longer than that: it has to look keys up in blobs. After some vain tries it *asks* to be
-next, by a claim in the state, and the other clients stand back until the claim is gone, but no longer than
-`STAND_BACK_S`. Then they release it: whoever asked may be gone, and if not, asks again.
+A large put may need longer than that, as it has to look keys up in blobs, and so may a transaction whose body
+waits. After some vain tries it *asks* to be next, by a claim in the state of the shard, and the other clients
+stand back until the claim is gone, but no longer than `STAND_BACK_S`. Then they release it: whoever asked may
+be gone, and if not, asks again.
 """
 
 import asyncio
@@ -29,6 +30,9 @@ WAIT_MAX_S = 0.1
 STAND_BACK_S = 1.0  # as long as a client's own operations wait for a transaction that runs alone
 
 
+Ask = Callable[[Session], Awaitable[None]]
+
+
 class Courtesy:
     """See the header. One per client."""
 
@@ -38,6 +42,7 @@ class Courtesy:
         """The upper of each shard of the last commit, if another client is to go first."""
         self._wait_s = 0.0
         self._meets_others = False
+        self._asking = 0
 
     def lost(self) -> None:
         """Another client came first."""
@@ -63,6 +68,29 @@ class Courtesy:
                 wait.cancel()
         self._meets_others = bool(moved)
 
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[Ask]:
+        """As the function. Once it has asked, this client stands back for nobody: two that ask would wait for
+        each other."""
+        has_asked = False
+        async with asking() as ask:
+
+            async def noted(writing: Session) -> None:
+                nonlocal has_asked
+                self._asking += not has_asked
+                has_asked = True
+                await ask(writing)
+
+            try:
+                yield noted
+            finally:
+                self._asking -= has_asked
+
+    async def stand_back(self, shards: Iterable[Register]) -> None:
+        """As the function, unless this client asks itself."""
+        if not self._asking:
+            await stand_back(shards)
+
 
 async def _moved(register: Register, upper: Antichain) -> None:
     with suppress(Exception):  # the next commit finds it, too
@@ -87,21 +115,20 @@ async def _wait_for(claim: Claim, register: Register) -> None:
 
 
 @asynccontextmanager
-async def asking(writing: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """A function that asks other clients to stand back, until the end of the context. A commit each time, if
-    that is not known to them, and one at the end."""
-    asked: set[str] = set()
-    register = writing.shard.register
+async def asking() -> AsyncIterator[Ask]:
+    """A function that asks other clients to stand back from a shard, until the end of the context. A commit
+    each time, if that is not known to them, and one at the end."""
+    asked: dict[tuple[Register, str], None] = {}
 
-    async def ask() -> None:
-        writer = (await writing.ensure_registered()).writer
+    async def ask(writing: Session) -> None:
+        register, writer = writing.shard.register, (await writing.ensure_registered()).writer
         with suppress(BatchExpired):  # the process stood still: the next time
             await commit(register, ClaimNext(writer))
-            asked.add(writer)
+            asked[register, writer] = None
 
     try:
         yield ask
     finally:
-        for writer in asked:
+        for register, writer in asked:
             with suppress(Exception):  # others release it
                 await commit(register, ReleaseClaim(writer, NEXT))

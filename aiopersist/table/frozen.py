@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from aiopersist.errors import SinceViolation, Unsupported
+from aiopersist.table.courtesy import Ask
 from aiopersist.table.cut import Cut
 from aiopersist.table.open import OpenTables
 from aiopersist.table.plan import PendingOperation
@@ -94,6 +95,11 @@ class Attempted:
         self.touched.update(tx.touched)
         self._writes |= tx.writes
         self.reads_ranges |= any(touched.ranges for touched in tx.touched.values())
+
+    async def ask(self, ask: Ask) -> None:
+        """Ask other clients to stand back from its tables."""
+        for some in self.touched.values():
+            await ask((await some.open()).member.writer)
 
 
 async def freeze(tables: OpenTables, seen: Attempted) -> int:

@@ -43,7 +43,7 @@ from aiopersist.state.once import Once
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.subscription.joint import JointAcks
 from aiopersist.table.ahead import Ahead
-from aiopersist.table.courtesy import Courtesy, stand_back
+from aiopersist.table.courtesy import Courtesy
 from aiopersist.table.member import Member
 from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
 from aiopersist.write.append import ColumnsAppend, append_all
@@ -74,7 +74,7 @@ class TableCommits:
         """Held while operations are carried out: a group, or a large put."""
         self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
         """Of commits that move subscriptions to shards which they do not write."""
-        self._courtesy = Courtesy(stack)
+        self.courtesy = Courtesy(stack)
         self._together = True
         """Whether the store writes several shards at one moment, as far as is known."""
 
@@ -137,7 +137,7 @@ class TableCommits:
 
     async def _lead(self) -> None:
         while self._waiting:
-            await self._courtesy.after_you()
+            await self.courtesy.after_you()
             async with self.turn:
                 group = list(islice(self._waiting, OPERATIONS_MAX))
                 for waiting in group:
@@ -203,7 +203,7 @@ class TableCommits:
             members = dict.fromkeys(member for waiting in group for member in waiting.shards)
             if len(members) > 1 and not self._together and len({frozenset(w.shards) for w in group}) > 1:
                 raise Unsupported("the store writes one shard at a time")
-            await stand_back(member.writer.shard.register for member in members)
+            await self.courtesy.stand_back(member.writer.shard.register for member in members)
             for member in members:
                 await member.catch_up()
             now = await self._stack.clock.now()
@@ -218,7 +218,7 @@ class TableCommits:
                 try:
                     time = await self._commit(parts, plan.acks, now)
                 except UpperMismatch:
-                    self._courtesy.lost()
+                    self.courtesy.lost()
                     looked |= written  # it follows a look at each of them
                     continue
                 except RepeatedMark:  # another client has recorded one of the ids meanwhile
@@ -254,7 +254,7 @@ class TableCommits:
         began = self._stack.runtime.monotonic()
         await append_all(appends, joined)
         took_s = self._stack.runtime.monotonic() - began
-        self._courtesy.won((planned.member.writer.shard.register for planned in parts), upper, took_s)
+        self.courtesy.won((planned.member.writer.shard.register for planned in parts), upper, took_s)
         acks.committed()
         for planned in parts:
             planned.member.committed(planned.lower, upper, planned.made.changes)

@@ -36,6 +36,7 @@ T = TypeVar("T")
 RECORDS = 64  # shards for the ids of transactions: few enough to open, many enough not to be contended
 ALONE_AFTER = 3  # conflicts in a row
 QUIET_AFTER = 6  # conflicts: then what waits is decided before it runs alone
+ASKS_AFTER = 9  # conflicts: then it asks other clients to stand back
 FROZEN_AFTER = 6  # conflicts of a transaction that only reads: then it reads frozen tables
 PAUSE_S = 0.001  # after a conflict, with jitter; doubles with each
 PAUSE_MAX_S = 0.1
@@ -127,18 +128,21 @@ class Transactions:
         runtime = self._tables.shards.stack.runtime
         keys: Any = []
         seen = Attempted()
-        for attempt in count(1):
-            try:
-                if attempt > FROZEN_AFTER and seen.may_be_frozen and not marks.are_any:
-                    return await self._read_frozen(body, seen)
-                return await self._in_turn(body, marks, seen, attempt)
-            except Conflicted as conflict:
-                keys = conflict.keys
-            except RunAgain:
-                pass
-            if attempt == max_attempts:
-                raise Conflict(keys)
-            await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
+        async with self._tables.group.courtesy.asking() as ask:
+            for attempt in count(1):
+                try:
+                    if attempt > FROZEN_AFTER and seen.may_be_frozen and not marks.are_any:
+                        return await self._read_frozen(body, seen)
+                    return await self._in_turn(body, marks, seen, attempt)
+                except Conflicted as conflict:
+                    keys = conflict.keys
+                except RunAgain:
+                    pass
+                if attempt == max_attempts:
+                    raise Conflict(keys)
+                await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
+                if attempt >= ASKS_AFTER:
+                    await seen.ask(ask)
         raise AssertionError("attempts do not end")
 
     async def _in_turn(self, body: Body[T], marks: "_Marks", seen: Attempted, attempt: int) -> T | Repeated:

@@ -12,6 +12,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.register import Register
 from aiopersist.state.compaction import ClaimNext, ReleaseClaim
 from aiopersist.state.model import NEXT
+from aiopersist.table.transact import ASKS_AFTER
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.support.processes import Place
 from tests.support.shards import Call
@@ -118,3 +119,38 @@ async def test_one_who_asked_and_is_gone_is_waited_for_once(place: Place) -> Non
         await register.refresh()
         assert register.state is not None
         assert register.state.claims == {}
+
+
+async def test_a_transaction_that_takes_long_asks_others_to_stand_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: its body takes longer than another client needs to change what it has read, each time. It comes
+    through all the same, and then the other one goes on."""
+    monkeypatch.setattr("aiopersist.table.courtesy.STAND_BACK_S", 40.0)
+    client, other = await place.client(), await place.client()
+    table, theirs = client.table("t", str, int), other.table("t", str, int)
+    changed, is_done = asyncio.Event(), False
+
+    async def change() -> None:
+        number = 0
+        while not is_done:
+            await theirs.put("k", number := number + 1)
+            changed.set()
+
+    async def slow(tx: ap.Transaction) -> None:
+        val = await tx.get(table, "k")
+        changed.clear()
+        for _ in range(2):  # the first may have been under way
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await changed.wait()
+            changed.clear()
+        tx.put(table, "seen", val or 0)
+
+    changing = asyncio.ensure_future(change())
+    await changed.wait()
+    await in_time(client.transact(slow, max_attempts=ASKS_AFTER + 20))
+    changed.clear()
+    await in_time(changed.wait())
+    is_done = True
+    await in_time(changing)
