@@ -218,7 +218,11 @@ def read_row_groups(
     large = sum(index.row_groups[number].length for number in chosen) > THREADS_FROM_BYTES
     with _reading(schema):
         file = pq.ParquetFile(ranges.file(), metadata=index.metadata, pre_buffer=False)
-        return _as_stored(file.read_row_groups(chosen, use_threads=large), schema.arrow_schema)
+        try:
+            table = file.read_row_groups(chosen, use_threads=large)
+        except pa.ArrowNotImplementedError:  # 2 GiB of text in lists or structs, which one array cannot hold
+            table = pa.concat_tables(file.read_row_group(number) for number in chosen)
+        return _as_stored(table, schema.arrow_schema)
 
 
 def iter_row_groups(
@@ -228,15 +232,16 @@ def iter_row_groups(
     schema: Schema[Any, Any, Any],
     rows_max: int,
 ) -> Iterator[pa.Table]:
-    """The rows of some row groups, in order, from bytes that cover them, in tables of at most `rows_max`.
-    Decoded in memory are a page of each column and one table. `Corruption` unless all bytes are the written
-    ones."""
+    """The rows of some row groups, in order, from bytes that cover them, in tables of at most `rows_max`
+    rows of one row group: rows may be larger there than elsewhere. Decoded in memory are a page of each
+    column and one table. `Corruption` unless all bytes are the written ones."""
     ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
     _check(index, ranges, row_groups)
     with _reading(schema):
         file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
-        for batch in file.iter_batches(batch_size=rows_max, row_groups=row_groups, use_threads=False):
-            yield _as_stored(pa.Table.from_batches([batch]), schema.arrow_schema)
+        for number in row_groups:
+            for batch in file.iter_batches(batch_size=rows_max, row_groups=[number], use_threads=False):
+                yield _as_stored(pa.Table.from_batches([batch]), schema.arrow_schema)
 
 
 def checked(index: PartIndex, offset: int, data: bytes, row_groups: Iterable[int]) -> bytes:

@@ -18,12 +18,14 @@ then twice as fast, but makes its own copy of the columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 
 from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.jsonable import to_json
 from aiopersist.data.lazy import pa, pc, pl
+from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.order import flatten, row_keys
@@ -66,10 +68,11 @@ def fewest_diffs(total: int) -> list[int]:
 
 def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.Table:
     names = [name for name in table.column_names if name != "diff"]
-    if table.num_rows <= SMALL_ROWS:
-        return _taken(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
-    if table.num_rows <= MEDIUM_ROWS and not _has_lists(table, names):
-        return _medium(table, names, final)
+    with suppress(pa.ArrowInvalid):  # 2 GiB of text in the result, which one array cannot hold
+        if table.num_rows <= SMALL_ROWS:
+            return _taken(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
+        if table.num_rows <= MEDIUM_ROWS and not _has_lists(table, names):
+            return _medium(table, names, final)
     return _large(table, names, final)
 
 
@@ -198,9 +201,20 @@ def _in_64_bits(frame: pl.DataFrame) -> pl.DataFrame:
 
 def _rebuilt(frame: pl.DataFrame, like: pa.Table, rebuilds: list[Any]) -> pa.Table:
     """The flattened columns and `diff` as a table with the columns and types of `like`. A large table is in
-    chunks, so that its consumer can release each chunk after use."""
+    chunks, so that its consumer can release each chunk after use; and none has 2 GiB of text, which one array
+    cannot hold."""
     if frame.height > SLICE_ROWS:
         return pa.concat_tables(_rebuilt(some, like, rebuilds) for some in frame.iter_slices(SLICE_ROWS))
+    try:
+        return _rebuilt_at_once(frame, like, rebuilds)
+    except Refusal:
+        if frame.height == 1:
+            raise
+    halves = frame.iter_slices(-(-frame.height // 2))
+    return pa.concat_tables(_rebuilt(some, like, rebuilds) for some in halves)
+
+
+def _rebuilt_at_once(frame: pl.DataFrame, like: pa.Table, rebuilds: list[Any]) -> pa.Table:
     flat = frame.to_arrow(compat_level=pl.CompatLevel.newest())
     leaves = iter(flat.columns)
     columns = [rebuild(leaves, flat.num_rows) for rebuild in rebuilds] + [flat.column("diff")]
