@@ -89,6 +89,22 @@ async def test_a_put_costs_a_look_up_and_a_commit(location: StoreUrls) -> None:
         assert sum(n for op, n in cost.items() if op.startswith("blob.get")) <= 2
 
 
+async def test_entries_are_read_as_they_are_asked_for(location: StoreUrls) -> None:
+    """Goal: an iteration that ends early has read a few row groups of a table of many, wherever it began."""
+    async with compacted(location), open_parted(location, read_memory_bytes=60_000) as client:
+        table = await client.table("t", str, str, resident=False)
+        before = blob_reads(client)
+        assert len(await entries(table)) == COUNT
+        all_of_it = blob_reads(client) - before
+        assert all_of_it > 20
+        for n in (0, COUNT // 2):
+            before = blob_reads(client)
+            async for found in table.items(key(2 * n)):
+                assert found == (key(2 * n), val(n))
+                break
+            assert blob_reads(client) - before < all_of_it / 2
+
+
 async def test_keys_of_a_time_are_one_scan(location: StoreUrls) -> None:
     async with compacted(location), open_parted(location) as client:
         table = await client.table("t", str, str, resident=False)

@@ -11,6 +11,7 @@ import aiopersist as ap
 from aiopersist.table.transact import FROZEN_AFTER
 from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.conftest import StoreUrls
+from tests.support.processes import Place
 from tests.support.shards import open_at
 from tests.table.kit import gated
 
@@ -339,3 +340,36 @@ async def test_a_body_that_raises_before_it_touches_a_table_raises_what_it_raise
     with pytest.raises(LookupError, match="nothing to do"):
         await two[0].transact(body, once="r")
     assert await two[1].happened("r") is None
+
+
+async def test_a_store_that_writes_one_shard_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a transaction in which several shards take part, one of them by its id or by a read, is refused,
+    and nothing of it is there; one of a single table is none of these."""
+
+    async def refuse(self: Any, entries: Any) -> bool:
+        raise ap.Unsupported("one at a time")
+
+    client = await place.client()
+    a, b = table(client, "a"), table(client, "b")
+    await a.put("k", 1)
+    await b.put("k", 1)
+    monkeypatch.setattr(type(place.clock), "compare_and_set_many", refuse)
+    before = await client.upper("a"), await client.upper("b")
+
+    async def both(tx: ap.Transaction) -> None:
+        tx.put(a, "k", 2)
+        tx.put(b, "k", 2)
+
+    async def reads(tx: ap.Transaction) -> None:
+        tx.put(a, "k", (await tx.get(b, "k") or 0) + 1)
+
+    async def alone(tx: ap.Transaction) -> None:
+        tx.put(a, "k", (await tx.get(a, "k") or 0) + 1)
+
+    for body, marks in (both, {}), (reads, {}), (alone, {"once": "r"}):
+        with pytest.raises(ap.Unsupported):
+            await client.transact(body, **marks)  # type: ignore[arg-type]
+    assert await a.get("k") == await b.get("k") == 1
+    assert (await client.upper("a"), await client.upper("b")) == before
+    await client.transact(alone)
+    assert await a.get("k") == 2
