@@ -38,9 +38,10 @@ from aiopersist.spark.rows import BOTH, Layout, Special, schema_of
 from aiopersist.spark.tasks import Retraction, StagedTask, TaskRefused, accepted
 from aiopersist.state.lifecycle import FinalizeUnused
 from aiopersist.state.writing import last_complete
+from aiopersist.table.courtesy import asking
 from aiopersist.write.batch import Batch, discard_all, rebound
 from aiopersist.write.checks import Txn, check_txn
-from aiopersist.write.handle import WriteHandle, time_of_write
+from aiopersist.write.handle import WriteHandle, session_of, time_of_write
 from aiopersist.write.open import open_writer
 from aiopersist.write.remote import register_writer
 from aiopersist.write.transmit import decode
@@ -48,6 +49,7 @@ from aiopersist.write.transmit import decode
 log = logging.getLogger("aiopersist")
 
 APPEND, OVERWRITE, UPSERT, DELETE = MODES = "append", "overwrite", "upsert", "delete"
+TRIES = 3  # of committing beside the users of a table, who are faster
 
 Writer: TypeAlias = WriteHandle[Any, Any]
 Results: TypeAlias = Sequence[StagedTask | TaskRefused]
@@ -276,27 +278,38 @@ class WriteJob:
             return await self._append_timed(writer, batches, staged)
 
     async def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
-        """Append with retractions of the contents, at the upper as of which they were made."""
-        while True:
-            async with AsyncExitStack() as ends:
-                upper, read = await self._there(writer)
-                done: Results = ()
-                if read is not None:
-                    ends.push_async_callback(to_its_end, read.aclose)
-                    # the schema as it is now: it may have got a field since the plan
-                    opening = writer_of(self._client, self._plan._replace(schema=read.schema))
-                    grant = (await ends.enter_async_context(closing(opening))).to_transmittable()
-                    jobs = [(self._location, grant, piece) for piece in await self._pieces(read, staged)]
-                    done = await on_caller(self._run, tasks.retract, jobs)
-                retractions = await _restored(writer, done)
-                ends.push_async_callback(to_its_end, discard_all, retractions)
-                accepted(done)
-                new = [] if self._spec.mode == DELETE else batches
+        """Append with retractions of the contents, at the upper as of which they were made; again if another
+        writer came first. Those of a table stand back after some vain tries."""
+        tries = 0
+        async with asking(session_of(writer)) as ask:
+            while True:
+                tries += 1
+                if tries > TRIES and self._plan.table:
+                    await ask()
                 try:
-                    return await _append_at(writer, [*new, *retractions], upper, self._spec.txn)
+                    return await self._try_to_replace(writer, batches, staged)
                 except UpperMismatch as error:
                     if error.current == Antichain():
                         raise
+
+    async def _try_to_replace(
+        self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]
+    ) -> int:
+        async with AsyncExitStack() as ends:
+            upper, read = await self._there(writer)
+            done: Results = ()
+            if read is not None:
+                ends.push_async_callback(to_its_end, read.aclose)
+                # the schema as it is now: it may have got a field since the plan
+                opening = writer_of(self._client, self._plan._replace(schema=read.schema))
+                grant = (await ends.enter_async_context(closing(opening))).to_transmittable()
+                jobs = [(self._location, grant, piece) for piece in await self._pieces(read, staged)]
+                done = await on_caller(self._run, tasks.retract, jobs)
+            retractions = await _restored(writer, done)
+            ends.push_async_callback(to_its_end, discard_all, retractions)
+            accepted(done)
+            new = [] if self._spec.mode == DELETE else batches
+            return await _append_at(writer, [*new, *retractions], upper, self._spec.txn)
 
     async def _there(self, writer: Writer) -> tuple[int, SharedRead | None]:
         """The upper, and a read of the rows to retract; `None` for none. An upsert, and a write of a table,
