@@ -11,6 +11,8 @@ A job is one coroutine of the bridge's loop; Spark's blocking work runs on the t
 | `bridge`   | one event loop per process, which owns the clients                             |
 | `tasks`    | what runs in workers                                                           |
 | `sessions` | the uses of a Spark session                                                    |
+| `plan`     | the checks of a write, a new shard, the one writer                             |
+| `replace`  | the retractions of what a write replaces                                       |
 | `write`    | from staged batches to one append                                              |
 | `client`   | the engine: DataFrames and compactions, from the driver                        |
 | `options`  | the options of `format("aiopersist")`                                          |

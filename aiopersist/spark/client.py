@@ -33,6 +33,15 @@ from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge, closing, on_caller, to_its_end
 from aiopersist.spark.columns import Columns, invalid
 from aiopersist.spark.location import SparkLocation
+from aiopersist.spark.plan import (
+    APPEND,
+    DELETE,
+    WritePlan,
+    WriteSpec,
+    plan_open_write,
+    remove_new_shard,
+    writer_of,
+)
 from aiopersist.spark.sessions import (
     arrow_schema,
     cores,
@@ -41,16 +50,7 @@ from aiopersist.spark.sessions import (
     in_thread,
     struct_type,
 )
-from aiopersist.spark.write import (
-    APPEND,
-    DELETE,
-    WriteJob,
-    WritePlan,
-    WriteSpec,
-    plan_open_write,
-    remove_new_shard,
-    writer_of,
-)
+from aiopersist.spark.write import WriteJob
 from aiopersist.storage.urls import Location
 from aiopersist.write.checks import Txn
 

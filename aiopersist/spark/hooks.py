@@ -19,18 +19,18 @@ from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.options import Options, invalid
-from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.tasks import StagedTask, TaskRefused, refusing
-from aiopersist.spark.write import (
+from aiopersist.spark.plan import (
     GrantedWrite,
-    Results,
-    WriteJob,
     WritePlan,
     WriteSpec,
     abandon,
     grant_writer,
     release_writer,
 )
+from aiopersist.spark.replace import Results
+from aiopersist.spark.sessions import arrow_schema
+from aiopersist.spark.tasks import StagedTask, TaskRefused, refusing
+from aiopersist.spark.write import WriteJob
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

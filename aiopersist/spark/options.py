@@ -14,8 +14,8 @@ from typing import Any
 from aiopersist.data.lazy import pa
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.spark.location import SparkLocation
+from aiopersist.spark.plan import APPEND, DELETE, OVERWRITE, UPSERT, WriteSpec
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.write import APPEND, DELETE, OVERWRITE, UPSERT, WriteSpec
 
 WHERE = {"path", "location", "blob", "consensus"}
 READ = WHERE | {

@@ -48,10 +48,10 @@ from aiopersist.spark.hooks import (
 )
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.options import LEASE_S, LOST, READ, STREAM_READ, STREAM_WRITE, WRITE, Options, invalid
+from aiopersist.spark.plan import GrantedWrite, plan_open_write
 from aiopersist.spark.sessions import arrow_schema, struct_type
 from aiopersist.spark.streams import StreamReader, StreamWriter
 from aiopersist.spark.tasks import TaskRefused, makes_a_table, refusing
-from aiopersist.spark.write import GrantedWrite, plan_open_write
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -58,9 +58,9 @@ from aiopersist.spark.hooks import (
     read_partition,
 )
 from aiopersist.spark.options import LEASE_S, Options, instant, invalid
+from aiopersist.spark.plan import GrantedWrite, plan_write
 from aiopersist.spark.sessions import arrow_schema
 from aiopersist.spark.tasks import TaskRefused, accepted
-from aiopersist.spark.write import GrantedWrite, plan_write
 from aiopersist.state.model import HollowBatch, State
 
 if TYPE_CHECKING:

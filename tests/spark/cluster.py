@@ -224,7 +224,7 @@ def main() -> None:
 
     import aiopersist as ap
     import aiopersist.spark.client
-    import aiopersist.spark.write
+    import aiopersist.spark.replace
     from aiopersist.spark import connect
     from tests.spark.conftest import configured
     from tests.spark.faults import faulty
@@ -254,7 +254,7 @@ def main() -> None:
     sc.write_df(frame(1), SHARD, keys=["id"])
     if job in ("write", "upsert"):
         method = "stage" if job == "write" else "retract"
-        module = aiopersist.spark.client if job == "write" else aiopersist.spark.write
+        module = aiopersist.spark.client if job == "write" else aiopersist.spark.replace
         module.tasks = tasks_with(fault, method)  # type: ignore[attr-defined]
         sc.write_df(frame(2), SHARD)
         expected += some_rows(2)

@@ -142,7 +142,7 @@ def test_a_worker_that_dies(spark: Any, place: str, name: str, tmp_path: Path, m
     with connect(spark, place, settings=SMALL) as sc:
         frame = spark.createDataFrame(rows, "key string, val long")
         sc.write_df(frame, name, keys=["key"])
-        monkeypatch.setattr("aiopersist.spark.write.tasks", dying_tasks("retract", marker))
+        monkeypatch.setattr("aiopersist.spark.replace.tasks", dying_tasks("retract", marker))
         assert sc.write_df(frame.where("val < 300").select("key"), name, mode="delete") == 1
         assert marker.exists()
     assert audit(place, name, rows[300:]) > 0

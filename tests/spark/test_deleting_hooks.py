@@ -18,6 +18,7 @@ from tests.spark.test_hooks import (
     append,
     columns,
     contents,
+    forget,
     sent,
     some,
     source,
@@ -84,7 +85,7 @@ def test_what_others_write_before_the_commit_goes_too(place: str, name: str) -> 
 def test_another_writer_between_the_look_and_the_append(
     place: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: the job looks again, and deletes what it finds then."""
+    """Goal: the job looks again, at what came since alone, and deletes that, too."""
     from aiopersist.spark import hooks
 
     append(place, name, [("a", 1), ("b", 1)], 0, 1)
@@ -92,16 +93,42 @@ def test_another_writer_between_the_look_and_the_append(
 
     def run(work: Any, jobs: Any) -> Any:
         done = real(work, jobs)
-        looks.append(len(jobs))
+        looks.append(sum(one.rows for one in done))
         if len(looks) < 3:
             append(place, name, [("a", 10 * len(looks))], len(looks), len(looks) + 1)
         return done
 
     monkeypatch.setattr(hooks, "_run_here", run)
     deletes(place, name, keys("a"))
-    assert len(looks) == 3
+    assert looks == [1, 1, 1]
     assert contents(place, name) == Counter([("b", 1)])
     assert changes(place, name, 3) == Counter({("a", 1, 3): -1, ("a", 10, 3): -1, ("a", 20, 3): -1})
+
+
+def test_history_that_is_gone_between_the_looks(
+    place: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: then the job begins again; a row that went meanwhile is not taken away twice."""
+    from aiopersist.spark import hooks
+
+    append(place, name, [("a", 1), ("a", 2), ("b", 1)], 0, 1)
+    real, looks = hooks._run_here, []
+
+    def run(work: Any, jobs: Any) -> Any:
+        done = real(work, jobs)
+        looks.append(sum(one.rows for one in done))
+        if len(looks) == 1:
+            deletes(place, name, keys("a"))
+            append(place, name, [("a", 3)], 2, 3)
+        if len(looks) == 3:  # the second is that of the deletion within the first
+            append(place, name, [("a", 4)], 3, 4)
+            forget(place, name, 3)
+        return done
+
+    monkeypatch.setattr(hooks, "_run_here", run)
+    deletes(place, name, keys("a"))
+    assert looks == [2, 2, 3, 2]
+    assert contents(place, name) == Counter([("b", 1)])
 
 
 def test_nothing_that_was_staged_is_left(place: str, name: str) -> None:
@@ -118,7 +145,8 @@ def test_a_condition(place: str, name: str) -> None:
     from aiopersist.spark.bridge import bridge
     from aiopersist.spark.hooks import _run_here
     from aiopersist.spark.location import SparkLocation
-    from aiopersist.spark.write import DELETE, WriteJob, WriteSpec, plan_open_write
+    from aiopersist.spark.plan import DELETE, WriteSpec, plan_open_write
+    from aiopersist.spark.write import WriteJob
 
     async def fill(client: ap.Client) -> None:
         async with client.writer(name, PLAIN) as writer:

@@ -114,7 +114,7 @@ def test_retractions_that_are_done_twice(
     old, marker = some_rows(600), tmp_path / "died"
     new = [(i + 300, n, x) for i, n, x in some_rows(600, seed=1)]
     small.write_df(frame(spark, old), name, keys=["id"])
-    monkeypatch.setattr("aiopersist.spark.write.tasks", dying_tasks("retract", marker))
+    monkeypatch.setattr("aiopersist.spark.replace.tasks", dying_tasks("retract", marker))
     assert small.write_df(frame(spark, new), name, mode=mode) == 1
     assert marker.exists()
     kept = old[:300] if mode == "upsert" else []

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from aiopersist.spark.plan import WriteSpec, abandon, grant_writer, plan_write, remove_new_shard
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.write import WriteSpec, abandon, grant_writer, plan_write, remove_new_shard
 from tests.spark.conftest import need_spark
 from tests.spark.plain_client import at, counted, upper
 from tests.spark.schemas import shards

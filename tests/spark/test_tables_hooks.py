@@ -98,7 +98,7 @@ async def test_jobs_and_updates_at_once(place: str) -> None:
                     updates += 1
 
         counting = [asyncio.create_task(count(KEYS[n:] + KEYS[:n])) for n in range(TASKS)]
-        async for _ in _on_a_thread(jobs(place, 2)):
+        async for _ in _on_a_thread(jobs(place, 4)):
             await asyncio.sleep(0.05)
         done.set()
         await asyncio.gather(*counting)
