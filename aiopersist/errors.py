@@ -178,9 +178,11 @@ class NotReadable(Error):
 class OpaqueMismatch(Error):
     """Another owner has taken over; stop. `actual` is `None` where the hold was released."""
 
-    def __init__(self, expected: object, actual: object, *, shard_id: str | None = None) -> None:
+    def __init__(
+        self, expected: object, actual: object, *, text: str | None = None, shard_id: str | None = None
+    ) -> None:
         found = "the hold was released" if actual is None else f"opaque is {actual}"
-        super().__init__(f"{found}, expected {expected}", shard_id=shard_id)
+        super().__init__(text or f"{found}, expected {expected}", shard_id=shard_id)
         self.expected = expected
         self.actual = actual
 

@@ -7,7 +7,7 @@ reader hangs on a shard at rest.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TypeVar
 
 from aiopersist.errors import InvalidUsage, ShardFinalized, UsageKind, shown
@@ -30,6 +30,9 @@ NEAR_S = 60.0  # longer than a statement waits for its answer
 def time_of(value: T | datetime, shard: Shard) -> T | int:
     """`value`, or the time of that instant: `INVALID_TIME` for a naive datetime, and on a logical clock."""
     if not isinstance(value, datetime):
+        if shard.state.is_wall and isinstance(value, str | float | date):
+            text = f"{shown(value)} is no time: give an aware datetime, or an int, microseconds since 1970"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text, time=value)
         return value
     if value.utcoffset() is None:
         text = f"{value!r} is naive: give an aware datetime, as datetime.now(UTC) is"

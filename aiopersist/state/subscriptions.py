@@ -168,8 +168,15 @@ def acknowledged(
 def refused(ack: Ack, found: SubscriptionRecord | None) -> Error | None:
     """Why the opening of `ack` may not move the position."""
     if found is None or found.owner != ack.owner:
-        return OpaqueMismatch(ack.owner, None if found is None else found.owner)
+        return _lost(ack.key, ack.owner, found)
     return _expired(ack.key) if found.expired else None
+
+
+def _lost(key: str, owner: str, found: SubscriptionRecord | None) -> OpaqueMismatch:
+    """The refusal of an opening that is no longer the owner."""
+    what = "was dropped" if found is None else "was taken over by another opening"
+    actual = None if found is None else found.owner
+    return OpaqueMismatch(owner, actual, text=f"subscription {key!r} {what}")
 
 
 def consumed(key: str) -> InvalidUsage:
@@ -192,7 +199,7 @@ class BeatSubscription:
         state = live(state)
         found = state.subscriptions.get(self.key)
         if found is None or found.owner != self.owner:
-            return Keep(error=OpaqueMismatch(self.owner, None if found is None else found.owner))
+            return Keep(error=_lost(self.key, self.owner, found))
         record = found.replace(heartbeat=context.now)
         return commit(state, context, subscriptions={self.key: record})
 

@@ -16,7 +16,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.resource import Resource
 from aiopersist.table.filters import any_key
-from aiopersist.table.kind import Kind
+from aiopersist.table.kind import Kind, listed
 from aiopersist.table.open import OpenTable
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Feed(Resource, Generic[K, V]):
         self._opened = opened
         self._kind = kind
         self._given = cursor, as_of, start
-        self._keys = None if keys is None else list(keys)
+        self._keys = None if keys is None else listed(keys)
         self._texts = None if self._keys is None else frozenset(kind.key_texts(self._keys))
         self._updates: UpdateFeed[K, V] | None = None
         self._closed = False

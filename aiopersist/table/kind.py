@@ -153,3 +153,10 @@ def _is_hashable(field: Field) -> bool:
     if isinstance(codec, Instances):
         return all(map(_is_hashable, codec.fields.values()))
     return not isinstance(codec, Lists | Structs)
+
+
+def listed(keys: Iterable[K]) -> list[K]:
+    """Keys that a user gives; `TypeError` for one text, whose characters would pass for keys."""
+    if isinstance(keys, str | bytes):
+        raise TypeError(f"{shown(keys)} is one key: give a list of keys")
+    return list(keys)

@@ -22,7 +22,7 @@ from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition
 from aiopersist.table.held import Whole
-from aiopersist.table.kind import Kind
+from aiopersist.table.kind import Kind, listed
 from aiopersist.table.lookup import chosen, conditions
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Insert, Put, Revise
@@ -103,7 +103,7 @@ class Table(Resource, Generic[K, V]):
         self, keys: Iterable[K], as_of: int | datetime | None = None, stale: bool = False
     ) -> dict[K, V]:
         """The vals of those of `keys` that are there, all of one moment. As `get`."""
-        wanted = list(keys)
+        wanted = listed(keys)
         texts = self._kind.key_texts(wanted) if wanted else []
         if as_of is not None:
             if stale:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Conflict
+from aiopersist.plain import call_async
 from aiopersist.resource import Opening
 from aiopersist.shard.catalog import RecordId, find, resolve_or_create
 from aiopersist.shard.shards import Shards
@@ -224,7 +225,7 @@ async def _ended(tx: Transaction, body: Body[T]) -> tuple[T, Exception | None]:
     """What the body gave, or raised."""
     result: Any = None
     try:
-        result = await body(tx)
+        result = await call_async(body, tx)
     except Exception as raised:
         return result, raised
     except BaseExceptionGroup as raised:  # of tasks of the body

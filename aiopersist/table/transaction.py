@@ -32,7 +32,7 @@ from aiopersist.table.ahead import Ahead
 from aiopersist.table.cut import Cut
 from aiopersist.table.group import LOOKS_AT_ONCE
 from aiopersist.table.held import Whole
-from aiopersist.table.kind import Kind
+from aiopersist.table.kind import Kind, listed
 from aiopersist.table.member import Member, PlainMember, TableMember
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Cells, Conflicted
@@ -176,7 +176,7 @@ class Transaction:
 
     async def get_many(self, table: Table[K, V], keys: Iterable[K]) -> dict[K, V]:
         """The vals of those of `keys` that are there."""
-        touched, wanted = self._of(table), list(keys)
+        touched, wanted = self._of(table), listed(keys)
         texts = touched.kind.key_texts(wanted) if wanted else []
         await self._read(touched, [text for text in texts if text not in touched.written])
         vals = [(key, _val(touched, text)) for key, text in zip(wanted, texts, strict=True)]

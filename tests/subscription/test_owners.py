@@ -30,7 +30,7 @@ async def test_a_take_over_wakes_the_first(client: ap.Client, location: Any) -> 
         waiting = asyncio.create_task(anext(first))
         await asyncio.sleep(0.05)
         async with two.subscription("s", name="sub") as second:
-            with pytest.raises(ap.OpaqueMismatch):
+            with pytest.raises(ap.OpaqueMismatch, match="was taken over by another opening"):
                 await in_time(waiting)
             with pytest.raises(ap.OpaqueMismatch):
                 await in_time(anext(first))
