@@ -40,11 +40,14 @@ def a_forgotten_hold(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_ack_that_transactions_leave_out(patch: pytest.MonkeyPatch) -> None:
-    async def none(*args: Any) -> list[Any]:
-        return []
+    class Forgetful(JointAcks):
+        def to(self, shard: Any) -> tuple[Any, ...]:
+            return ()
 
-    patch.setattr(JointAcks, "to", lambda self, shard: ())
-    patch.setattr(JointAcks, "intents", none)
+        async def intents(self, *args: Any) -> list[Any]:
+            return []
+
+    patch.setattr("aiopersist.table.plan.JointAcks", Forgetful)
 
 
 def an_ack_that_commits_leave_out(patch: pytest.MonkeyPatch) -> None:
