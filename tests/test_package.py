@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import files, version
 from importlib.resources import files as resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,3 +115,60 @@ async def test_who_reads_a_little_waits_for_no_import_but_pyarrow(tmp_path: Path
     command = [sys.executable, "-c", READ, str(tmp_path)]
     run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
     assert run.stdout.split("\n")[:2] == ["20", "[]"]
+
+
+TABLES = """
+import asyncio, sys, threading
+import aiopersist as ap
+
+SLOW = {"pandas", "polars", "pyarrow", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"}
+found = []
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in SLOW and threading.current_thread() is threading.main_thread():
+            found.append(name)
+
+async def work(name, val, n):
+    sys.meta_path.insert(0, Watch())
+    async with ap.open(sys.argv[1]) as client:
+        t = client.table(name, str, int if val == 1 else list[int])
+        print(await t.get("k1") == val)
+        print(sorted({"pandas", "polars"} & set(sys.modules)))
+
+        async def body(tx):
+            entries = [entry async for entry in tx.items(t)]
+            tx.put_many(t, {f"{name}{i}": val for i in range(30)})
+
+        if name == "puts":
+            await t.put("a", val)
+        await client.transact(body)
+        await t.put("a", val)
+        await t.put_many({f"k{i}": val for i in range(n)})
+        await t.delete("k2", "k3")
+        async with t.changes(keys=["a"]) as feed:
+            await anext(feed)
+        async with t.subscription("s") as sub:
+            await sub.ack(await anext(sub))
+        assert len([entry async for entry in t.items(prefix="k")]) == n - 2
+    print(found)
+
+name = sys.argv[2]
+asyncio.run(work(name, [1] if name == "lists" else 1, 50))
+"""
+
+
+@pytest.mark.parametrize("name", ["puts", "transactions", "lists"])
+async def test_tables_import_nothing_on_the_event_loop(name: str, tmp_path: Path) -> None:
+    """Goal: tasks of the application go on while modules are imported; a get of a table that has plain keys
+    and vals needs neither pandas nor polars."""
+    async with ap.open(tmp_path, maintenance=False) as client:
+        table: Any = client.table(name, str, list[int] if name == "lists" else int)
+        await table.put_many({f"k{n}": [1] if name == "lists" else 1 for n in range(20)})
+    command = [sys.executable, "-c", TABLES, str(tmp_path), name]
+    run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    there, heavy, on_the_loop, _ = run.stdout.split("\n")
+    assert there == "True"
+    assert on_the_loop == "[]"
+    if name != "lists":
+        assert heavy == "[]"

@@ -8,6 +8,7 @@ look-up costs as little as on the module itself. Modules that annotate with thes
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -28,14 +29,23 @@ class _Module:
 ARROW = ("pyarrow", "pyarrow.compute", "pyarrow.ipc")
 
 
+def are_imported(names: Iterable[str]) -> bool:
+    return all(name in sys.modules for name in names)
+
+
+def import_all(names: Iterable[str]) -> None:
+    """Import modules. Run it on a thread, before the event loop needs them."""
+    for name in names:
+        import_module(name)
+
+
 def arrow_is_imported() -> bool:
-    return all(name in sys.modules for name in ARROW)
+    return are_imported(ARROW)
 
 
 def import_arrow() -> None:
-    """Import the modules that every handle needs. Run it on a thread, before the event loop needs them."""
-    for name in ARROW:
-        import_module(name)
+    """Import the modules that every handle needs."""
+    import_all(ARROW)
 
 
 _warm = Event()
@@ -76,9 +86,11 @@ else:
     pl = _Module("polars")
 
 __all__ = [
+    "are_imported",
     "arrow_is_imported",
     "ds",
     "fs",
+    "import_all",
     "import_arrow",
     "import_polars",
     "ipc",

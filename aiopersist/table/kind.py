@@ -15,6 +15,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.nested import Instances, Lists, Structs
 from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.consolidate import has_lists
 from aiopersist.data.updates.convert import chunks_of, is_arrow, to_table
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from aiopersist.data.types.codec import Field
 
 SURELY_SMALL = 1024 * 1024  # bytes of JSON
+FEW = 16  # keys or vals that a column takes longer for
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -44,8 +46,19 @@ class Kind(Generic[K, V]):
             raise InvalidUsage(UsageKind.INVALID_TYPE, text)
         self._key_text, self._val_text = writer_of(self.schema.key), writer_of(self.schema.val)
         self._val = reader_of(self.schema.val)
+        self._is_plain = self._val is not None and reader_of(self.schema.key) is not None
+        self.has_lists = has_lists(self.schema.val.codec.arrow_type)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether most keys and vals are converted one by one, without columns."""
+        return self._is_plain
 
     # --- in --------------------------------------------------------------------------------------
+
+    def plain_key_text(self, key: Any) -> str | None:
+        """The text of one key, unless the key or the vals need columns."""
+        return self._key_text(key) if self._is_plain else None
 
     def key_text(self, key: Any) -> str:
         """The text of one key; `InvalidUpdate` for a value that is no key."""
@@ -53,6 +66,8 @@ class Kind(Generic[K, V]):
 
     def key_texts(self, keys: Sequence[Any]) -> list[str]:
         """The texts of the keys, in order."""
+        if len(keys) <= FEW and all(texts := [*map(self._key_text, keys)]):
+            return texts  # type: ignore[return-value]  # none of them is None
         return self._texts("key", self.schema.key, keys)
 
     def val_text(self, val: Any) -> str:
@@ -120,6 +135,8 @@ class Kind(Generic[K, V]):
 
     def vals(self, texts: Sequence[str]) -> list[V]:
         """The vals of these texts, the caller's own."""
+        if self._val is not None and len(texts) <= FEW:
+            return [*map(self._val, texts)]
         return self.schema.val.decode(column_from_texts(texts, self.schema.val.codec.arrow_type))
 
     def columns(self) -> tuple[tuple[str, Field], tuple[str, Field]]:

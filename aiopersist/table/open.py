@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+from aiopersist.data.lazy import are_imported, import_all, warm_up
 from aiopersist.errors import InvalidUsage, ShardFinalized, UsageKind
 from aiopersist.failures import Backoff
 from aiopersist.read.session import ReadSession
@@ -18,6 +19,9 @@ from aiopersist.table.member import TableMember
 from aiopersist.table.view import View
 from aiopersist.write.session import Session
 from aiopersist.write.staged import StagingContext
+
+PARQUET, POLARS = "pyarrow.parquet", "polars"
+FILTERS = ("pyarrow.acero",)  # imported by the first condition on a table
 
 
 class OpenTable(Resource):
@@ -117,6 +121,26 @@ class OpenTables:
         self.group = TableCommits(shards.stack)
         self._open: dict[_Key, asyncio.Task[OpenTable]] = {}
         self._users: Counter[_Key] = Counter()
+        self._warming: asyncio.Task[None] | None = None
+        self._is_ready = False
+
+    async def ready(self) -> None:
+        """Return when the event loop can make columns of values, and filter them: what is imported then, also
+        pandas, if it is installed, is imported on a thread. Calls that wait go on in their order."""
+        if not self._is_ready:
+            if self._warming is None or self._warming.done():
+                work = self.shards.stack.compute(_warm_up)
+                self._warming = self.shards.stack.supervisor.spawn(work, "import what columns need")
+            await asyncio.shield(self._warming)
+            self._is_ready = True
+
+    async def _ready_for(self, kind: Kind[Any, Any]) -> None:
+        """Import what the views of such tables need on the event loop."""
+        if not kind.is_plain:
+            await self.ready()
+        modules = [PARQUET, POLARS] if kind.has_lists else [PARQUET]
+        if not are_imported(modules):
+            await self.shards.stack.compute(import_all, modules)
 
     def acquiring(self, kind: Kind[Any, Any], resident: bool | None) -> "asyncio.Task[OpenTable]":
         """A task that acquires the table, whoever waits for it."""
@@ -126,6 +150,7 @@ class OpenTables:
     async def acquire(self, kind: Kind[Any, Any], resident: bool | None = None) -> OpenTable:
         """The open table of that name and those types, opened if it is not; `CodecMismatch` if these are not
         stored. The last caller who says so decides whether it is resident."""
+        await self._ready_for(kind)
         key = _key(kind)
         task = self._open.get(key)
         if task is not None and task.done() and (task.cancelled() or task.exception() or _is_over(task)):
@@ -165,6 +190,11 @@ class OpenTables:
             del self._users[key]
             self._open.pop(key, None)
             await table.aclose()
+
+
+def _warm_up() -> None:
+    warm_up()
+    import_all(FILTERS)
 
 
 async def opened(opening: Opening[OpenTable]) -> OpenTable:

@@ -93,7 +93,10 @@ class Table(Resource, Generic[K, V]):
         """The val of `key`, or `None`. Linearizable, by one read of the head, which all calls share that
         began before it was sent. `stale=True`: by what this process has heard, without a request. `as_of`:
         at that time, as `Snapshot` reads it."""
-        text = self._kind.key_text(key)
+        text = self._kind.plain_key_text(key)
+        if text is None:
+            await self._tables.ready()
+            text = self._kind.key_text(key)
         if as_of is not None:
             return (await self.get_many([key], as_of, stale)).get(key)
         found = (await self._vals((text,), stale)).get(text)
@@ -103,6 +106,7 @@ class Table(Resource, Generic[K, V]):
         self, keys: Iterable[K], as_of: int | datetime | None = None, stale: bool = False
     ) -> dict[K, V]:
         """The vals of those of `keys` that are there, all of one moment. As `get`."""
+        await self._tables.ready()
         wanted = listed(keys)
         texts = self._kind.key_texts(wanted) if wanted else []
         if as_of is not None:
@@ -138,7 +142,7 @@ class Table(Resource, Generic[K, V]):
         """The entries with `start <= key < stop`, in key order, of one moment (now, or `as_of`), in bounded
         memory. `prefix`: those whose keys begin with it, for keys that are str or bytes. `where`: as in
         `Snapshot.to_arrow`."""
-        chosen = condition(self.schema, start=start, stop=stop, prefix=prefix, where=where)
+        chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
             if snapshot is None:
                 return
@@ -170,7 +174,7 @@ class Table(Resource, Generic[K, V]):
     ) -> "pa.Table":
         """Such entries as columns `key` and `val`, or those asked for, in key order, one row per key;
         arguments as those of `items`."""
-        chosen = condition(self.schema, start=start, stop=stop, prefix=prefix, where=where)
+        chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
             if snapshot is None:
                 table = self.schema.contents_schema.empty_table()
@@ -228,6 +232,7 @@ class Table(Resource, Generic[K, V]):
     async def put(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that val. Returns the time at which it is in. A val that is there already writes
         nothing."""
+        await self._tables.ready()
         return (await self._do(Put(dict([self._entry(key, val)])), once)).time
 
     async def put_many(self, entries: Any, txn: Txn | None = None, once: str | None = None) -> int:
@@ -236,6 +241,7 @@ class Table(Resource, Generic[K, V]):
         than `settings.table_resident_bytes` are written to the blob store twice, and read once; they take
         their place among other operations when that is done."""
         marked = check_txn(txn), self._once(once, txn)
+        await self._tables.ready()
         table = await self._open()
         given = taken(entries)
         if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE:
@@ -249,10 +255,12 @@ class Table(Resource, Generic[K, V]):
 
     async def delete(self, *keys: K, once: str | None = None) -> int:
         """Delete the keys that are there, all at one time."""
+        await self._tables.ready()
         return (await self._do(Put(dict.fromkeys(self._kind.key_texts(keys))), once)).time
 
     async def insert(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that val; `KeyExists` if it has one."""
+        await self._tables.ready()
         return (await self._do(Insert(self._kind, *self._entry(key, val)), once)).time
 
     async def update(
@@ -260,6 +268,7 @@ class Table(Resource, Generic[K, V]):
     ) -> V | Repeated | None:
         """Replace the val of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain function
         and may run several times. Returns the new val; `Repeated` for a repeat of `once`."""
+        await self._tables.ready()
         done = await self._do(Revise(self._kind, self._kind.key_text(key), f, self._size_max), once)
         return done if isinstance(done, Repeated) else done.result
 
@@ -294,6 +303,12 @@ class Table(Resource, Generic[K, V]):
             return view.held.vals
         with table.scope.call():
             return await view.read(keys)
+
+    async def _condition(self, start: Any, stop: Any, prefix: Any, where: Any) -> Any:
+        """See `condition`."""
+        if any(given is not None for given in (start, stop, prefix, where)):
+            await self._tables.ready()
+        return condition(self.schema, start=start, stop=stop, prefix=prefix, where=where)
 
     @asynccontextmanager
     async def _snapshot(self, as_of: int | datetime | None) -> AsyncIterator[Snapshot[K, V] | None]:

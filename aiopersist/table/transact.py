@@ -108,6 +108,7 @@ class Transactions:
             refuse("a transaction")
         if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
             raise ValueError(f"max_attempts={max_attempts!r} is no positive int")
+        await self._tables.ready()
         marks = _Marks(check_txn(txn), check_once(once, txn, stack.settings), joint_acks(acks, stack))
         if marks.text is not None:
             marks.member = await self._records.member(marks.text)

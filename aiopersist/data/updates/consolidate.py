@@ -68,10 +68,11 @@ def fewest_diffs(total: int) -> list[int]:
 
 def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.Table:
     names = [name for name in table.column_names if name != "diff"]
+    any_lists = any(has_lists(table.schema.field(name).type) for name in names)
     with suppress(pa.ArrowInvalid):  # 2 GiB of text in the result, which one array cannot hold
         if table.num_rows <= SMALL_ROWS:
             return _taken(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
-        if table.num_rows <= MEDIUM_ROWS and not _has_lists(table, names):
+        if table.num_rows <= MEDIUM_ROWS and not any_lists:
             return _medium(table, names, final)
     return _large(table, names, final)
 
@@ -161,15 +162,11 @@ def _runs(order: list[int], diffs: list[int], same: list[bool]) -> Iterator[tupl
     yield first, total
 
 
-def _has_lists(table: pa.Table, names: list[str]) -> bool:
-    """Whether there are lists, which pyarrow cannot sort."""
-
-    def within(t: pa.DataType) -> bool:
-        if pa.types.is_struct(t):
-            return any(within(field.type) for field in t)
-        return bool(pa.types.is_list(t))
-
-    return any(within(table.schema.field(name).type) for name in names)
+def has_lists(t: pa.DataType) -> bool:
+    """Whether there are lists in it, which pyarrow cannot sort: more than a few rows need polars."""
+    if pa.types.is_struct(t):
+        return any(has_lists(field.type) for field in t)
+    return bool(pa.types.is_list(t))
 
 
 def _large(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | None) -> pa.Table:
