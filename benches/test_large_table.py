@@ -3,8 +3,10 @@ and of the row group that has the key."""
 
 import itertools
 import random
+from collections.abc import Iterator
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -49,6 +51,14 @@ class RangedReads:
         return None
 
 
+def entries(count: int) -> Iterator[pa.Table]:
+    """Keys in order, and vals that compress to half."""
+    for first in range(0, count, 100_000):
+        key = pl.int_range(first, min(first + 100_000, count), eager=True)
+        digits = [key.hash(seed).cast(pl.String).str.zfill(20) for seed in (1, 2)]
+        yield pl.DataFrame({"key": key, "val": "val " + digits[0] + digits[1]}).to_arrow()
+
+
 @pytest.mark.parametrize("place", ["files+sqlite", "s3+postgres"], indirect=True)
 @pytest.mark.parametrize("count", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.long)])
 def test_large_table(place: Any, run: Any, rounds: Any, enabled: bool, count: int) -> None:
@@ -62,7 +72,7 @@ def test_large_table(place: Any, run: Any, rounds: Any, enabled: bool, count: in
             blob=place.blob, consensus=place.consensus, settings=settings, maintenance=False
         )
         table = client.table("t", int, str, resident=False)
-        await table.put_many((n, f"val {dice.randbytes(20).hex()}") for n in range(count))
+        await table.put_many(entries(count))
         await client.force_compaction("t")
         state = await client._shards.at(await client.shard_id("t")).open()
         parts = [part for batch in state.batches.values() for part in batch.parts if part.key]

@@ -31,8 +31,10 @@ from aiopersist.data.part.part import (
     read_footer,
     read_index,
     read_row_groups,
+    read_rows,
 )
 from aiopersist.data.part.select import apply_where, prune
+from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.types.evolve import adapt
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
@@ -58,6 +60,9 @@ Named = tuple[HollowBatch, HollowPart]
 """A part, and the batch that names it."""
 
 GAP_BYTES = 256 * 1024  # a smaller gap between two ranges is fetched too: another request costs more
+BOUNDS_BYTES = (
+    128  # of updates, whose conversion takes as long as comparing keys with the bounds of a row group
+)
 INDEXES_BYTES = 2 * MIB  # of encoded indexes that stay parsed: few rows may be read again and again
 
 
@@ -74,8 +79,13 @@ class Selection:
     where: Any = None
     """A condition on key and val (`data/part/select.py`). Row groups that cannot match, by their statistics,
     are not fetched."""
-    rows: Any = None
-    """A condition for rows in place of `where`, which then is for statistics alone."""
+    keys: WantedKeys | None = None
+    """Some keys; perhaps rows of others come, too. As with `where`, row groups are left out."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it asks for some rows alone, by their key or val."""
+        return self.where is not None or self.keys is not None
 
     def covers(self, batch: HollowBatch) -> bool:
         """Whether the read asks for all updates of `batch`, by its description alone. Int times only."""
@@ -131,7 +141,7 @@ class Fetch:
             parts = list(group)
             if is_inline:
                 # a filter waits for Arrow's threads, which may be busy
-                size = sum(part.size for _, part in parts) if selection.where is None else inf
+                size = inf if selection.chooses else sum(part.size for _, part in parts)
                 tables.append(await self.stack.compute_few(size, self._inline, parts, selection))
             else:
                 tables += [await self._in_blob(*named, selection, reader) for named in parts]
@@ -142,7 +152,7 @@ class Fetch:
     ) -> Updates[Any, Any, Any]:
         """`table` as `Updates`. A table that another caller of this object still holds is not fetched again:
         many listens of a shard take the same step."""
-        if selection.where is not None:  # it has no hash
+        if selection.chooses:  # it has no hash
             return Updates(await self.table(named, selection, reader), self.schema)
         key = (selection, tuple(_content(batch, part) for batch, part in named))
         table = self._held.get(key)
@@ -158,7 +168,7 @@ class Fetch:
         group. One request for a part of at most `range_bytes`; else one for its index, and one per range."""
         batch, part = named
         schema = self.shard.schema(part.schema_id)
-        async with aclosing(self._row_groups(part, reader, selection.where)) as ranges:
+        async with aclosing(self._row_groups(part, reader, selection)) as ranges:
             async for index, offset, data, numbers in ranges:
                 rows_max = _slab_rows(part, index, slab_bytes)
                 tables = iter_row_groups(index, (offset, data), numbers, schema, rows_max)
@@ -193,7 +203,7 @@ class Fetch:
         if part.inline is not None:
             yield _rows_of(decode_inline(part.inline, schema, part.checksum), 0, rows)
             return
-        async with aclosing(self._row_groups(part, reader, rows=rows)) as ranges:
+        async with aclosing(self._row_groups(part, reader, Selection(), rows)) as ranges:
             async for index, offset, data, numbers in ranges:
                 for number in _holding(index, numbers, rows):
                     table = await self.stack.compute(
@@ -202,16 +212,16 @@ class Fetch:
                     yield _rows_of(table, sum(g.rows for g in index.row_groups[:number]), rows)
 
     async def _row_groups(
-        self, part: HollowPart, reader: str, where: Any = None, rows: range | None = None
+        self, part: HollowPart, reader: str, selection: Selection, rows: range | None = None
     ) -> AsyncGenerator[tuple[PartIndex, int, bytes, list[int]], None]:
         """The row groups of a part that may match, range by range: the index, the offset of the range, its
         bytes, checked, and the numbers of its row groups. A part of at most `range_bytes` is one range."""
         if part.size <= self.range_bytes:
             index, data = await self._read(part, None, part.size, reader, lambda d: (_index(d, part), d))
-            yield index, 0, data, await self._matching(index, where)
+            yield index, 0, data, await self._matching(index, selection)
             return
         index = await self.index(part, reader)
-        chosen = _holding(index, await self._matching(index, where), rows)
+        chosen = _holding(index, await self._matching(index, selection), rows)
         for numbers, (offset, length) in _ranges(index, chosen, 0, self.range_bytes):
             check = partial(checked, index, offset, row_groups=numbers)
             yield index, offset, await self._read(part, offset, length, reader, check), numbers
@@ -220,7 +230,7 @@ class Fetch:
         self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
     ) -> "pa.Table":
         schema = self.shard.schema(part.schema_id)
-        if selection.where is not None and part.size > self.range_bytes:
+        if selection.chooses and part.size > self.range_bytes:
             return await self._matches_in_blob(batch, part, selection, reader)
 
         def decode(data: bytes) -> "pa.Table":
@@ -235,12 +245,16 @@ class Fetch:
         neighbouring row groups are one range: a key may lie in both."""
         schema = self.shard.schema(part.schema_id)
         index = await self._known_index(part, reader)
-        chosen = await self._matching(index, selection.where)
+        chosen = await self._matching(index, selection)
+        by_keys = selection.keys if part.schema_id == self.schema_id else None
         tables = []
         for numbers, (offset, length) in _ranges(index, chosen, GAP_BYTES, 2 * self.range_bytes):
 
             def decode(data: bytes, offset: int = offset, numbers: list[int] = numbers) -> "pa.Table":
-                table = read_row_groups(index, [(offset, data)], numbers, schema)
+                if by_keys is None:
+                    table = read_row_groups(index, [(offset, data)], numbers, schema)
+                else:
+                    table = read_rows(index, (offset, data), numbers, schema, by_keys)
                 return self._selected(table, batch, part, selection)
 
             tables.append(await self._read(part, offset, length, reader, decode))
@@ -255,12 +269,18 @@ class Fetch:
 
         return await self._read(part, None, part.size, reader, checked_whole)
 
-    async def _matching(self, index: PartIndex, where: Any) -> list[int]:
+    async def _matching(self, index: PartIndex, selection: Selection) -> list[int]:
         """The row groups that may hold rows that match."""
-        if where is None:
-            return list(range(len(index.row_groups)))
-        kept = await self.stack.compute(prune, where, [g.stats for g in index.row_groups], self.schema)
-        return [number for number, keep in enumerate(kept) if keep]
+        groups, keys = index.row_groups, selection.keys
+        kept = list(range(len(groups)))
+        if keys is not None:
+            size = len(groups) * BOUNDS_BYTES
+            wanted = await self.stack.compute_few(size, lambda: [keys.may_be_in(g.stats) for g in groups])
+            kept = [number for number in kept if wanted[number]]
+        if selection.where is not None:
+            found = await self.stack.compute(prune, selection.where, [g.stats for g in groups], self.schema)
+            kept = [number for number in kept if found[number]]
+        return kept
 
     async def _read(
         self, part: HollowPart, offset: int | None, length: int, reader: str, decode: Callable[[bytes], T]
@@ -319,8 +339,9 @@ class Fetch:
             lower, upper = part.truncated
             table = filter_times(table, lower=lower, upper=upper)
         table = table if selection.covers(batch) else selection.apply(table)
-        where = selection.where if selection.rows is None else selection.rows
-        return table if where is None else apply_where(table, where, self.schema)
+        if selection.keys is not None and table.num_rows:
+            table = selection.keys.of(table)
+        return table if selection.where is None else apply_where(table, selection.where, self.schema)
 
 
 def _content(batch: HollowBatch, part: HollowPart) -> Hashable:

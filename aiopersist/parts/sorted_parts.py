@@ -1,6 +1,7 @@
 """Writes updates that are already sorted and consolidated as the parts of one run."""
 
 import asyncio
+from bisect import bisect_right
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,8 @@ from aiopersist.state.record import HollowPart
 
 class SortedParts:
     """`add` tables in order, then `finish`. In memory are a row group and two encoded parts: one that is
-    being written, and one that is being uploaded."""
+    being written, and one that is being uploaded. The updates of a key lie in one part, unless they fill row
+    groups: so who looks a key up reads one part."""
 
     def __init__(
         self,
@@ -53,6 +55,8 @@ class SortedParts:
         self._inline_max_bytes = inline_max_bytes
         self._buffer = Buffer(schema)
         self._part: PartWriter | None = None
+        self._part_key: Any = None
+        """The last key in it."""
         self._uploading: asyncio.Task[HollowPart] | None = None
         self._parts: list[HollowPart] = []
 
@@ -105,7 +109,7 @@ class SortedParts:
         if self._buffer.rows and not has_blobs and self._buffer.goodbytes < self._inline_max_bytes:
             return (inline_part(self._buffer.take(), self._schema_id),)
         if self._buffer.rows:
-            await self._write(self._buffer.take())
+            await self._write(self._buffer.take(), is_last=True)
         if self._part is not None:
             await self._cut()
         await self._collect()
@@ -116,13 +120,20 @@ class SortedParts:
         if (deletion := self._blobs.discard()) is not None:
             await deletion
 
-    async def _write(self, table: "pa.Table") -> None:
-        settings = self._stack.settings
-        if self._part is None:
-            self._part = PartWriter(self._schema, self._description, stats_spec(settings))
-        await self._stack.compute(self._part.write, table)
-        if self._part.size >= self._part_bytes:
+    async def _write(self, table: "pa.Table", *, is_last: bool = False) -> None:
+        """Write a row group. A part that is full ends here, behind the last row of its last key."""
+        if self._part is not None and self._part.size >= self._part_bytes:
+            rows = _rows_of(table, self._part_key)
+            if rows and (is_last or rows < table.num_rows):
+                await self._stack.compute(self._part.write, table.slice(0, rows))
+                table = table.slice(rows)
             await self._cut()
+        if not table.num_rows:
+            return
+        if self._part is None:
+            self._part = PartWriter(self._schema, self._description, stats_spec(self._stack.settings))
+        await self._stack.compute(self._part.write, table)
+        self._part_key = row_key(table, -1, ("key",))
 
     async def _cut(self) -> None:
         """End the part; its upload goes on while the next part is written."""
@@ -140,3 +151,8 @@ class SortedParts:
         if self._uploading is not None:
             self._parts.append(await asyncio.shield(self._uploading))
             self._uploading = None
+
+
+def _rows_of(table: "pa.Table", key: Any) -> int:
+    """How many of the first rows have that key, which is not beyond those of the table."""
+    return bisect_right(range(table.num_rows), key, key=lambda row: row_key(table, row, ("key",)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.select import check_where, decode_projected, project, prune, resolve_columns
+from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate, sum_columns
 from aiopersist.data.updates.updates import decode_rows
@@ -18,13 +19,13 @@ Columns = Sequence[str]
 
 @dataclass(frozen=True)
 class Query:
-    """`paths` are the paths of the chosen columns, by name; `None`: key and val as they are. `exact` replaces
-    `where` for rows, see `Selection`. `sums=False`: updates as they are, in any order."""
+    """`paths` are the paths of the chosen columns, by name; `None`: key and val as they are. `keys`: of
+    these keys alone, as in `Selection`. `sums=False`: updates as they are, in any order."""
 
     schema: Schema[Any, Any, Any]
     where: Any = None
     paths: dict[str, tuple[str, ...]] | None = None
-    exact: Any = None
+    keys: WantedKeys | None = None
     sums: bool = True
 
     @classmethod
@@ -36,6 +37,8 @@ class Query:
 
     def matching(self, parts: list[Named]) -> list[Named]:
         """The parts that may hold matching rows, by their statistics."""
+        if self.keys is not None:
+            parts = [(batch, part) for batch, part in parts if self.keys.may_be_in(part.stats)]
         if self.where is None:
             return parts
         kept = prune(self.where, [part.stats for _, part in parts], self.schema)

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from aiopersist.data.lazy import pa, pl
 from aiopersist.data.part.stats import ColumnStats
+from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.updates.assemble import at_time, concat
 from aiopersist.data.updates.slices import grow_old, slices
 from aiopersist.data.updates.updates import Updates, polars_frame
@@ -181,7 +182,8 @@ class Snapshot(PinnedRead, Generic[K, V]):
         return Query.of(self._fetch.schema, where, columns)
 
     async def _matching(self, query: Query) -> list[Named]:
-        if query.where is None or all(part.stats is None for _, part in self._parts):
+        is_all = query.where is None and query.keys is None
+        if is_all or all(part.stats is None for _, part in self._parts):
             return self._parts
         return await self._fetch.stack.compute(query.matching, self._parts)
 
@@ -205,7 +207,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     async def _read(self, query: Query) -> "pa.Table":
         self._hold.check(self._reader)
-        selection = Selection(as_of=self.as_of, where=query.where, rows=query.exact)
+        selection = Selection(as_of=self.as_of, where=query.where, keys=query.keys)
         parts = await self._matching(query)
         small = sum(part.size for _, part in parts) <= ON_THE_LOOP_BYTES
         if small and all(part.inline is not None for _, part in parts):
@@ -239,7 +241,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     async def _merged(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
-        selection = Selection(as_of=self.as_of, where=query.where, rows=query.exact)
+        selection = Selection(as_of=self.as_of, where=query.where, keys=query.keys)
         runs = plan_runs(self._parts)  # of all parts: the runs of a batch are indices of its parts
         if query.where is not None:
             kept = {id(part) for _, part in await self._matching(query)}
@@ -321,10 +323,10 @@ class RowItems(Generic[T]):
         await self._lists.aclose()
 
 
-async def contents_where(snapshot: Snapshot[Any, Any], where: Any, exact: Any) -> "pa.Table":
-    """As `to_arrow(where)`, of the rows of which `exact` is true; `where` is for statistics."""
+async def contents_of(snapshot: Snapshot[Any, Any], keys: WantedKeys) -> "pa.Table":
+    """As `to_arrow`, of these keys; perhaps others come, too."""
     with snapshot._scope.call():
-        return await snapshot._contents(Query(snapshot._fetch.schema, where, exact=exact))
+        return await snapshot._contents(Query(snapshot._fetch.schema, keys=keys))
 
 
 async def updates_of(snapshot: Snapshot[Any, Any]) -> "pa.Table":

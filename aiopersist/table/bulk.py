@@ -41,7 +41,7 @@ from aiopersist.state.once import Once
 from aiopersist.state.writing import AppendHollow, RepeatedMark, last_complete, repeat_of
 from aiopersist.table.bounds import size_of
 from aiopersist.table.courtesy import asking, stand_back
-from aiopersist.table.lookup import conditions
+from aiopersist.table.lookup import wanted_keys
 from aiopersist.table.member import TableMember
 from aiopersist.table.plan import Done, Repeated
 from aiopersist.table.replacing import Replacing, numbered
@@ -295,9 +295,9 @@ class Bulk:
     async def _among_entries(self, keys: list[str]) -> set[str]:
         """Those keys that are to be put."""
         kind = self.member.view.kind
-        where, rows = await self.compute(conditions, kind, keys)
-        parts = await self.compute(Query(kind.schema, where).matching, self._named)
-        selection = Selection(where=where, rows=rows)
+        wanted = await self.compute(wanted_keys, kind, keys)
+        parts = await self.compute(Query(kind.schema, keys=wanted).matching, self._named)
+        selection = Selection(keys=wanted)
         jobs = [partial(self._fetch.table, group, selection, "") for group in groups(parts)]
         tables = await run_bounded(self._stack.settings.fetch_max_outstanding_parts, jobs)
         return set(await self._keys_of(concat(tables, kind.schema)))

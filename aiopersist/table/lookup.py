@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from aiopersist.data.jsonable import column_from_texts
 from aiopersist.data.lazy import pa
-from aiopersist.data.part.keys import Among, among
+from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.frontier import Time
-from aiopersist.parts.fetch import Selection
+from aiopersist.parts.fetch import Named, Selection
 from aiopersist.read.query import Query
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import groups, parts_at
@@ -28,9 +29,12 @@ from aiopersist.table.kind import Kind
 AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
 
 
-def conditions(kind: Kind[Any, Any], keys: Sequence[str]) -> Among:
-    """Conditions that the entries of these keys fulfil, and perhaps others."""
-    return among(column_from_texts(keys, kind.schema.key.codec.arrow_type))
+FEW = 24  # rows that are summed faster than a thread is reached
+
+
+def wanted_keys(kind: Kind[Any, Any], texts: Sequence[str]) -> WantedKeys:
+    """The keys of these texts, as reads look for them."""
+    return WantedKeys(column_from_texts(texts, kind.schema.key.codec.arrow_type))
 
 
 def chosen(kind: Kind[Any, Any], found: pa.Table, keys: Iterable[str]) -> dict[str, str]:
@@ -52,9 +56,13 @@ async def look_up(
     stack, shard = session.shard.stack, session.shard
     release = shard.register.pin(state.seqno)
     try:
-        where, rows = await stack.compute(conditions, kind, keys)
-        selection = Selection(as_of=as_of, where=where, rows=rows)
-        parts = await stack.compute(Query(kind.schema, where).matching, parts_at(state, as_of))
+
+        def planned() -> tuple[WantedKeys, list[Named]]:
+            wanted = wanted_keys(kind, keys)
+            return wanted, Query(kind.schema, keys=wanted).matching(parts_at(state, as_of))
+
+        wanted, parts = await stack.compute(planned)
+        selection = Selection(as_of=as_of, keys=wanted)
         jobs = [partial(session.fetch.table, group, selection, reader) for group in groups(parts)]
         tables = await run_bounded(stack.settings.fetch_max_outstanding_parts, jobs)
     finally:
@@ -63,7 +71,8 @@ async def look_up(
     def found() -> dict[str, str]:
         return chosen(kind, contents(concat(tables, kind.schema), kind.schema), keys)
 
-    return await stack.compute(found)
+    few = sum(table.num_rows for table in tables) <= FEW
+    return await stack.compute_few(0 if few else inf, found)
 
 
 class LookUps:

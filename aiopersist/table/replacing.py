@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.part.keys import among
+from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.merge import rows_below
 from aiopersist.data.updates.order import row_key
@@ -67,7 +67,7 @@ class Replacing:
         """The old vals in the contents at hand."""
         if self._batch is not None:
             keys = pa.concat_arrays(self._settled.column("key").chunks)
-            found = pa.Table.from_batches([self._batch]).filter(among(keys).rows)
+            found = WantedKeys(keys).of(pa.Table.from_batches([self._batch]))
             if found.num_rows:
                 self._old.update(zip(*self._kind.texts(found), strict=True))
 

@@ -14,7 +14,7 @@ from aiopersist.data.updates.updates import polars_frame
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.read.query import Columns
-from aiopersist.read.snapshot import Snapshot, contents_where, pandas_frame
+from aiopersist.read.snapshot import Snapshot, contents_of, pandas_frame
 from aiopersist.resource import Opening, Resource
 from aiopersist.state.once import Once
 from aiopersist.subscription.open import Wanted
@@ -23,7 +23,7 @@ from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition
 from aiopersist.table.held import Whole
 from aiopersist.table.kind import Kind, listed
-from aiopersist.table.lookup import chosen, conditions
+from aiopersist.table.lookup import chosen, wanted_keys
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Insert, Put, Revise
 from aiopersist.table.plan import Done, PendingOperation, Repeated
@@ -125,7 +125,7 @@ class Table(Resource, Generic[K, V]):
             if snapshot is None or not texts:
                 return {}
             compute = self._tables.shards.stack.compute
-            found = await contents_where(snapshot, *await compute(conditions, kind, texts))
+            found = await contents_of(snapshot, await compute(wanted_keys, kind, texts))
             vals = await compute(chosen, kind, found, texts)
         decoded = kind.vals(list(vals.values())) if vals else []
         by_text = dict(zip(vals, decoded, strict=True))

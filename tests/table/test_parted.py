@@ -74,6 +74,26 @@ async def test_a_key_costs_two_requests(location: StoreUrls) -> None:
         assert blob_reads(client) - before <= 2, "statistics tell"
 
 
+async def test_the_history_of_a_key_lies_in_one_part(location: StoreUrls) -> None:
+    """Parts are cut between keys, though all their vals are kept: a get reads one part."""
+    limits = {**SMALL, "row_group_bytes": 3000, "compaction_memory_bytes": 1}
+    settings = ap.Settings(**limits)  # type: ignore[arg-type]
+    stores = {"blob": location.blob, "consensus": location.consensus}
+    async with ap.open(**stores, settings=settings, maintenance=False) as client:
+        table = client.table("t", str, str)
+        for n in range(7):
+            await table.put_many({key(k): val(n + k) for k in range(60)})
+        await client.force_compaction("t")
+    async with open_parted(location) as client:
+        table = await client.table("t", str, str, resident=False)
+        state = await client._shards.at(await client.shard_id("t")).open()
+        assert sum(len(batch.parts) for batch in state.batches.values()) > 15
+        for k in range(60):
+            before = blob_reads(client)
+            assert await table.get(key(k)) == val(6 + k)
+            assert blob_reads(client) - before == 1, k
+
+
 async def test_a_put_costs_a_look_up_and_a_commit(location: StoreUrls) -> None:
     async with compacted(location), open_parted(location, inline_writes_single_max_bytes=16_384) as client:
         table = await client.table("t", str, str, resident=False)

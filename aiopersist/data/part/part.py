@@ -28,6 +28,7 @@ from aiopersist.data.part.inline import checksum
 from aiopersist.data.part.layout import layout, writable
 from aiopersist.data.part.ranges import Ranges
 from aiopersist.data.part.stats import Record, collect, if_computable, key_lower, merge, trim
+from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import retyped
 from aiopersist.data.types.schema import Schema
@@ -223,6 +224,49 @@ def read_row_groups(
         except pa.ArrowNotImplementedError:  # 2 GiB of text in lists or structs, which one array cannot hold
             table = pa.concat_tables(file.read_row_group(number) for number in chosen)
         return _as_stored(table, schema.arrow_schema)
+
+
+def read_rows(
+    index: PartIndex,
+    fetched: tuple[int, bytes],
+    row_groups: list[int],
+    schema: Schema[Any, Any, Any],
+    wanted: WantedKeys,
+) -> pa.Table:
+    """As `read_row_groups`, the rows that have wanted keys. Keys are decoded first; the other columns only up
+    to the last row that is wanted."""
+    ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
+    _check(index, ranges, row_groups)
+    arrow = schema.arrow_schema
+    with _reading(schema):
+        file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
+        keys = _as_stored(
+            file.read_row_groups(row_groups, columns=["key"], use_threads=False),
+            pa.schema([arrow.field("key")]),
+        )
+        rows = wanted.rows(keys.column("key"))
+        if not rows:
+            return arrow.empty_table()
+        names = [name for name in arrow.names if name != "key"]
+        batches = file.iter_batches(
+            batch_size=rows.stop, row_groups=row_groups, columns=names, use_threads=False
+        )
+        others = _as_stored(_within(batches, rows), pa.schema([arrow.field(name) for name in names]))
+    columns = [keys.column("key").slice(rows.start, len(rows)), *others.columns]
+    return wanted.of(pa.table(columns, arrow))
+
+
+def _within(batches: Iterable[pa.RecordBatch], rows: range) -> pa.Table:
+    """These rows of batches that follow each other. Takes none behind them."""
+    found, first = [], 0
+    for batch in batches:
+        start, end = max(rows.start - first, 0), min(rows.stop - first, batch.num_rows)
+        if start < end:
+            found.append(batch.slice(start, end - start))
+        first += batch.num_rows
+        if first >= rows.stop:
+            break
+    return pa.Table.from_batches(found)
 
 
 def iter_row_groups(
