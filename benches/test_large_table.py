@@ -61,6 +61,7 @@ def entries(count: int) -> Iterator[pa.Table]:
 
 @pytest.mark.parametrize("place", ["files+sqlite", "s3+postgres"], indirect=True)
 @pytest.mark.parametrize("count", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(3600)
 def test_large_table(place: Any, run: Any, rounds: Any, enabled: bool, count: int) -> None:
     """Each round another key. The cache of blobs is off, so that each get fetches its row group."""
     count = count if enabled else 20_000
