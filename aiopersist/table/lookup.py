@@ -1,7 +1,8 @@
 """Keys looked up in a shard: by the statistics of parts, then by those of row groups.
 
 A key of a table that is compacted to one run costs at most two requests: for the index of a part, and for a
-row group; an index that was read lately costs none. (One whose history lies in two parts costs four.)
+row group; an index that was read lately costs none. A compaction leaves the history of a key in one part.
+Only a history that fills row groups by itself costs more.
 """
 
 from __future__ import annotations

@@ -68,11 +68,10 @@ def fewest_diffs(total: int) -> list[int]:
 
 def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.Table:
     names = [name for name in table.column_names if name != "diff"]
-    any_lists = any(has_lists(table.schema.field(name).type) for name in names)
     with suppress(pa.ArrowInvalid):  # 2 GiB of text in the result, which one array cannot hold
         if table.num_rows <= SMALL_ROWS:
             return _taken(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
-        if table.num_rows <= MEDIUM_ROWS and not any_lists:
+        if table.num_rows <= MEDIUM_ROWS and not any(map(has_lists, _types(table, names))):
             return _medium(table, names, final)
     return _large(table, names, final)
 
@@ -160,6 +159,10 @@ def _runs(order: list[int], diffs: list[int], same: list[bool]) -> Iterator[tupl
         yield first, total
         first, total = row, diff
     yield first, total
+
+
+def _types(table: pa.Table, names: Iterable[str]) -> Iterator[pa.DataType]:
+    return (table.schema.field(name).type for name in names)
 
 
 def has_lists(t: pa.DataType) -> bool:
