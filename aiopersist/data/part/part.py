@@ -238,22 +238,17 @@ def read_rows(
     ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
     _check(index, ranges, row_groups)
     arrow = schema.arrow_schema
+    of_key, of_others = pa.schema([arrow.field("key")]), arrow.remove(arrow.get_field_index("key"))
     with _reading(schema):
         file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
-        keys = _as_stored(
-            file.read_row_groups(row_groups, columns=["key"], use_threads=False),
-            pa.schema([arrow.field("key")]),
-        )
+        keys = _as_stored(file.read_row_groups(row_groups, columns=["key"], use_threads=False), of_key)
         rows = wanted.rows(keys.column("key"))
         if not rows:
             return arrow.empty_table()
-        names = [name for name in arrow.names if name != "key"]
-        batches = file.iter_batches(
-            batch_size=rows.stop, row_groups=row_groups, columns=names, use_threads=False
-        )
-        others = _as_stored(_within(batches, rows), pa.schema([arrow.field(name) for name in names]))
-    columns = [keys.column("key").slice(rows.start, len(rows)), *others.columns]
-    return wanted.of(pa.table(columns, arrow))
+        options = {"row_groups": row_groups, "columns": of_others.names, "use_threads": False}
+        batches = file.iter_batches(batch_size=rows.stop, **options)
+        others = _as_stored(_within(batches, rows), of_others)
+    return wanted.of(pa.table([keys.column("key").slice(rows.start, len(rows)), *others.columns], arrow))
 
 
 def _within(batches: Iterable[pa.RecordBatch], rows: range) -> pa.Table:
