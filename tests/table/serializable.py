@@ -108,10 +108,11 @@ class Commits:
         self.wrong.append(f"no order explains {time}: {self._versions.at.get(time)} by {there}")
 
     def _may_join(self, op: Op, time: int) -> bool:
-        """Whether real time leaves that time to it, by what is known of others."""
+        """Whether real time leaves that time to it, by what is known of others. One that changed nothing is
+        told the time of what it saw, which may be that one."""
         others = [(o, t) for o, t in self.time.items() if o is not op and o.tables & op.tables]
         return all(t <= time for o, t in others if o.ended < op.began) and all(
-            time < t for o, t in others if o.began > op.ended
+            time < t + (o not in self.visible) for o, t in others if o.began > op.ended
         )
 
     def _join(self, op: Op, time: int) -> None:

@@ -153,6 +153,15 @@ def test_right_histories_pass() -> None:
     assert check([setup(), *reversed(ops)], updates(ops)) == []
 
 
+def test_what_was_replaced_within_its_commit_is_right_beside_what_changed_nothing() -> None:
+    """Goal: who changes nothing later is told the time of what it saw, which is that of the commit."""
+    b, c = op("b", 0, 2, 10, writes={X: 1}), op("c", 3, 4, 10, writes={("t", "n"): ""})
+    replaced = op("a", 0, 2, reads={X: "x0"}, writes={X: 1}, kind="update")
+    assert check([setup(), replaced, b, c], updates([b, c])) == []
+    writer = op("d", 3, 4, 10, writes={Y: 1})
+    assert check([setup(), replaced, b, writer], updates([b, writer]))
+
+
 def test_what_failed_may_have_been_within_a_commit() -> None:
     """Goal: what an insert found may be what another of its commit put, and a third one deleted."""
     a, b = op("a", 0, 2, 10, writes={("t", "n"): 1, X: 1}), op("b", 0, 2, 10, writes={("t", "n"): ""})
