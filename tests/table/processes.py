@@ -32,6 +32,7 @@ from tests.table.worker import Orders
 ROOT = Path(__file__).parents[2]
 PROCESSES = 4
 POLL_S = 0.01
+PROGRESS_BYTES, PROGRESS_S = 500, 3.0  # of what processes write down, between two troubles; a limit
 # What libraries would start as they are imported; a process with threads is not to be forked.
 NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -172,8 +173,19 @@ class World:
         dice = random.Random(self.dice.random())
         while True:
             await asyncio.sleep(dice.uniform(0.05, 0.4))
+            await self._progress()
             await way.trouble(dice)
             self.counts["troubles"] += 1
+
+    async def _progress(self) -> None:
+        """Until calls have made some: on a slow machine troubles are as rare as answers."""
+        before, waited_s = self._written(), 0.0
+        while self._written() < before + PROGRESS_BYTES and waited_s < PROGRESS_S:
+            await asyncio.sleep(POLL_S)
+            waited_s += POLL_S
+
+    def _written(self) -> int:
+        return sum(log.stat().st_size for log in self.logs)
 
     async def _live(self, name: str, kills: int) -> None:
         """Processes, one after the other, of which so many are killed."""
