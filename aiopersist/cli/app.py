@@ -1,15 +1,18 @@
 """The commands and their options; other modules do the work."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
+from aiopersist.cli import cat as cat_
 from aiopersist.cli import maintain as maintain_
+from aiopersist.cli.location import LocationOptions
 from aiopersist.demo import history as demo_history
 from aiopersist.demo import indexed as demo_indexed
 from aiopersist.demo import spark as demo_spark
@@ -21,6 +24,7 @@ from aiopersist.errors import Error, InvalidLocation, StorageUnavailable
 CANNOT_BEGIN = 2
 CHECK_FAILED = 1
 
+Location = Annotated[str | None, typer.Option(help="A directory, or what $AIOPERSIST_LOCATION says.")]
 BlobUrl = Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")]
 ConsensusUrl = Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")]
 
@@ -64,9 +68,7 @@ def demo(
 
 @app.command()
 def maintain(
-    location: Annotated[
-        str | None, typer.Option(help="A directory, or what $AIOPERSIST_LOCATION says.")
-    ] = None,
+    location: Location = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
     once: Annotated[bool, typer.Option("--once", help="One round and a sweep, then end.")] = False,
@@ -78,7 +80,39 @@ def maintain(
     """Maintain all shards of a location: compact, collect garbage, apply retention, sweep leaked blobs."""
     _check_location(location, blob, consensus)
     pace = maintain_.Pace(every_s, sweep_every_s, once)
-    _run(maintain_.run(maintain_.LocationOptions(location, blob, consensus), pace, Console()))
+    _run(maintain_.run(LocationOptions(location, blob, consensus), pace, Console()))
+
+
+@app.command()
+def cat(
+    shard: Annotated[str, typer.Argument(help="The name of a shard, or of a table.")],
+    location: Location = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    as_of: Annotated[
+        str | None, typer.Option(help="A time, or an instant such as 2026-01-31T12:00Z; else the newest.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns instead of key, val, diff: key,val.amount")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="So many rows; a table shows 100.")] = None,
+    form: Annotated[
+        cat_.Format | None, typer.Option("--format", help="table on a terminal, else ndjson.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format ndjson.")] = False,
+) -> None:
+    """Write the contents of a shard as of a time."""
+    _check_location(location, blob, consensus)
+    if as_json and form not in (None, cat_.Format.NDJSON):
+        _stop(f"--json is --format ndjson, not {form}", CANNOT_BEGIN)
+    try:
+        time = None if as_of is None else cat_.time_of(as_of)
+    except ValueError as e:
+        _stop(f"--as-of: {e}", CANNOT_BEGIN)
+    chosen = form or (cat_.Format.NDJSON if as_json or not sys.stdout.isatty() else cat_.Format.TABLE)
+    names = None if columns is None else tuple(columns.split(","))
+    options = cat_.CatOptions(time, names, limit, chosen)
+    _run(cat_.run(LocationOptions(location, blob, consensus), shard, options, Console()))
 
 
 def _check_location(location: object, blob: str | None, consensus: str | None) -> None:
@@ -95,11 +129,13 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         _stop(e, CANNOT_BEGIN)
     except (CheckFailed, maintain_.RoundFailed, Error) as e:
         _stop(e, CHECK_FAILED)
+    except BrokenPipeError:  # whoever reads the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         _stop("interrupted", 130)
 
 
-def _stop(why: object, status: int) -> None:
+def _stop(why: object, status: int) -> NoReturn:
     line = " ".join(str(why).split()) or type(why).__name__
     sys.stderr.write(f"aiopersist: {line}\n")
     raise typer.Exit(status)

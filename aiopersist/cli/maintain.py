@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from aiopersist.cli.location import LocationOptions
 from aiopersist.client import Client
 from aiopersist.maintenance.rounds import MaintenanceRound
 from aiopersist.opening import open as open_client
@@ -18,14 +19,6 @@ from aiopersist.runtime import SYSTEM
 
 class RoundFailed(Exception):
     """The one round of `--once` could not maintain every shard."""
-
-
-class LocationOptions(NamedTuple):
-    """A location; without any of the three, the location that the environment names."""
-
-    location: str | None
-    blob: str | None
-    consensus: str | None
 
 
 class Pace(NamedTuple):
