@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import accumulate
 from math import isfinite
@@ -86,6 +87,7 @@ SLICE_ROWS = 8192  # about a millisecond
 SLICE_BYTES_MAX = (
     2**24
 )  # a column of texts has at most 2 GiB, and a text up to 40 times the bytes of its value
+CHUNK_LENGTH_MAX = 2**28  # characters of up to four bytes: an array has less than 2 GiB of them
 _ESCAPED = bytes([*range(32), *b'"\\'])  # what JSON does not write as it is
 
 # Separates the elements of a list, so that the text can be taken apart again: JSON escapes it everywhere
@@ -120,9 +122,26 @@ def _texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
     return _LEAVES(values)[1:-1].split(_SEPARATOR) if values else []
 
 
-def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array:
-    """The column again. `ValueError`, `TypeError` or `KeyError` for any other texts."""
+def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """The column again, in chunks if it is large. `ValueError`, `TypeError` or `KeyError` for any other
+    texts."""
+    if sum(map(len, texts)) <= CHUNK_LENGTH_MAX:
+        return _chunk_from_texts(texts, t)
+    return pa.chunked_array([_chunk_from_texts(some, t) for some in _chunks(texts)], t)
+
+
+def _chunk_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array:
     return _column(pydantic_core.from_json(f"[{','.join(texts)}]"), t)
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The texts in chunks of at most `CHUNK_LENGTH_MAX`, or of one longer text."""
+    ends = list(accumulate(map(len, texts), initial=0))
+    begin = 0
+    while begin < len(texts):
+        end = max(bisect_right(ends, ends[begin] + CHUNK_LENGTH_MAX) - 1, begin + 1)
+        yield texts[begin:end]
+        begin = end
 
 
 def _struct_texts(column: Any) -> list[str]:

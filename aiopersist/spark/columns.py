@@ -134,27 +134,26 @@ class Columns:
 
 def in_bounds(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.RecordBatch]:
     """The table in pieces that stay bounded when their rows are repeated; a row with a large diff is in
-    several pieces."""
-    import numpy as np  # which Spark's pandas brings
-
-    diffs = table.column("diff").to_numpy()
-    rows_max = max(min(ROWS_MAX, BYTES_MAX * table.num_rows // max(table.nbytes, 1)), 1)
-    if not len(diffs) or diffs.min() < 0 or diffs.sum(dtype=float) <= rows_max:
+    several pieces. A large row may be among many small ones: a piece is halved until its greatest diff would
+    do for all of its rows."""
+    diffs = table.column("diff")
+    least, greatest = (bound.as_py() for bound in pc.min_max(diffs).values())
+    rows, size = table.num_rows, max(table.nbytes, 1)
+    if not rows or least < 0 or (greatest * rows <= ROWS_MAX and greatest * size <= BYTES_MAX):
         yield table
-        return
-    ends = np.minimum(diffs, rows_max + 1).cumsum()
-    start = 0
-    while start < len(diffs):
-        end = int(np.searchsorted(ends, (ends[start - 1] if start else 0) + rows_max, side="right"))
-        if end > start:
-            yield table.slice(start, end - start)
-            start = end
-            continue
-        column = table.schema.get_field_index("diff")
-        for left in range(int(diffs[start]), 0, -rows_max):
-            often = pa.array([min(left, rows_max)], pa.int64())
-            yield table.slice(start, 1).set_column(column, table.schema.field(column), often)
-        start += 1
+    elif rows > 1:
+        yield from in_bounds(table.slice(0, rows // 2))
+        yield from in_bounds(table.slice(rows // 2))
+    else:
+        yield from _divided(table, greatest, max(min(ROWS_MAX, BYTES_MAX // size), 1))
+
+
+def _divided(row: Any, diff: int, diff_max: int) -> Iterator[pa.Table | pa.RecordBatch]:
+    """A single row in pieces of at most `diff_max`."""
+    column = row.schema.get_field_index("diff")
+    for left in range(diff, 0, -diff_max):
+        often = pa.array([min(left, diff_max)], pa.int64())
+        yield row.set_column(column, row.schema.field(column), often)
 
 
 def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:

@@ -11,7 +11,7 @@ A read is one statement, so it sees one snapshot. Consolidation has a connection
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import add
 from typing import Any
 
@@ -51,6 +51,8 @@ BYTES_AT_ONCE = 4 * 1024 * 1024
 
 # A client that vanished in the middle of a message is noticed, too, within half a minute.
 KEEPALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4"}
+
+COLUMNS = ("keys", "vals", "times", "diffs")  # of a slice that is read
 
 Chunk = tuple[list[Any], ...]
 """Columns of `data`."""
@@ -116,7 +118,11 @@ class PostgresStore(Store):
         rows = await self._pool.read(work)
         if not rows:
             return None
-        found = tuple(_stored(row, select) for row in rows if row["collection_id"] is not None)
+        slices: dict[int, list[asyncpg.Record]] = {}
+        for row in rows:
+            if row["collection_id"] is not None:
+                slices.setdefault(row["collection_id"], []).append(row)
+        found = tuple(_stored(slices[cid], select) for cid in sorted(slices))
         return Loaded(_fence(rows[0]), rows[0]["version"], found)
 
     async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
@@ -232,10 +238,12 @@ def _fence(row: asyncpg.Record | None) -> Fence:
     return Fence(row["epoch"], row["nonce"])
 
 
-def _stored(row: asyncpg.Record, select: Select) -> Stored:
-    rows = StoredRows()
+def _stored(slices: Sequence[asyncpg.Record], select: Select) -> Stored:
+    """The collection whose rows these slices hold."""
+    row, rows = slices[0], StoredRows()
     if select.rows and row["keys"] is not None:
-        rows = StoredRows(row["keys"], row["vals"], row["times"], row["diffs"])
+        columns = (list(chain.from_iterable(some[name] for some in slices)) for name in COLUMNS)
+        rows = StoredRows(*columns)
     return Stored(
         row["collection_id"],
         row["name"],

@@ -19,6 +19,8 @@ from aiopersist.stash.model import FORMAT, Select
 from aiopersist.stash.store import OPENER_RETENTION_S
 from aiopersist.storage.postgres.tables import Tables, advisory_lock, quoted
 
+SLICE_BYTES = 8 * 1024 * 1024  # of the rows of a collection that come as one row
+ROW_BYTES = 32  # of an update besides its texts
 KEY_PREFIX = 200  # characters, of up to four bytes; an index entry holds 2,700 bytes
 
 
@@ -160,19 +162,24 @@ _LOAD = """
     SELECT epoch, nonce, format, version, c.*{columns} FROM {fence} LEFT JOIN (
         SELECT collection_id, name, key_codec, val_codec, since, upper, revision, loose, settled
         FROM {collections} JOIN {uppers} USING (collection_id) JOIN {sinces} USING (collection_id)
-    ) c ON {which}{rows} ORDER BY c.collection_id"""
+    ) c ON {which}{rows}"""
+# An array, and a row of a result, have less than 1 GiB: so the rows of a collection come in slices.
 _ROWS = """
     LEFT JOIN LATERAL (
         SELECT array_agg(key) AS keys, array_agg(val) AS vals, array_agg(time) AS times,
             array_agg(diff) AS diffs
-        FROM {data} WHERE collection_id = c.collection_id{of_key}
+        FROM (
+            SELECT key, val, time, diff, sum(octet_length(key) + octet_length(val) + {row_bytes})
+                OVER (ROWS UNBOUNDED PRECEDING) / {slice_bytes} AS slice
+            FROM {data} WHERE collection_id = c.collection_id{of_key}
+        ) r GROUP BY slice
     ) d ON true"""
 _OF_KEY = """ AND "left"(key, {prefix}) = "left"(${position}::text, {prefix}) AND key = ${position}"""
 
 
 def load(schema: str, select: Select) -> tuple[str, list[Any]]:
-    """The statement of a selection, and its arguments. It gives a row per collection; without
-    any, one row with nulls."""
+    """The statement of a selection, and its arguments. It gives a row per collection, or one for each slice
+    of its rows, in no order; without any collection, one row with nulls."""
     arguments: list[Any] = []
     which = "true"
     if select.name is not None:
@@ -187,7 +194,8 @@ def load(schema: str, select: Select) -> tuple[str, list[Any]]:
         if select.key is not None:
             arguments.append(select.key)
             of_key = _OF_KEY.format(prefix=KEY_PREFIX, position=len(arguments))
-        rows = _ROWS.format(**_names(schema), of_key=of_key)
+        slices = {"row_bytes": ROW_BYTES, "slice_bytes": SLICE_BYTES}
+        rows = _ROWS.format(**_names(schema), **slices, of_key=of_key)
     columns = ", keys, vals, times, diffs" if select.rows else ""
     return _LOAD.format(**_names(schema), columns=columns, which=which, rows=rows), arguments
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
+from aiopersist.data import jsonable
 from aiopersist.data.jsonable import FEW, _texts_by_kernels, column_from_texts, column_texts, to_json
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import to_table
@@ -74,6 +75,16 @@ def test_texts(column: pa.Array, texts: list[str]) -> None:
     if len(column):
         assert column_texts(many.combine_chunks()) == texts * (FEW + 1)
     assert column_from_texts(texts, column.type).equals(column)
+
+
+def test_many_texts_make_a_column_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a chunk has no more text than an array may have; a longer text has a chunk of its own."""
+    monkeypatch.setattr(jsonable, "CHUNK_LENGTH_MAX", 10)
+    values = ["a" * length for length in (8, 3, 3, 20, 0, 0, 4, 5, 30)]
+    column = column_from_texts(column_texts(pa.array(values)), pa.string())
+    assert [chunk.to_pylist() for chunk in column.chunks] == [
+        *([values[0]], values[1:3], [values[3]], values[4:7], [values[7]], [values[8]])
+    ]
 
 
 def test_kernels_take_plain_columns() -> None:

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from aiopersist.data.jsonable import column_from_texts
 from aiopersist.data.part.part import decode_part, encode_part, iter_row_groups, read_index
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
@@ -74,3 +75,13 @@ def test_more_text_than_one_array_holds_is_sorted(val: str, size: int, rows: int
     table = pa.concat_tables([table.slice(start, rows) for start in reversed(range(0, len(table), rows))])
     check(sort_and_consolidate(table), size)
     check(contents(table, schema), size)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_texts_of_more_than_one_array_holds() -> None:
+    """Goal: the rows of a stash are read, and the changes of a table made, whatever their size."""
+    kind, rows = VALS["struct"][0], 2304 // 4
+    vals = column_from_texts(['{"text":"' + "x" * 2**22 + '"}'] * rows, kind)
+    ones = pa.array([1] * rows)
+    check(pa.table([pa.array(range(rows)), vals, ones, ones], ["key", "val", "time", "diff"]), 2**22)

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 import aiopersist as ap
 from aiopersist.data.updates.convert import to_table
-from aiopersist.spark.columns import Columns, repeated
+from aiopersist.spark.columns import BYTES_MAX, ROWS_MAX, Columns, in_bounds, repeated
 
 
 class Place(BaseModel):
@@ -146,6 +147,25 @@ def test_a_row_that_is_there_less_than_no_times_is_refused() -> None:
         Columns(schema).of(table)
     assert found.value.row == 1
     assert Counter(Columns(schema, expand=False).of(table).column("_diff").to_pylist()) == {1: 1, -2: 1}
+
+
+@pytest.mark.parametrize("often", [1, 40, 200, 70_000])
+@pytest.mark.parametrize("at", [0, 50, 100])
+def test_a_large_row_among_small_ones_is_repeated_in_bounds(often: int, at: int) -> None:
+    """Goal: a batch has bounded memory, and less text than one array holds, whichever row has the diff."""
+    texts, diffs = ["x"] * 101, [1] * 101
+    texts[at], diffs[at] = "x" * 2**18, often
+    diffs[60] += 100_000
+    table = pa.table({"key": range(101), "val": texts, "diff": diffs})
+    found: Counter[int] = Counter()
+    for piece in in_bounds(table):
+        counts = piece["diff"].to_pylist()
+        lengths = pc.binary_length(piece["val"]).to_pylist()
+        if sum(counts) > len(counts):
+            assert sum(n * size for n, size in zip(counts, lengths, strict=True)) <= BYTES_MAX
+            assert sum(counts) <= ROWS_MAX
+        found.update(dict(zip(piece["key"].to_pylist(), counts, strict=True)))
+    assert found == Counter(dict(enumerate(diffs)))
 
 
 def test_repeating_costs_nothing_where_each_row_is_there_once() -> None:

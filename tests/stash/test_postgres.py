@@ -151,3 +151,32 @@ async def test_another_default_isolation_changes_nothing(
             assert len(await USERS.peek_one(two)) == 10
     finally:
         await admin.execute(f"ALTER DATABASE {database} RESET default_transaction_isolation")
+
+
+async def test_a_collection_is_read_in_slices(stash: Stash) -> None:
+    """Goal: the rows are there once each, whichever slice they are in."""
+    c = await stash.collection("large", int, str)
+    batch = await c.make_batch(stash)
+    sizes = (5_000_000, 1, 20_000_000, 0, 4_000_000)
+    batch.entries = [((i, "x" * size), 0, 1) for i, size in enumerate(sizes)]
+    await stash.append([batch])
+    found = [(key, len(val), diff) for key, val, diff in await stash.peek(c)]
+    assert found == [(i, size, 1) for i, size in enumerate(sizes)]
+    assert len(await stash.peek_key_one(c, 2) or "") == 20_000_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_a_collection_with_more_text_than_one_value_of_postgres_holds(
+    stash: Stash, admin: Admin
+) -> None:
+    """Goal: the bound of each value and row, 1 GiB, is none of a collection, which grows row by row."""
+    c = await stash.collection("large", int, str)
+    await stash.seal(c, 1)
+    await admin.execute(
+        f"""INSERT INTO data SELECT {c.id}, i::text, '"' || repeat('x', {2**22}) || '"', 0, 1
+            FROM generate_series(1, 257) i"""
+    )
+    found = await stash.peek(c)
+    assert [key for key, _, _ in found] == list(range(1, 258))
+    assert {len(val) for _, val, _ in found} == {2**22}
