@@ -10,7 +10,7 @@ compares what a transaction read with what is so, so a wrong guess costs an atte
 No body may see what never could be so at one moment. Therefore
 
 - an operation whose own reads do not fit into the guess adds nothing to it;
-- the guess begins anew once a view that it rests on takes a change of another process;
+- the guess begins anew once a view that it rests on changes: by a commit of another process, or a large put;
 - it serves a transaction only if all views that it rests on show one moment with those that the transaction
   reads (`cut.py`).
 
@@ -40,7 +40,7 @@ class Ahead:
         self._planned_on: dict[TableMember, int] = {}
         self._overlays: dict[Member, Overlay] = {}
         self._rests_on: dict[TableMember, int] = {}
-        """The tables, and how many changes of others each view had taken."""
+        """The tables, and the version of each view."""
         self._new: list[PendingOperation] = []
         """They came after the others, and are not in the guess yet."""
         self._room = OPERATIONS_MAX
@@ -50,7 +50,7 @@ class Ahead:
         """A plan with these changes, of the views as they are now, is being committed; or there is none."""
         tables = [member for member in overlays if isinstance(member, TableMember)]
         self._planned = overlays if len(tables) <= TABLES_MAX else {}
-        self._planned_on = {member: member.view.foreign for member in tables if self._planned}
+        self._planned_on = {member: member.view.version for member in tables if self._planned}
         self._rests_on = dict(self._planned_on)
         self.begin_anew()
 
@@ -66,7 +66,7 @@ class Ahead:
 
     def refresh(self) -> Collection[TableMember]:
         """Bring the guess up to date, and return the tables that it rests on."""
-        if any(member.view.foreign != taken for member, taken in self._rests_on.items()):
+        if any(member.view.version != version for member, version in self._rests_on.items()):
             self.planned({})
         if self._is_stale:
             self._is_stale = False
@@ -103,7 +103,7 @@ class Ahead:
             for member, cells in zip(waiting.members, outcome.cells, strict=True):
                 self._overlays[member].written.update(cells.written)
             for member in members:
-                self._rests_on.setdefault(member, member.view.foreign)
+                self._rests_on.setdefault(member, member.view.version)
 
     def _of(self, member: Member) -> Overlay:
         if member not in self._overlays:

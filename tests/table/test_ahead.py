@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import aiopersist as ap
+from aiopersist.frontier import successor
 from aiopersist.table.member import TableMember
 from aiopersist.table.table import opened
 from aiopersist.table.transact import QUIET_AFTER
@@ -201,6 +202,29 @@ async def test_ranges_come_through_beside_writers_of_the_same_client(mem: ap.Cli
     stop.set()
     await asyncio.gather(*writers)
     assert len(attempts) <= QUIET_AFTER
+
+
+async def test_what_waits_behind_a_large_put_is_not_mixed_with_it(mem: ap.Client) -> None:
+    """Goal: a commit that takes its turn outside of a group changes what waiting operations have read: what
+    they would make of the old vals is not read together with the new ones."""
+    t, group = table(mem, "t"), mem._tables.group
+    await t.put_many({"k": 0, "l": 0})
+    at = await member(t)
+
+    async def copy(tx: ap.Transaction) -> None:
+        tx.put(t, "l", (await tx.get(t, "k") or 0) + 1)
+
+    async with group.turn:
+        waits = asyncio.create_task(mem.transact(copy))
+        while not group._waiting:
+            await asyncio.sleep(0)
+        group.ahead.refresh()
+        assert [group.ahead.val_of(at, key) for key in ('"k"', '"l"')] == ["0", "1"]
+        at.view.committed(at.upper, successor(at.upper.time), {'"k"': "100"})
+        group.ahead.refresh()
+        assert [group.ahead.val_of(at, key) for key in ('"k"', '"l"')] == ["100", "0"]
+        waits.cancel()
+        await asyncio.wait([waits])
 
 
 class Bank:
