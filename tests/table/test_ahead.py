@@ -220,7 +220,9 @@ async def test_what_waits_behind_a_large_put_is_not_mixed_with_it(mem: ap.Client
             await asyncio.sleep(0)
         group.ahead.refresh()
         assert [group.ahead.val_of(at, key) for key in ('"k"', '"l"')] == ["0", "1"]
-        at.view.committed(at.upper, successor(at.upper.time), {'"k"': "100"})
+        upper = at.upper.time
+        assert isinstance(upper, int)
+        at.view.committed(at.upper, successor(upper), {'"k"': "100"})
         group.ahead.refresh()
         assert [group.ahead.val_of(at, key) for key in ('"k"', '"l"')] == ["100", "0"]
         waits.cancel()
