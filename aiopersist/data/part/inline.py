@@ -20,10 +20,10 @@ def checksum(data: bytes | memoryview) -> str:
 
 
 def encode_inline(table: pa.Table | pa.RecordBatch) -> bytes:
-    """The rows as one record batch message."""
+    """The rows as one record batch message. `ValueError` for more text than one array holds: Arrow combines
+    it to several chunks."""
     if isinstance(table, pa.Table):
-        batches = table.combine_chunks().to_batches()
-        table = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+        (table,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
     data: bytes = table.serialize().to_pybytes()
     return data
 
