@@ -237,13 +237,13 @@ class Table(Resource, Generic[K, V]):
 
     async def put_many(self, entries: Any, txn: Txn | None = None, once: str | None = None) -> int:
         """Give keys their vals, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas data,
-        or an iterator of these. Of several vals of a key the last counts. Any number, in bounded memory: more
-        than `settings.table_resident_bytes` are written to the blob store twice, and read once; they take
-        their place among other operations when that is done."""
-        marked = check_txn(txn), self._once(once, txn)
+        or an iterator of these. Of several vals of a key the last counts. A list or a dict is taken as the
+        call begins. Any number, in bounded memory: more than `settings.table_resident_bytes` are written to
+        the blob store twice, and read once; they take their place among other operations when that is done.
+        """
+        marked, given = (check_txn(txn), self._once(once, txn)), taken(entries)
         await self._tables.ready()
         table = await self._open()
-        given = taken(entries)
         if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE:
             from aiopersist.table.put_many import put_stream  # few processes put so much
 

@@ -47,6 +47,22 @@ async def test_put_get_delete_insert_update(client: ap.Client) -> None:
     assert (await stock.view()).upper == ap.Antichain(last + 1)
 
 
+@pytest.mark.parametrize("count", [2, 30_000])
+@pytest.mark.parametrize("form", ["list", "dict", "items"])
+async def test_entries_are_taken_as_the_call_begins(client: ap.Client, form: str, count: int) -> None:
+    """Goal: what their owner does to the collection afterwards, while the table opens, changes nothing."""
+    stock = client.table("stock", int, int)
+    owned: Any = {i: i for i in range(count)}
+    given = owned.items() if form == "items" else owned
+    if form == "list":
+        owned = given = list(owned.items())
+    put = asyncio.create_task(stock.put_many(given))
+    await asyncio.sleep(0)
+    owned.clear()
+    await put
+    assert await stock.count() == count
+
+
 async def test_it_goes_on_in_another_client(location: Any) -> None:
     """What one client put, the next one has; and what it wrote is one row per key."""
     async with ap.open(blob=location.blob, consensus=location.consensus) as client:

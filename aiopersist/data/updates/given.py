@@ -40,7 +40,9 @@ GivenRows: TypeAlias = Arrow | Chunks | Iterable[Row[K, V]] | AsyncIterable[Row[
 
 
 def taken(updates: Any) -> Any:
-    """The updates that a call was given. A list, a set or a view of a dict is copied: its owner may
+    """The updates that a call was given. A list, a set, a dict or a view of one is copied: its owner may
     change it while the call awaits. Some milliseconds for a million rows."""
+    if isinstance(updates, dict):
+        return dict(updates)
     can_change = isinstance(updates, MutableSequence | Set | MappingView)
     return list(updates) if can_change and not isinstance(updates, bytearray) else updates
