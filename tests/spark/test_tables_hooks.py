@@ -49,7 +49,7 @@ async def test_users_see_what_a_job_changed(place: str) -> None:
                 return {(c.key, c.old, c.new) for c in (await anext(feed)).changes}
 
             await asyncio.to_thread(upsert, place, ("a", 1), ("b", 20))
-            assert await table.get_many("abc") == {"a": 1, "b": 20, "c": 3}
+            assert await table.get_many(["a", "b", "c"]) == {"a": 1, "b": 20, "c": 3}
             assert await step() == {("b", 2, 20)}
             await asyncio.to_thread(overwrite, place, ("a", 1), ("d", 4))
             assert await table.get_many("abcd") == {"a": 1, "d": 4}

@@ -153,7 +153,7 @@ async def test_what_is_undecided_is_of_one_moment_with_what_is_read() -> None:
     together with what that client wrote then, though the body reads another table."""
     url, seen = f"mem://{uuid.uuid4().hex}", list[tuple[int | None, int | None]]()
     async with gated(url, watch_timeout_s=50.0) as (client, gate), ap.open(url) as other:
-        for name in "abd":
+        for name in ("a", "b", "d"):
             await table(client, name).put("k", 0)
 
         async def set_unless(tx: ap.Transaction, at: ap.Client, unless: str, *names: str) -> None:
