@@ -13,7 +13,7 @@ from aiopersist.subscription.consumer import Consumer
 from aiopersist.subscription.joint import JointAck, JointAcks, refusal
 from aiopersist.subscription.share import Share, within_share
 from aiopersist.subscription.step import StepMark, SubscriptionStep, mark_of
-from aiopersist.write.append_many import Append, append_with
+from aiopersist.write.append_many import Append, append_with, taken_append
 
 S = TypeVar("S", bound=SubscriptionStep)
 
@@ -83,13 +83,13 @@ class Subscription(Resource, Generic[S]):
         `Client.compare_and_append_many`."""
         with self._scope.call():
             shard, acks = self._consumer.shard, [JointAck(self._consumer, self._position(step))]
-            together = JointAcks(acks)
+            together, given = JointAcks(acks), [taken_append(append) for append in appends]
             async with self._consumer.turn:
                 (intent,) = await together.intents((), {shard: self._consumer.joint})
                 if (error := refusal(acks)) is not None:
                     raise error
                 try:
-                    await append_with(appends, shard, together.to(shard), intent)
+                    await append_with(given, shard, together.to(shard), intent)
                 except UpperMismatch as mismatch:
                     await shard.open()
                     if (error := refusal(acks)) is not None:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import Counter
-from typing import Any
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any, TypeVar
 
 from aiopersist.data.lazy import are_imported, import_all, warm_up
 from aiopersist.errors import InvalidUsage, ShardFinalized, UsageKind
@@ -22,6 +24,8 @@ from aiopersist.write.staged import StagingContext
 
 PARQUET, POLARS = "pyarrow.parquet", "polars"
 FILTERS = ("pyarrow.acero",)  # imported by the first condition on a table
+
+T = TypeVar("T")
 
 
 class OpenTable(Resource):
@@ -133,6 +137,16 @@ class OpenTables:
                 self._warming = self.shards.stack.supervisor.spawn(work, "import what columns need")
             await asyncio.shield(self._warming)
             self._is_ready = True
+
+    async def taken(self, *given: T) -> tuple[T, ...]:
+        """Keys and vals as they are at the call, when it is `ready`: their owner may change them later."""
+        if self._is_ready:
+            return given
+        copies = given
+        with suppress(Exception):  # what cannot be copied cannot be stored: its conversion says why
+            copies = deepcopy(given)
+        await self.ready()
+        return copies
 
     async def _ready_for(self, kind: Kind[Any, Any]) -> None:
         """Import what the views of such tables need on the event loop."""

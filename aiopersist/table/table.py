@@ -106,8 +106,7 @@ class Table(Resource, Generic[K, V]):
         self, keys: Iterable[K], as_of: int | datetime | None = None, stale: bool = False
     ) -> dict[K, V]:
         """The vals of those of `keys` that are there, all of one moment. As `get`."""
-        await self._tables.ready()
-        wanted = listed(keys)
+        wanted = await self._tables.taken(*listed(keys))
         texts = self._kind.key_texts(wanted) if wanted else []
         if as_of is not None:
             if stale:
@@ -232,8 +231,8 @@ class Table(Resource, Generic[K, V]):
     async def put(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that val. Returns the time at which it is in. A val that is there already writes
         nothing."""
-        await self._tables.ready()
-        return (await self._do(Put(dict([self._entry(key, val)])), once)).time
+        entry: Any = await self._tables.taken(key, val)
+        return (await self._do(Put(dict([self._entry(*entry)])), once)).time
 
     async def put_many(self, entries: Any, txn: Txn | None = None, once: str | None = None) -> int:
         """Give keys their vals, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas data,
@@ -255,21 +254,21 @@ class Table(Resource, Generic[K, V]):
 
     async def delete(self, *keys: K, once: str | None = None) -> int:
         """Delete the keys that are there, all at one time."""
-        await self._tables.ready()
-        return (await self._do(Put(dict.fromkeys(self._kind.key_texts(keys))), once)).time
+        wanted = await self._tables.taken(*keys)
+        return (await self._do(Put(dict.fromkeys(self._kind.key_texts(wanted))), once)).time
 
     async def insert(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that val; `KeyExists` if it has one."""
-        await self._tables.ready()
-        return (await self._do(Insert(self._kind, *self._entry(key, val)), once)).time
+        entry: Any = await self._tables.taken(key, val)
+        return (await self._do(Insert(self._kind, *self._entry(*entry)), once)).time
 
     async def update(
         self, key: K, f: Callable[[V | None], V | None], once: str | None = None
     ) -> V | Repeated | None:
         """Replace the val of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain function
         and may run several times. Returns the new val; `Repeated` for a repeat of `once`."""
-        await self._tables.ready()
-        done = await self._do(Revise(self._kind, self._kind.key_text(key), f, self._size_max), once)
+        (taken_key,) = await self._tables.taken(key)
+        done = await self._do(Revise(self._kind, self._kind.key_text(taken_key), f, self._size_max), once)
         return done if isinstance(done, Repeated) else done.result
 
     # --- inside ----------------------------------------------------------------------------------

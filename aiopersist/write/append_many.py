@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+from aiopersist.data.updates.given import taken
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.commit import Intent
@@ -25,6 +26,12 @@ class Append(NamedTuple):
     """One `Batch`, a sequence of batches, or updates as `compare_and_append` takes them."""
     expected_upper: Antichain | Time
     new_upper: Antichain | Time
+
+
+def taken_append(append: Append) -> Append:
+    """The append, with its updates as they are now: their owner may change them while others go first."""
+    append = Append(*append)
+    return append._replace(updates=taken(append.updates))
 
 
 async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:

@@ -45,6 +45,20 @@ async def test_into_another_shard(client: ap.Client) -> None:
         assert await rows(sub, 1) == [("c", 3)]
 
 
+async def test_updates_are_taken_as_the_call_begins(client: ap.Client) -> None:
+    """Goal: it waits for another acknowledgement; meanwhile their owner empties the list."""
+    await write(client, ("a", 1))
+    async with client.writer("out", SCHEMA) as out, client.subscription("s", SCHEMA, name="sub") as sub:
+        step = await in_time(anext(sub))
+        append = doubled(step, out)
+        async with sub._consumer.turn:
+            committing = asyncio.create_task(sub.commit(step, [append]))
+            await asyncio.sleep(0)
+            append.updates.clear()
+        await committing
+    assert await output(client) == [("a", 2, 1)]
+
+
 async def test_into_the_same_shard(client: ap.Client) -> None:
     """One version of it has both, and others take part as well."""
     await write(client, ("a", 1))

@@ -1,8 +1,9 @@
 """A location with clients that are each like a process of its own, and a clock that tests move."""
 
+import uuid
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiopersist as ap
@@ -26,7 +27,7 @@ class Place:
 
     stack: AsyncExitStack
     settings: Mapping[str, Any]
-    urls: StoreUrls
+    urls: StoreUrls = field(default_factory=lambda: _in_memory())
 
     def __post_init__(self) -> None:
         self.blob = ap.open_blob(self.urls.blob)
@@ -51,3 +52,8 @@ class Place:
     async def parts(self) -> set[str]:
         """The blobs of parts that are there."""
         return {key async for key, _ in self.blob.list("") if key.endswith(".parquet")}
+
+
+def _in_memory() -> StoreUrls:
+    url = f"mem://{uuid.uuid4().hex}"
+    return StoreUrls(url, url)

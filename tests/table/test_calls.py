@@ -63,6 +63,19 @@ async def test_entries_are_taken_as_the_call_begins(client: ap.Client, form: str
     assert await stock.count() == count
 
 
+async def test_vals_are_taken_as_the_call_begins(client: ap.Client) -> None:
+    """Goal: what their owner makes of a val afterwards, while the table opens, changes nothing."""
+    stock = client.table("stock", str, Item)
+    for call in (stock.put, stock.insert):
+        item = Item(count=1)
+        done = asyncio.create_task(call(call.__name__, item))
+        await asyncio.sleep(0)
+        item.count = 2
+        await done
+        client._tables._is_ready, client._tables._warming = False, None  # as in a process that begins
+    assert [val.count async for _, val in stock.items()] == [1, 1]
+
+
 async def test_it_goes_on_in_another_client(location: Any) -> None:
     """What one client put, the next one has; and what it wrote is one row per key."""
     async with ap.open(blob=location.blob, consensus=location.consensus) as client:
