@@ -104,15 +104,15 @@ class TableCommits:
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         """Within it the operations of others of this client do not go before that of the caller; for
-        `ALONE_S` at most, as it may wait for them. What waits already goes first."""
-        async with self._alone:
+        `ALONE_S` at most, as it may wait for them, also for one that is to run alone next. What waits already
+        goes first."""
+        await self._alone.acquire()
+        with ExitStack() as turn:
+            turn.callback(self._let_go)
             self._free.clear()
-            limit = asyncio.get_running_loop().call_later(ALONE_S, self._let_go)
-            try:
-                yield
-            finally:
-                limit.cancel()
-                self._let_go()
+            limit = asyncio.get_running_loop().call_later(ALONE_S, turn.close)
+            turn.callback(limit.cancel)
+            yield
 
     async def quiet(self) -> None:
         """Within `alone`: wait until what waited before is decided, for `ALONE_S` at most."""
@@ -128,6 +128,7 @@ class TableCommits:
         for waiting in held:
             self._queue(waiting)
         self._free.set()
+        self._alone.release()
 
     def _queue(self, waiting: PendingOperation) -> None:
         self._waiting[waiting] = None
