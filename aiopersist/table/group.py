@@ -160,6 +160,7 @@ class TableCommits:
             InvalidUsage,
             ShardFinalized,
             Unsupported,
+            UpperMismatch,  # one that is closed
         ) as error:  # of one of them: the others go on
             await self._apart(group, error)
         except BaseException as error:
@@ -214,7 +215,7 @@ class TableCommits:
                 self._plans(group, plan)
             if parts := plan.parts:
                 for planned in parts:
-                    planned.member.check_schema()
+                    planned.check()
                 written = {planned.member for planned in parts}
                 try:
                     time = await self._commit(parts, plan.acks, now)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiopersist.errors import UpperMismatch
 from aiopersist.frontier import Antichain
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.writing import repeat_of
@@ -107,6 +108,13 @@ class Planned:
         """Whether the commit has a version of this shard."""
         made = self.made
         return bool(self.joins or made.changes or self.hashes or self.transactions or made.rows)
+
+    def check(self) -> None:
+        """Raise if the shard takes no such commit: it is closed, or has another schema by now."""
+        if not self.lower.elements:
+            shard_id = self.member.writer.shard.id
+            raise UpperMismatch(Antichain(0), self.lower, shard_id=shard_id)  # any int was expected
+        self.member.check_schema()
 
     def knows(self, waiting: PendingOperation) -> bool:
         """Whether the group has an operation of the same id, or of that application with no lesser number."""

@@ -138,8 +138,8 @@ class Transactions:
                     return await self._in_turn(body, marks, seen, attempt)
                 except Conflicted as conflict:
                     keys = conflict.keys
-                except RunAgain:
-                    pass
+                except RunAgain as again:
+                    keys = again.keys or keys
                 if attempt == max_attempts:
                     raise Conflict(keys)
                 await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
@@ -230,9 +230,9 @@ async def _ended(tx: Transaction, body: Body[T]) -> tuple[T, Exception | None]:
     except Exception as raised:
         return result, raised
     except BaseExceptionGroup as raised:  # of tasks of the body
-        if raised.subgroup(RunAgain) is None:
+        if (again := RunAgain.within(raised)) is None:
             raise
-        raise RunAgain from raised
+        raise RunAgain(again.keys) from raised
     finally:
         tx.ended = True
     return result, None

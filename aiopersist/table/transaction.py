@@ -47,7 +47,21 @@ ENTRY_BYTES = 64  # of an entry that is filtered and sorted, about
 
 
 class RunAgain(BaseException):
-    """Ends a body that has read what is no longer so. No `Exception`, so that the body does not catch it."""
+    """Ends a body that has read what is no longer so: `keys`, as those of `Conflict`. No `Exception`, so that
+    the body does not catch it."""
+
+    def __init__(self, keys: Sequence[tuple[str, Any]] = ()) -> None:
+        super().__init__("what the transaction read has changed")
+        self.keys = keys
+
+    @classmethod
+    def within(cls, group: BaseExceptionGroup[Any]) -> RunAgain | None:
+        """The first of those that tasks of a body have raised."""
+        for error in group.exceptions:
+            found = cls.within(error) if isinstance(error, BaseExceptionGroup) else error
+            if isinstance(found, cls):
+                return found
+        return None
 
 
 @dataclass(eq=False)
@@ -129,8 +143,8 @@ class Touched:
             return
         now = self.table.view.version, self.ahead.version if self.ahead else -1
         if self.checked != now:
-            if self.conflicts(self.val_of):
-                raise RunAgain
+            if conflicts := self.conflicts(self.val_of):
+                raise RunAgain([(self.kind.name, key) for key in conflicts])
             self.version, self.checked = now[0], now
 
     def close(self) -> None:
@@ -210,7 +224,7 @@ class Transaction:
                 yield entry
             return
         own, upper = dict(touched.written), view.upper  # no await since the ranges were noted
-        async with _snapshot_before(upper, view.session) as snapshot:
+        async with _snapshot_before(upper, view.session, (touched.kind.name, wanted)) as snapshot:
             async for some in streamed(stack, touched.kind, snapshot, own, wanted):
                 for entry in some:
                     yield entry
@@ -233,7 +247,8 @@ class Transaction:
         touched.written.update(dict.fromkeys(touched.kind.key_texts(keys)))
 
     def append(self, writer: WriteHandle[Any, Any], rows: Any, diff: int = 1) -> None:
-        """Append `(key, val)` or `(key, val, diff)` rows to a plain shard with a wall clock."""
+        """Append `(key, val)` or `(key, val, diff)` rows to a plain shard with a wall clock. The transaction
+        raises `UpperMismatch` if the shard is closed."""
         self._check()
         session = session_of(self._checked(writer))
         schema = session.schema
@@ -357,7 +372,7 @@ def _val(touched: Touched, key: str) -> str | None:
 
 @asynccontextmanager
 async def _snapshot_before(
-    upper: Antichain, session: ReadSession[Any, Any]
+    upper: Antichain, session: ReadSession[Any, Any], read: tuple[str, ReadRange]
 ) -> AsyncIterator[Snapshot[Any, Any] | None]:
     """The contents before `upper`, which a view shows; `RunAgain` if they are gone already."""
     if upper == minimum(None):
@@ -366,6 +381,6 @@ async def _snapshot_before(
     try:
         snapshot = await session.snapshot(last_before(upper), wait=False)
     except SinceViolation as error:
-        raise RunAgain from error
+        raise RunAgain([read]) from error
     async with snapshot:
         yield snapshot

@@ -239,30 +239,6 @@ async def test_a_body_that_waits_for_its_own_client_does_not_hang(mem: ap.Client
     assert await mem.transact(body) == 6
 
 
-async def test_one_that_runs_alone_may_wait_for_another_that_must_run_alone(
-    two: tuple[ap.Client, ap.Client],
-) -> None:
-    """Goal: the inner one of two transactions is not kept from its turn by the outer one, which waits for
-    it; nor are those that come later."""
-    one, other = two
-    runs = {"inner": 0, "outer": 0}
-
-    async def transfer(tx: ap.Transaction, name: str) -> None:
-        runs[name] += 1
-        await tx.get(table(one, name), "k")
-        if runs[name] <= 4:
-            await table(other, name).put("k", runs[name])
-        elif name == "outer":
-            await one.transact(lambda tx: transfer(tx, "inner"))
-        tx.put(table(one, name), "done", runs[name])
-
-    async with asyncio.timeout(30):
-        await one.transact(lambda tx: transfer(tx, "outer"))
-        await table(one, "inner").put("later", 1)
-        await one.transact(lambda tx: transfer(tx, "inner"))
-    assert runs == {"outer": 5, "inner": 6}
-
-
 async def test_a_body_sees_no_half_of_another_transaction() -> None:
     """Goal: in each run, also in one that runs again, reads of several tables are of one moment: though the
     view of the one has heard of a transaction, and the other view has not."""

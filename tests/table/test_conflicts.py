@@ -1,0 +1,89 @@
+"""Transactions that meet others: what a conflict says, whose turn it is, and what fails with whom."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import aiopersist as ap
+from tests.conftest import StoreUrls
+from tests.support.shards import open_at
+
+JOURNAL: ap.Schema[str, int, int] = ap.Schema(str, int)
+
+
+@pytest.fixture
+async def two(location: StoreUrls) -> AsyncIterator[tuple[ap.Client, ap.Client]]:
+    """Two clients of one location."""
+    async with open_at(location) as one, open_at(location) as other:
+        yield one, other
+
+
+def table(client: ap.Client, name: str = "t") -> ap.Table[str, int]:
+    return client.table(name, key=str, val=int)
+
+
+@pytest.mark.parametrize("in_a_task", [False, True])
+async def test_a_conflict_that_a_read_finds_names_what_changed(
+    two: tuple[ap.Client, ap.Client], in_a_task: bool
+) -> None:
+    """Goal: the body ends before the commit, and the error says why all the same."""
+    one, other = two
+    mine, theirs, unread = table(one), table(other), table(one, "u")
+
+    async def body(tx: ap.Transaction) -> None:
+        before = await tx.get(mine, "k") or 0
+        await theirs.put("k", before + 1)
+        if not in_a_task:
+            await tx.get(unread, "k")
+        reading = tx.get(unread, "k")
+        async with asyncio.TaskGroup() as group:
+            found = group.create_task(reading)
+        pytest.fail(f"reads of two moments: {found}")
+
+    with pytest.raises(ap.Conflict) as conflict:
+        await one.transact(body, max_attempts=1)
+    assert conflict.value.keys == [("t", "k")]
+
+
+async def test_an_append_to_a_closed_shard_fails_alone(two: tuple[ap.Client, ap.Client]) -> None:
+    """Goal: as `write`, and operations of its group go on."""
+    one, _ = two
+    t = table(one)
+    async with one.writer("journal", JOURNAL, clock="wall") as journal:
+        await journal.compare_and_append([], 0, ap.Antichain())
+
+        async def body(tx: ap.Transaction) -> None:
+            tx.put(t, "k", 1)
+            tx.append(journal, [("moved", 1)])
+
+        async with asyncio.timeout(30):
+            done = await asyncio.gather(
+                t.put("a", 1), one.transact(body), t.put("b", 2), return_exceptions=True
+            )
+    assert [type(answer) for answer in done] == [int, ap.UpperMismatch, int]
+    assert await t.get_many(["a", "b", "k"]) == {"a": 1, "b": 2}
+
+
+async def test_one_that_runs_alone_may_wait_for_another_that_must_run_alone(
+    two: tuple[ap.Client, ap.Client],
+) -> None:
+    """Goal: the inner one of two transactions is not kept from its turn by the outer one, which waits for
+    it; nor are those that come later."""
+    one, other = two
+    runs = {"inner": 0, "outer": 0}
+
+    async def transfer(tx: ap.Transaction, name: str) -> None:
+        runs[name] += 1
+        await tx.get(table(one, name), "k")
+        if runs[name] <= 4:
+            await table(other, name).put("k", runs[name])
+        elif name == "outer":
+            await one.transact(lambda tx: transfer(tx, "inner"))
+        tx.put(table(one, name), "done", runs[name])
+
+    async with asyncio.timeout(30):
+        await one.transact(lambda tx: transfer(tx, "outer"))
+        await table(one, "inner").put("later", 1)
+        await one.transact(lambda tx: transfer(tx, "inner"))
+    assert runs == {"outer": 5, "inner": 6}
