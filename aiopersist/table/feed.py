@@ -5,6 +5,7 @@ contents they are paired by key and time: a table has at most one val per key, s
 most one retraction and one insertion.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -77,6 +78,7 @@ class Feed(Resource, Generic[K, V]):
         self._texts = None if self._keys is None else frozenset(kind.key_texts(self._keys))
         self._updates: UpdateFeed[K, V] | None = None
         self._closed = False
+        self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._open()
@@ -98,8 +100,7 @@ class Feed(Resource, Generic[K, V]):
     async def aclose(self) -> None:
         """Stop; idempotent."""
         self._closed = True
-        if self._updates is not None:
-            await self._updates.aclose()
+        await self._updates_closed()
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -108,20 +109,32 @@ class Feed(Resource, Generic[K, V]):
         return FeedStep(changes, step.upper, step.cursor, step.contents)
 
     async def _open(self) -> UpdateFeed[K, V]:
+        """The updates, opened if they are not. One opening serves all calls that wait; if the feed is closed
+        meanwhile, nothing stays open."""
+        async with self._opening:
+            if self._updates is None and not self._closed:
+                self._updates = await self._begun()
         if self._closed:
+            await self._updates_closed()
             raise InvalidUsage(UsageKind.CLOSED, "the feed is closed")
-        if self._updates is None:
-            where = None if self._keys is None else any_key(self._kind.schema, self._keys)
-            updates: UpdateFeed[K, V] = UpdateFeed((await self._opened()).reading, where)
-            cursor, as_of, start = self._given
-            if cursor is not None:
-                await updates.open_cursor(cursor)
-            elif start is not None:
-                await updates.open_now()
-            else:
-                await updates.open_contents(as_of)
-            self._updates = updates
+        assert self._updates is not None
         return self._updates
+
+    async def _begun(self) -> UpdateFeed[K, V]:
+        where = None if self._keys is None else any_key(self._kind.schema, self._keys)
+        updates: UpdateFeed[K, V] = UpdateFeed((await self._opened()).reading, where)
+        cursor, as_of, start = self._given
+        if cursor is not None:
+            await updates.open_cursor(cursor)
+        elif start is not None:
+            await updates.open_now()
+        else:
+            await updates.open_contents(as_of)
+        return updates
+
+    async def _updates_closed(self) -> None:
+        if self._updates is not None:
+            await self._updates.aclose()
 
 
 def changes_in(

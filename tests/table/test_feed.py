@@ -313,3 +313,32 @@ async def test_a_feed_keeps_no_blobs_behind_its_contents(place: Place) -> None:
         assert not before & await place.parts()
         waiting.cancel()
         await asyncio.wait([waiting])
+
+
+async def test_steps_that_begin_at_once_share_one_opening(quiet: ap.Client) -> None:
+    """Goal: no step comes twice, and nothing is held once the feed is closed."""
+    table = quiet.table("t", str, int)
+    await table.put("k", 1)
+    hold = (await table._open()).shard.hold
+    before = hold._needs.total()
+    feed = table.changes()
+    steps = [asyncio.create_task(anext(feed)) for _ in range(2)]
+    await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+    await table.put("k", 2)
+    found = await in_time(asyncio.gather(*steps))
+    assert [(change.old, change.new) for change in changes_of(found)] == [(None, 1), (1, 2)]
+    await feed.aclose()
+    assert hold._needs.total() == before
+
+
+async def test_a_feed_that_is_closed_while_it_opens_holds_nothing(quiet: ap.Client) -> None:
+    table = quiet.table("t", str, int)
+    await table.put("k", 1)
+    hold = (await table._open()).shard.hold
+    before = hold._needs.total()
+    feed = table.changes()
+    step = asyncio.create_task(anext(feed))
+    await asyncio.sleep(0)
+    await feed.aclose()
+    assert await refused(in_time(step)) is ap.UsageKind.CLOSED
+    assert hold._needs.total() == before
