@@ -49,10 +49,10 @@ async def test_users_see_what_a_job_changed(place: str) -> None:
                 return {(c.key, c.old, c.new) for c in (await anext(feed)).changes}
 
             await asyncio.to_thread(upsert, place, ("a", 1), ("b", 20))
-            assert await table.get_many(["a", "b", "c"]) == {"a": 1, "b": 20, "c": 3}
+            assert await table.get_many(list("abc")) == {"a": 1, "b": 20, "c": 3}
             assert await step() == {("b", 2, 20)}
             await asyncio.to_thread(overwrite, place, ("a", 1), ("d", 4))
-            assert await table.get_many("abcd") == {"a": 1, "d": 4}
+            assert await table.get_many(list("abcd")) == {"a": 1, "d": 4}
             assert await step() == {("b", 20, None), ("c", 3, None), ("d", None, 4)}
             await asyncio.to_thread(delete, place, "a", "b")
             assert await table.get("a") is None
