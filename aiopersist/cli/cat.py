@@ -112,8 +112,7 @@ def _cell(value: Any) -> str:
     """A value alone: texts as they are, all else as JSON."""
     if value is None:
         return ""
-    text = _json(value)
-    return value if isinstance(value, str) else text.strip('"') if text.startswith('"') else text
+    return value if isinstance(value, str) else _json(value).strip('"')
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,6 @@
 """Goal: Spark deletes rows by their keys, or by a condition, in one commit: all of them, and no others."""
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from aiopersist.spark import connect
 from tests.spark.engine_kit import USAGE, appended
 from tests.spark.faults import audit, contents_now, dying_tasks
 from tests.spark.format_kit import writing
-from tests.spark.plain_client import at, counted, rows_of, upper
+from tests.spark.plain_client import at, counted, rows_of, steady_writer, upper
 from tests.spark.schemas import PLAIN
 from tests.spark.streams_kit import append, stream
 from tests.spark.test_streams_writing import forget_commit, sink
@@ -119,18 +118,10 @@ def test_writers_beside_a_deletion(spark: Any, sc: Any, place: str, name: str) -
     time of the deletion, and all else is as it was just before."""
     first = [(f"k{n}", n) for n in range(50)]
     sc.write_df(spark.createDataFrame(first, "key string, val long"), name, keys=["key"])
-
-    async def append(client: ap.Client) -> None:
-        async with client.writer(name, PLAIN) as writer:
-            for n in range(8):
-                await writer.write([(f"k{n}", 1000 + n), (f"k{n + 30}", 2000 + n)])
-                await asyncio.sleep(0.1)
-
-    other = threading.Thread(target=lambda: at(place, append))
-    other.start()
     gone = {f"k{n}" for n in range(20)}
-    wrote = sc.write_df(keys(spark, *gone).repartition(2), name, mode="delete")
-    other.join()
+    df = keys(spark, *gone).repartition(2)
+    with steady_writer(place, name, PLAIN):
+        wrote = sc.write_df(df, name, mode="delete")
     before, after = (counted(sc.snapshot_df(name, t)) for t in (wrote - 1, wrote))
     assert after == Counter({row: n for row, n in before.items() if row[0] not in gone})
 

@@ -1,6 +1,5 @@
 """Writing, errors; see `test_engine.py`."""
 
-import asyncio
 import threading
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.spark import SparkClient, connect
 from tests.spark.engine_kit import USAGE, appended
-from tests.spark.plain_client import Row, at, counted, upper
+from tests.spark.plain_client import Row, at, counted, steady_writer, upper
 from tests.spark.schemas import PLAIN
 
 REFUSED: list[tuple[str, Callable[[Any, Any], Any], Any, Any]] = [
@@ -202,20 +201,10 @@ def test_writers_beside_an_upsert(spark: Any, sc: Any, place: str, name: str) ->
     upsert its keys have its rows and no others, and all else is as it was just before."""
     first = [(f"k{n}", n) for n in range(50)]
     sc.write_df(spark.createDataFrame(first, "key string, val long"), name, keys=["key"])
-
-    async def append(client: ap.Client) -> None:
-        async with client.writer(name, PLAIN) as writer:
-            for n in range(8):
-                await writer.write([(f"k{n}", 1000 + n), (f"k{n + 30}", 2000 + n)])
-                await asyncio.sleep(0.1)
-
-    other = threading.Thread(target=lambda: at(place, append))
-    other.start()
     new = [(f"k{n}", -n) for n in range(20)] + [("new", 0)]
-    wrote = sc.write_df(
-        spark.createDataFrame(new, "key string, val long").repartition(2), name, mode="upsert"
-    )
-    other.join()
+    df = spark.createDataFrame(new, "key string, val long").repartition(2)
+    with steady_writer(place, name, PLAIN):
+        wrote = sc.write_df(df, name, mode="upsert")
     assert wrote > 1, "no other writer came between"
     before, after = (counted(sc.snapshot_df(name, t)) for t in (wrote - 1, wrote))
     keys = {row[0] for row in new}

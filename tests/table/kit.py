@@ -18,6 +18,10 @@ class Item(BaseModel):
     count: int
 
 
+def table(client: ap.Client, name: str = "t") -> ap.Table[str, int]:
+    return client.table(name, key=str, val=int)
+
+
 class Gate(Faults):
     """Holds calls back while `holds(op)` says so, until `open`. With `late` a call that is held was made
     already: its answer comes late."""

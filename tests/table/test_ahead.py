@@ -12,17 +12,13 @@ from aiopersist.table.table import opened
 from aiopersist.table.transact import QUIET_AFTER
 from tests.conftest import StoreUrls
 from tests.support.shards import open_at
-from tests.table.kit import gated, versions
+from tests.table.kit import gated, table, versions
 
 TASKS, EACH = 16, 4
 
 
 async def member(t: ap.Table[str, int]) -> TableMember:
     return (await opened(t)).member
-
-
-def table(client: ap.Client, name: str) -> ap.Table[str, int]:
-    return client.table(name, key=str, val=int)
 
 
 async def test_transactions_that_want_the_same_keys_share_commits(location: StoreUrls) -> None:

@@ -1,26 +1,13 @@
 """Transactions that meet others: what a conflict says, whose turn it is, and what fails with whom."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 import aiopersist as ap
-from tests.conftest import StoreUrls
-from tests.support.shards import open_at
+from tests.table.kit import table
 
 JOURNAL: ap.Schema[str, int, int] = ap.Schema(str, int)
-
-
-@pytest.fixture
-async def two(location: StoreUrls) -> AsyncIterator[tuple[ap.Client, ap.Client]]:
-    """Two clients of one location."""
-    async with open_at(location) as one, open_at(location) as other:
-        yield one, other
-
-
-def table(client: ap.Client, name: str = "t") -> ap.Table[str, int]:
-    return client.table(name, key=str, val=int)
 
 
 @pytest.mark.parametrize("in_a_task", [False, True])

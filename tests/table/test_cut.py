@@ -16,6 +16,7 @@ from aiopersist.table.courtesy import Courtesy
 from aiopersist.table.cut import Cut
 from aiopersist.table.member import TableMember
 from aiopersist.table.table import opened
+from tests.table.kit import table
 
 
 class Disturbed(WrappedConsensus):
@@ -39,10 +40,6 @@ async def two() -> AsyncIterator[tuple[ap.Client, ap.Client, Disturbed]]:
         ap.open(blob=url, consensus=url, maintenance=False) as other,
     ):
         yield one, other, store
-
-
-def table(client: ap.Client, name: str) -> ap.Table[str, int]:
-    return client.table(name, key=str, val=int)
 
 
 async def member(client: ap.Client, name: str) -> TableMember:

@@ -9,10 +9,7 @@ import aiopersist as ap
 from aiopersist.table.cut import Cut
 from aiopersist.table.frozen import FrozenTransaction
 from aiopersist.table.transaction import RunAgain
-
-
-def table(client: ap.Client, name: str) -> ap.Table[str, int]:
-    return client.table(name, key=str, val=int)
+from tests.table.kit import table
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,23 +9,10 @@ import pytest
 import aiopersist as ap
 from aiopersist.table.transact import FROZEN_AFTER
 from aiopersist.testing.faults import Faults, FaultyConsensus
-from tests.conftest import StoreUrls
 from tests.support.processes import Place
-from tests.support.shards import open_at
-from tests.table.kit import gated
+from tests.table.kit import gated, table
 
 JOURNAL: ap.Schema[str, int, int] = ap.Schema(str, int)
-
-
-@pytest.fixture
-async def two(location: StoreUrls) -> AsyncIterator[tuple[ap.Client, ap.Client]]:
-    """Two clients of one location."""
-    async with open_at(location) as one, open_at(location) as other:
-        yield one, other
-
-
-def table(client: ap.Client, name: str = "t") -> ap.Table[str, int]:
-    return client.table(name, key=str, val=int)
 
 
 # --- one transaction --------------------------------------------------------------------------------
