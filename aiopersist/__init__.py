@@ -42,8 +42,11 @@ from aiopersist.gc.collect import Collected
 from aiopersist.gc.sweep import Sweep, Usage
 from aiopersist.maintenance.fsck import FsckReport
 from aiopersist.maintenance.inspect import ShardView
+from aiopersist.maintenance.overview import ShardSummary
 from aiopersist.maintenance.rounds import MaintenanceRound
+from aiopersist.measure.view import MetricsView
 from aiopersist.opening import open  # noqa: A004  # `ap.open`
+from aiopersist.progress import Track, WorkDone, track
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.leased import LeasedPart
 from aiopersist.read.listen import Listen, Progress, Step
@@ -119,6 +122,7 @@ __all__ = [
     "Listen",
     "Location",
     "MaintenanceRound",
+    "MetricsView",
     "NotCommitted",
     "NotReadable",
     "OpaqueMismatch",
@@ -131,6 +135,7 @@ __all__ = [
     "Settings",
     "ShardFinalized",
     "ShardId",
+    "ShardSummary",
     "ShardView",
     "SharedCompaction",
     "SharedRead",
@@ -149,6 +154,7 @@ __all__ = [
     "Sweep",
     "Table",
     "TableView",
+    "Track",
     "Transaction",
     "UnknownShard",
     "Unsupported",
@@ -159,6 +165,7 @@ __all__ = [
     "Usage",
     "UsageKind",
     "Versioned",
+    "WorkDone",
     "WriteHandle",
     "advance",
     "open",
@@ -167,4 +174,5 @@ __all__ = [
     "register_blob_scheme",
     "register_consensus_scheme",
     "stash",
+    "track",
 ]

@@ -14,6 +14,7 @@ from aiopersist.data.lazy import is_warm, pa, warm_up
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.updates import Updates
 from aiopersist.frontier import Antichain, Time
+from aiopersist.gauges import observed
 from aiopersist.gc.collect import Collected
 from aiopersist.gc.drop import drop, finalize
 from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
@@ -21,7 +22,10 @@ from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.fsck import FsckReport, fsck
 from aiopersist.maintenance.inspect import ShardView, inspect
 from aiopersist.maintenance.on_demand import force_gc, retain
+from aiopersist.maintenance.overview import ShardSummary, overview
 from aiopersist.maintenance.rounds import MaintenanceRound, Rounds
+from aiopersist.measure.metrics import Metrics
+from aiopersist.measure.providers import Measures
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.leased import fetch_part
 from aiopersist.read.open import open_reader, open_since
@@ -38,7 +42,7 @@ from aiopersist.shard.shards import Shards
 from aiopersist.stash.open import DEFAULT_NAME, Mode, opened, stash_beside
 from aiopersist.stash.stash import Stash
 from aiopersist.storage.identity import check_in_time
-from aiopersist.storage.layers import Metrics, wrap_stores
+from aiopersist.storage.layers import wrap_stores
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.urls import Stores
 from aiopersist.subscription.open import Wanted, drop_subscription, open_subscription, subscriptions
@@ -59,6 +63,7 @@ from aiopersist.write.open import open_writer
 from aiopersist.write.remote import open_builder, register_writer, release_writer
 
 if TYPE_CHECKING:
+    from aiopersist.backup.copy import Copied
     from aiopersist.indexed.indexed import Indexed
 
 K = TypeVar("K")
@@ -71,23 +76,28 @@ class Client(Root):
 
     def __init__(self, stores: Stores, settings: Settings, runtime: Runtime, maintenance: bool) -> None:
         readonly = stores.readonly
-        blob, consensus, self._metrics = wrap_stores(*stores.guarded(), settings, runtime)
-        hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s})
+        measures = Measures.new(runtime.monotonic, enabled=settings.metrics)
+        blob, consensus, self._metrics = wrap_stores(*stores.guarded(), settings, runtime, measures)
+        self._metrics.begin(settings.client_name)
+        hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s, "metrics": False})
         self._hasty = wrap_stores(*stores.guarded(), hasty, runtime)[:2]
         self._stores = stores
-        self._shards = Shards(blob, consensus, settings, runtime, readonly=readonly)
+        self._shards = Shards(blob, consensus, measures, settings, runtime, readonly=readonly)
         self._stack = self._shards.stack
         self._tables = OpenTables(self._shards)
         self._transactions = Transactions(self._tables)
         self._maintenance = Maintenance(self._stack, background=maintenance and not readonly)
         self._shards.on_new = self._maintenance.add
+        self._metrics.observe = partial(observed, self._shards, self._tables.group)
         self._rounds = Rounds(
             self._stack, lambda shard: self._maintenance.of(self._shards.at(catalog.id_of(shard)))
         )
 
     @property
     def metrics(self) -> Metrics:
-        """Requests of both stores by kind: counts, errors, bytes, seconds."""
+        """What this client has done. `client.metrics()` gives a frozen `MetricsView` with a JSON form:
+        counts, latencies, queues, leases. `client.metrics["blob.get"]` has the requests to one operation of a
+        store. No request."""
         return self._metrics
 
     async def ping(self) -> None:
@@ -257,7 +267,8 @@ class Client(Root):
             refuse("a stash that is not opened with readonly=True")
         stores, settings, runtime = self._stores, self._stack.settings, self._stack.runtime
         found = stash_beside(stores.consensus_url, stores.consensus, name, runtime=runtime, settings=settings)
-        opener = partial(opened, found, mode, settings, runtime, self._shards.scope)
+        scope, metrics = self._shards.scope, self._stack.metrics
+        opener = partial(opened, found, mode, settings, runtime, scope, metrics)
         return self._shards.opening(opener, "client.stash(...)")
 
     # --- shards ----------------------------------------------------------------------------------
@@ -271,7 +282,7 @@ class Client(Root):
     async def list_shards(self) -> dict[str, ShardId]:
         """The ids of all shards by name. Two requests, and one more for every few hundred names."""
         with self._shards.calls.call():
-            return await catalog.names(self._stack)
+            return await catalog.names(self._stack, ShardId)
 
     async def upper(self, shard: str) -> Antichain:
         """The shard's upper. Linearizable: one request."""
@@ -359,6 +370,40 @@ class Client(Root):
         One commit."""
         with self._shards.calls.call():
             return await evolve_schema(await self._shards.existing(shard), expected_id, schema)
+
+    async def copy_shard(
+        self,
+        shard: str,
+        target: "Client",
+        *,
+        name: str | None = None,
+        verify: bool = False,
+        detach: bool = False,
+    ) -> "Copied":
+        """Copy the shard or table to the location of `target`, under `name` or its own name: a backup, and
+        the way back. The copy has the history from since on with times as they are, the schemas, the clock
+        and the policy of retention; subscriptions, holds, and the ids of `txn=` and `once=` stay behind. It
+        reads as the source at each time that both hold.
+
+        Repeated, it brings what is new. A call that was killed leaves a copy that can be read, and is
+        repeated; two at once do no harm. The copy has a hold, by which it is known again: it keeps the
+        copy's history, and the next call moves it to the source's since. `detach=True` ends the hold: then
+        the copy is a shard of its own, and no call follows up on it.
+
+        `verify=True` compares the contents of both at up to nine times: `differing` is empty if they are
+        the same. `track` shows how far it has come.
+
+        `InvalidUsage` of kind `INVALID_COPY` if the name is taken by another shard, if someone has written
+        the copy, or if it is ahead of the source; `Unsupported` for an `Indexed`. In memory are some row
+        groups of each sorted run of parts, and the parts of a builder. It reads each part that has something
+        new once, by a lease that holds the source's history meanwhile, and makes one commit for about eight
+        parts that it writes."""
+        from aiopersist.backup.copy import CopyOptions, copy_shard  # most clients never copy
+
+        with self._shards.calls.call(), target._shards.calls.call():
+            await target._ready_to_write()
+            options = CopyOptions(verify, detach)
+            return await copy_shard(self._shards, shard, target._shards, name, options)
 
     async def drop(self, name: str) -> None:
         """Finalize the shard and free its name: both frontiers become empty, every handle is fenced, and
@@ -491,9 +536,19 @@ class Client(Root):
             return await force_gc(self._shards, self._maintenance, shard)
 
     async def inspect(self, shard: str) -> ShardView:
-        """The batches, frontiers and registrations of the shard, at its newest version. Two requests."""
+        """The batches, frontiers and registrations of the shard, table or `Indexed`, at its newest version.
+        Three requests, one more for an `Indexed` by its name."""
         with self._shards.calls.call():
-            return await inspect(await self._shards.existing(shard))
+            found = await catalog.resolve_any(self._stack, shard)
+            return await inspect(self._shards.at(found, shard))
+
+    async def overview(self, prefix: str = "") -> list[ShardSummary]:
+        """A line for each shard, table and `Indexed` whose name begins with `prefix`, sorted by name: kind,
+        frontiers, sizes, last version, holds, the lag of subscriptions. A shard whose state cannot be read is
+        in it, with the problem. Four requests, two more for every few hundred names, and for each shard a
+        read of the head, of the rollup and of the diffs since then; 16 shards at a time."""
+        with self._shards.calls.call():
+            return await overview(self._stack, prefix)
 
     async def fsck(self, shard: str) -> FsckReport:
         """Read the whole shard and report damage; `ok` is false only for damage. `StorageUnavailable` if a
@@ -526,6 +581,7 @@ class Client(Root):
         await self._maintenance.aclose()
         self._shards.scope.close()
         await self._stack.supervisor.aclose()
+        self._metrics.end()
         for store in self._stores.mine:
             await store.aclose()
 

@@ -8,13 +8,14 @@ So a bug of ours, or an unforeseen value, costs a few tries a minute, never a bu
 """
 
 import logging
+from ast import literal_eval
 from collections.abc import Callable
 from typing import NamedTuple
 
 from aiopersist.errors import Error
 from aiopersist.runtime import Runtime
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("background")
 
 LOG_EVERY_S = 60.0  # of each kind: often enough to be noticed
 KINDS_MAX = 1024  # bounds the memory: each work of each shard is a kind of its own
@@ -53,10 +54,12 @@ class Failures:
             del self._logged[next(iter(self._logged))]
         self._logged[kind] = _Logged(now, 0)
         more = f" ({last.silent} more since the last line)" if last is not None and last.silent else ""
+        extra = {"work": what, "error": type(error).__name__, "failures": 1 + (last.silent if last else 0)}
         if isinstance(error, Error):
-            log.warning("%s failed: %s%s", what, self.labelled(error), more)
+            found = self.labelled(error)
+            log.warning("%s failed: %s%s", what, found, more, extra={**extra, "shard": named(found.label)})
         else:
-            log.error("%s failed: %r%s", what, error, more, exc_info=error)
+            log.error("%s failed: %r%s", what, error, more, exc_info=error, extra=extra)
 
     def labelled(self, error: Error) -> Error:
         """`error` itself; its text now names the shard as the user does."""
@@ -85,3 +88,9 @@ class Backoff:
     def succeeded(self) -> None:
         """The next failure is a first one."""
         self._delays = self._failures.runtime.delays()
+
+
+def named(label: str | None) -> str | None:
+    """The name of a shard out of the words by which messages call it."""
+    name = (label or "").partition(" ")[2]
+    return (literal_eval(name) if name[:1] in ("'", '"') else name) or None

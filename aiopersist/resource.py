@@ -3,11 +3,11 @@
 - `Opening` is what an opening call returns: `await` it, or enter it with `async with`. It enters no task
   group and no cancel scope, so a resource may be closed in another task than it was opened in.
 - `Root` is a resource that no other resource closes: a client.
-- `Supervisor` owns every task of a client. A failure of a task is logged and counted; it never
-  cancels the user's code.
-- `Scope` is the life of a handle. It refuses calls from another loop, thread or process, and calls
-  after the end. When it closes, it ends the calls that wait, as `asyncio.timeout` does: by one
-  cancellation that it takes back.
+- `Supervisor` owns every task of a client. A failure of a task is logged and counted; it never cancels the
+  user's code.
+- `Scope` is the life of a handle. It refuses calls from another loop, thread or process, and calls after the
+  end. When it closes, it ends the calls that wait, as `asyncio.timeout` does: by one cancellation that it
+  takes back.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import Context
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
@@ -157,6 +158,7 @@ class Supervisor:
     def __init__(
         self, runtime: Runtime = SYSTEM, label_of: Callable[[str], str | None] = lambda shard_id: None
     ) -> None:
+        self.apart: Callable[[], Context | None] = lambda: None  # the context of background work
         self.failures = Failures(runtime, label_of)
         """The failures of the background work, also of loops that go on after a failure."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -180,7 +182,7 @@ class Supervisor:
 
     def background(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work`, which nothing awaits: its failure is logged and counted, and closing cancels it."""
-        task = asyncio.create_task(work, name=name)
+        task = asyncio.create_task(work, name=name, context=self.apart())
         self._loops.add(task)
         task.add_done_callback(self._loop_done)
         if self._ending:

@@ -7,6 +7,7 @@ virtual clock from a seed. A lint rule bans the modules behind this one everywhe
 import asyncio
 import os
 import random
+import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,6 +37,10 @@ class Runtime:
     def token(self) -> str:
         """128 fresh random bits in hex: cheaper than an id."""
         return os.urandom(16).hex()
+
+    def process(self) -> str:
+        """This process, for people: its host and its number there."""
+        return f"{socket.gethostname()}:{os.getpid()}"
 
     def uniform(self, low: float, high: float) -> float:
         """A random float between `low` and `high`."""

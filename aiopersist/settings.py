@@ -22,8 +22,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 
 PREFIX = "AIOPERSIST_"
-# Variables with the prefix that are no settings: the location, and those of tests.
+# Variables with the prefix that are no settings: the location, the inspector's token, and those of tests.
 LOCATION_NAMES = ("LOCATION", "BLOB", "CONSENSUS")
+TOKEN_NAME = "WEB_TOKEN"
 TEST_PREFIX = "TEST_"
 
 MIB = 1024 * 1024
@@ -64,6 +65,13 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     watch_timeout_s: Seconds = 5.0
     """How often a waiter looks without a hint: bounds the latency when a hint was lost."""
 
+    # What can be measured
+    metrics: bool = True
+    """Whether `client.metrics` counts: at most 2 % of a small append."""
+    client_name: str = ""
+    """The name of this client in its metrics (empty: a number, where a process has several), and in the ids
+    of its readers, named holds and subscriptions, which end in `@name/host:pid`."""
+
     # Leases
     reader_lease_s: Seconds = 900.0
     """A reader without a heartbeat for this long no longer holds anything."""
@@ -78,7 +86,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
 
     once_keep_s: Seconds = 24 * 3600.0
-    """How long a shard remembers an id of `once=`, unless 100,000 newer ones come before."""
+    """How long a shard remembers an id of `once=`, unless 100,000 newer ones come before. The same for all
+    clients of a location: each forgets by its own."""
     clock_ahead_max_s: Seconds = 3600.0
     """How far beyond now an append may move the upper of a shard with a wall clock: its times reach every
     table that shares a commit with it."""
@@ -143,8 +152,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     compaction_memory_bytes: PositiveInt = 256 * MIB
     """Memory of one compaction, at any size of input."""
     compaction_inputs_min: PositiveInt = 8
-    """Batches, or runs, that are worth a compaction while appends come; an idle shard is compacted as far as
-    its spine says."""
+    """Batches, or runs, that are worth a compaction while appends come, where four that lie in the state
+    count as one; `2`: any two. An idle shard is compacted as far as its spine says."""
     compaction_idle_s: Seconds = 10.0
     """How often idle shards are looked at."""
     compactions_max: PositiveInt = 2
@@ -166,7 +175,7 @@ def _environment() -> dict[str, str]:
     return {
         name.lower(): text
         for name, text in given.items()
-        if name not in LOCATION_NAMES and not name.startswith(TEST_PREFIX)
+        if name not in (*LOCATION_NAMES, TOKEN_NAME) and not name.startswith(TEST_PREFIX)
     }
 
 

@@ -381,3 +381,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             red=True,
             bold=True,
         )
+
+
+@pytest.fixture
+def no_providers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Providers of OpenTelemetry that a test sets are those of the process until its end."""
+    import opentelemetry.metrics._internal as metrics
+    from opentelemetry import trace
+    from opentelemetry.util._once import Once
+
+    for api, name in ((trace, "TRACER"), (metrics, "METER")):
+        monkeypatch.setattr(api, f"_{name}_PROVIDER", None)
+        monkeypatch.setattr(api, f"_{name}_PROVIDER_SET_ONCE", Once())

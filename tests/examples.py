@@ -27,11 +27,23 @@ def needs_spark(code: str) -> bool:
 
 
 def program(code: str) -> str:
-    """The page as a module: its code may wait at the top, a module may not."""
+    """The page as a module: its code may wait at the top, a module may not. One that does not wait is a
+    module already."""
+    if not waits(code):
+        return f"{code}\n\nasync def page() -> None:\n    pass\n"
     lines = code.splitlines()
     imports = "\n".join(line for line in lines if re.match(r"(import|from) ", line))
     rest = "\n".join(line for line in lines if not re.match(r"(import|from) ", line))
     return f"{imports}\n\n\nasync def page() -> None:\n{textwrap.indent(rest, '    ')}\n"
+
+
+def waits(code: str) -> bool:
+    """Whether it waits at the top."""
+    try:
+        compile(code, "page", "exec")
+    except SyntaxError:
+        return True
+    return False
 
 
 def main(folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""The built pages of the reference have every public name, and no other: `python -m tests.reference SITE`.
+"""The built pages load nothing from other hosts, and those of the reference have every public name, and no
+other: `python -m tests.reference SITE`.
 
 Run by `tox -e docs` after `mkdocs build`, without the library installed. A name is public if it is in
 `__all__` of a public package, or on `public_api.txt`, which has the members of classes too.
@@ -11,7 +12,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HEADING = re.compile(r'<h[1-6] id="(aiopersist\.[^"]+)"')
-PACKAGES = ("", "indexed", "spark", "stash", "testing.stash", "testing.storage")
+PACKAGES = (
+    "",
+    "backup",
+    "fastapi",
+    "indexed",
+    "measure",
+    "spark",
+    "stash",
+    "testing.stash",
+    "testing.storage",
+    "web",
+)
+# What a browser fetches by itself: scripts, pictures, styles, fonts; not what a reader clicks on.
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|<link\b(?![^>]*rel=["']?canonical)[^>]*\bhref=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|(?:url\(|@import\s*)["']?((?:https?:)?//[^"')\s]+)"""
+)
 
 # A type variable, and constructors that users reach by another name.
 LEFT_OUT = re.compile(r".*\.(T|ReadHandle\.open|SinceHandle\.open|WriteHandle\.open)|aiopersist\.stash")
@@ -56,6 +74,16 @@ def shown(site: Path) -> set[str]:
     return {BY_MODULE.get(name, name) for name in found}
 
 
+def foreign(site: Path) -> set[str]:
+    """What the pages fetch from other hosts, with the page."""
+    texts = (path for kind in ("html", "css", "svg") for path in site.rglob(f"*.{kind}"))
+    return {
+        f"{path.relative_to(site)} fetches {''.join(found)}"
+        for path in texts
+        for found in FETCHED.findall(path.read_text(encoding="utf-8"))
+    }
+
+
 def main(site: Path) -> int:
     names = {name for package in PACKAGES for name in exported(package)}
     public = {name for name in names | written_down() if not LEFT_OUT.fullmatch(name)}
@@ -66,7 +94,10 @@ def main(site: Path) -> int:
         sys.stderr.write(f"{name} is public, and not in the reference\n")
     for name in sorted(internal):
         sys.stderr.write(f"{name} is in the reference, and not public\n")
-    return len(missing | internal)
+    elsewhere = foreign(site)
+    for fetch in sorted(elsewhere):
+        sys.stderr.write(f"{fetch}\n")
+    return len(missing | internal | elsewhere)
 
 
 if __name__ == "__main__":

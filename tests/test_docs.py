@@ -13,27 +13,15 @@ pytest.importorskip("aiopersist.client")
 
 @pytest.mark.blocks_loop  # with its imports
 @pytest.mark.parametrize("name", [name for name, code in pages().items() if not needs_spark(code)])
-async def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_examples_of_a_page_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_providers: None
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("APP_STASH", f"sqlite://{tmp_path}/app.db")  # what a page wants to be given
+    monkeypatch.setenv("APP_STASH", f"sqlite://{tmp_path}/app.db")  # what pages want to be given
+    monkeypatch.setenv("AIOPERSIST_LOCATION", f"{tmp_path}/app-data")
     module: dict[str, Any] = {"__name__": name}
     exec(compile(program(pages()[name]), name, "exec"), module)
     await module["page"]()
-
-
-def test_every_option_of_the_command_is_documented() -> None:
-    import typer.main
-
-    from aiopersist.cli.app import app
-
-    _, *sections = (ROOT / "docs/cli.md").read_text(encoding="utf-8").split("\n## aiopersist ")
-    texts = {name: text for name, _, text in (section.partition("\n") for section in sections)}
-    command = typer.main.get_command(app)
-    for name, sub in getattr(command, "commands", {}).items():
-        assert name in texts, f"docs/cli.md has no heading `## aiopersist {name}`"
-        for option in sub.params:
-            for spelled in option.opts:
-                assert f"`{spelled}" in texts[name] or f"`{spelled.upper()}`" in texts[name], (name, spelled)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -27,18 +27,20 @@ ORDER = (
     ("errors",),
     ("frontier", "settings"),
     ("runtime",),
-    ("ending", "failures", "plain"),
+    ("ending", "failures", "measure", "plain", "progress"),
     ("resource",),
     ("data", "storage", "state"),
     ("shard", "stash"),
     ("parts", "gc"),
     ("write", "read", "compact"),
     ("subscription",),
-    ("maintenance",),
+    ("maintenance", "backup"),
     ("indexed", "table"),
+    ("gauges",),
     ("client",),
     ("opening",),
-    ("spark",),
+    ("spark", "web"),
+    ("fastapi",),
     ("demo",),
     ("cli",),
 )
@@ -316,3 +318,12 @@ def test_a_list_of_forwards_may_be_long_but_no_method_of_it() -> None:
     assert too_long({module: "x = 1\n" * 500 + method + "    x = 1\n" * most}) == []
     (found,) = too_long({module: method + "    x = 1\n" * (most + 1)})
     assert found.startswith(f"{module}:1 f")
+
+
+def test_the_picture_of_the_floors_has_them_in_their_order() -> None:
+    picture = (TESTS.parent / "docs/images/floors.svg").read_text(encoding="utf-8")
+    names = re.findall(r'class="n" x="[\d.]+" y="(\d+)" text-anchor="middle">([a-z]+)', picture)
+    drawn: dict[str, set[str]] = {}
+    for height, name in names:
+        drawn.setdefault(height, set()).add(name)
+    assert [drawn[height] for height in sorted(drawn, key=int)] == [set(line) for line in reversed(ORDER)]

@@ -9,6 +9,7 @@ import builtins
 import keyword
 import re
 import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -86,6 +87,9 @@ def known() -> set[str]:
             found |= names_of(path.read_text(encoding="utf-8"))
             found.add(path.stem)
     found |= {part for path in sources() for part in path.relative_to(ROOT).parent.parts}
+    found |= tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ].keys()
     for page in PAGES:
         for block in re.findall(r"```\w*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             found.update(re.findall(r"\w+", block))

@@ -35,8 +35,10 @@ HEAVY = {
 # A client without an `Indexed`, a server or a wrong setting never needs these. A module of the library takes
 # about a third of a millisecond, a dataclass as much.
 LATER = {
+    "aiopersist.backup",
     "aiopersist.cli",
     "aiopersist.demo",
+    "aiopersist.fastapi",
     "aiopersist.indexed",
     "aiopersist.spark",
     "aiopersist.storage.files",
@@ -44,6 +46,10 @@ LATER = {
     "aiopersist.storage.s3",
     "aiopersist.storage.sqlite",
     "aiopersist.testing",
+    "aiopersist.web",
+    "fastapi",
+    "opentelemetry",
+    "prometheus_client",
     "difflib",
 }
 OWN_MODULES_MAX = 220

@@ -13,13 +13,18 @@ from typing import Any
 FILE = Path(__file__).parent / "public_api.txt"
 MODULES = (
     "aiopersist",
+    "aiopersist.backup",
+    "aiopersist.fastapi",
     "aiopersist.stash",
     "aiopersist.indexed",
+    "aiopersist.measure",
+    "aiopersist.testing.application",
     "aiopersist.testing.faults",
     "aiopersist.testing.proxy",
     "aiopersist.testing.servers",
     "aiopersist.testing.stash",
     "aiopersist.testing.storage",
+    "aiopersist.web",
 )
 
 

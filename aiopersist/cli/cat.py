@@ -1,125 +1,145 @@
 """`aiopersist cat`: the contents of a shard as of a time, for people and for programs."""
 
-import csv
-import io
+import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import pydantic_core
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aiopersist.cli.location import LocationOptions
-from aiopersist.opening import open as open_client
+from aiopersist.cli.command import CannotBegin, Invocation
+from aiopersist.cli.formats import BINARY, Format, as_json, cell, sink_of
+from aiopersist.cli.names import ShardName
+from aiopersist.cli.when import as_of_option, complete_times
+from aiopersist.data.part.select import project, resolve_columns
+from aiopersist.data.part.where_text import parse_where
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import InvalidUsage
 
 ROWS_SHOWN = 100  # of a table for people, unless they say how many
 CELL_WIDTH = 60  # characters of a cell for people
 
-
-class Format(StrEnum):
-    """How contents are written."""
-
-    TABLE = "table"
-    NDJSON = "ndjson"
-    CSV = "csv"
+AsOf = Annotated[str | None, typer.Option(help="17, 2026-01-31T12:00Z or now-5min; else the newest.")]
+Where = Annotated[
+    str | None, typer.Option(metavar="EXPR", help="""Rows alone such as 'key >= "a" and val.amount > 3'.""")
+]
+Columns = Annotated[str | None, typer.Option(help="Columns instead of key, val, diff: key,val.amount")]
+Limit = Annotated[int | None, typer.Option(min=0, help="So many rows; a table shows 100.")]
+Form = Annotated[Format | None, typer.Option("--format", help="table on a terminal, else ndjson.")]
 
 
 class CatOptions(NamedTuple):
     """What of the contents is written, and how."""
 
     as_of: int | datetime | None
+    where: str | None
     columns: tuple[str, ...] | None
     limit: int | None
     format: Format
 
 
-def time_of(text: str) -> int | datetime:
-    """The time that a text says: an int, or an instant with its zone; `ValueError` for others."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is neither an int nor an instant such as 2026-01-31T12:00Z") from None
-    if instant.tzinfo is None:
-        raise ValueError(f"{text!r} has no zone: say {text}Z, or {text}+01:00")
-    return instant
+def format_of(run: Invocation, form: Format | None) -> Format:
+    """The format that the options say; `CannotBegin` for bytes on a terminal."""
+    if run.as_json and form not in (None, Format.NDJSON):
+        raise CannotBegin(f"--json is --format ndjson, not {form}")
+    if form in BINARY and sys.stdout.isatty():
+        raise CannotBegin(f"{form} is not for a terminal: send it to a file or a pipe")
+    return form or (Format.NDJSON if run.as_json or not sys.stdout.isatty() else Format.TABLE)
 
 
-async def run(location: LocationOptions, shard: str, options: CatOptions, console: Console) -> None:
+async def cat(
+    run: Invocation,
+    shard: ShardName,
+    as_of: AsOf = None,
+    where: Where = None,
+    columns: Columns = None,
+    limit: Limit = None,
+    form: Form = None,
+) -> None:
+    """Write the contents of a shard as of a time."""
+    time = as_of_option(as_of)
+    names = None if columns is None else tuple(columns.split(","))
+    await write(run, shard, CatOptions(time, where, names, limit, format_of(run, form)))
+
+
+async def write(run: Invocation, shard: str, options: CatOptions) -> None:
     """Write the contents to standard output, in key order. Nothing is written to the location: a time that
     is not complete yet is `NotReadable`."""
-    where, blob, consensus = location
-    async with (
-        open_client(where, blob=blob, consensus=consensus, readonly=True) as client,
-        client.reader(shard) as reader,
-        reader.snapshot(options.as_of, wait=False) as snapshot,
-    ):
-        batches = snapshot.batches(columns=options.columns)
-        if options.format is Format.TABLE:
-            await _show(_rows(batches, ROWS_SHOWN if options.limit is None else options.limit), console)
-        else:
-            write = _ndjson if options.format is Format.NDJSON else _csv
-            first = True
-            async for rows in _rows(batches, options.limit):
-                sys.stdout.write(write(rows, first))
-                first = False
+    async with run.reading() as client:
+        _, schema = await client.schema(shard)
+        where = condition(options.where, schema)
+        columns = chosen_columns(schema, options.columns)
+        with complete_times(shard, options.as_of):
+            async with (
+                client.reader(shard, schema) as reader,
+                reader.snapshot(options.as_of, wait=False) as snapshot,
+            ):
+                batches = snapshot.batches(where, options.columns)
+                await write_batches(run, batches, columns, options.limit, options.format)
 
 
-async def _rows(batches: AsyncIterator[Any], limit: int | None) -> AsyncIterator[list[dict[str, Any]]]:
-    """The rows of batches, so many at most."""
+def condition(text: str | None, schema: Schema[Any, Any, Any]) -> Any:
+    """The condition that `--where` says."""
+    try:
+        return None if text is None else parse_where(text, schema)
+    except InvalidUsage as error:
+        told = str(error).removeprefix(f"{error.kind}: ")
+        hint = "; a text stands in quotes" if told.startswith("no column") else ""
+        raise CannotBegin(f"--where: {told}{hint}") from None
+
+
+def chosen_columns(schema: Schema[Any, Any, Any], columns: tuple[str, ...] | None) -> Any:
+    """The Arrow schema of contents of these columns; `CannotBegin` for one that is not there."""
+    whole = schema.contents_schema
+    if columns is None:
+        return whole
+    try:
+        return project(whole.empty_table(), resolve_columns(columns, schema)).schema
+    except InvalidUsage as error:
+        raise CannotBegin(f"--columns: {str(error).removeprefix(f'{error.kind}: ')}") from None
+
+
+async def write_batches(
+    run: Invocation, batches: AsyncIterator[Any], columns: Any, limit: int | None, form: Format
+) -> None:
+    """Write batches to standard output, so many rows at most."""
+    if form is Format.TABLE:
+        await _show(_limited(batches, ROWS_SHOWN if limit is None else limit), run.out)
+        return
+    sys.stdout.flush()
+    sink = sink_of(form, sys.stdout.buffer, columns)
+    async for batch in _limited(batches, limit):
+        await asyncio.to_thread(sink.write, batch)
+    sink.close()
+
+
+async def _limited(batches: AsyncIterator[Any], limit: int | None) -> AsyncIterator[Any]:
     left = limit
     async for batch in batches:
-        rows = (batch if left is None else batch.slice(0, left)).to_pylist()
-        if rows:
-            yield rows
-        if left is not None and (left := left - len(rows)) <= 0:
+        some = batch if left is None else batch.slice(0, left)
+        if some.num_rows:
+            yield some
+        if left is not None and (left := left - some.num_rows) <= 0:
             return
 
 
-async def _show(slices: AsyncIterator[list[dict[str, Any]]], console: Console) -> None:
+async def _show(batches: AsyncIterator[Any], console: Console) -> None:
     table = Table()
-    async for rows in slices:
+    async for batch in batches:
         if not table.columns:
-            for name in rows[0]:
+            for name in batch.schema.names:
                 table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=CELL_WIDTH)
-        for row in rows:
+        for row in batch.to_pylist():
             table.add_row(*(Text(_shown(value)) for value in row.values()))
     if table.columns:
         console.print(table)
 
 
-def _ndjson(rows: Iterable[dict[str, Any]], first: bool) -> str:
-    return "".join(_json(row) + "\n" for row in rows)
-
-
-def _csv(rows: list[dict[str, Any]], first: bool) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if first:
-        writer.writerow(rows[0])
-    writer.writerows(map(_cell, row.values()) for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> str:
-    """A value alone: texts as they are, all else as JSON."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else _json(value).strip('"')
-
-
 def _shown(value: Any) -> str:
-    """The same for people: nothing in it moves the cursor."""
-    cell = _cell(value)
-    return cell if cell.isprintable() else _json(cell)
-
-
-def _json(value: Any) -> str:
-    return pydantic_core.to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()
+    """A value for people: nothing in it moves the cursor."""
+    text = cell(value)
+    return text if text.isprintable() else as_json(text)

@@ -6,19 +6,15 @@ of the shards divide the work between any number of such processes and clients.
 
 import asyncio
 import signal
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from rich.console import Console
+import typer
 
-from aiopersist.cli.location import LocationOptions
+from aiopersist.cli.command import Interrupted, Invocation, Problems
+from aiopersist.cli.shown import counted, shown_bytes
 from aiopersist.client import Client
 from aiopersist.maintenance.rounds import MaintenanceRound
-from aiopersist.opening import open as open_client
 from aiopersist.runtime import SYSTEM
-
-
-class RoundFailed(Exception):
-    """The one round of `--once` could not maintain every shard."""
 
 
 class Pace(NamedTuple):
@@ -29,64 +25,75 @@ class Pace(NamedTuple):
     once: bool
 
 
-async def run(options: LocationOptions, pace: Pace, console: Console) -> None:
-    """Run rounds until SIGTERM or SIGINT ends the process; claims on unfinished work are given back.
-    `InvalidLocation` if the location is not there: this creates none, since a path may be mistyped."""
-    location, blob, consensus = options
-    async with open_client(location, blob=blob, consensus=consensus, readonly=True):
-        pass  # the location is there
-    async with open_client(location, blob=blob, consensus=consensus, maintenance=False) as client:
-        work = asyncio.create_task((_once if pace.once else _rounds)(client, pace, console))
+async def maintain(
+    run: Invocation,
+    once: Annotated[bool, typer.Option("--once", help="One round and a sweep, then end.")] = False,
+    every_s: Annotated[float, typer.Option(min=0.01, help="Seconds between two rounds.")] = 10.0,
+    sweep_every_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between two sweeps of leaked blobs.")
+    ] = 3600.0,
+) -> None:
+    """Maintain all shards of a location: compact, collect garbage, apply retention, sweep leaked blobs."""
+    pace = Pace(every_s, sweep_every_s, once)
+    async with run.writing() as client:
+        work = asyncio.create_task((_once if once else _rounds)(client, pace, run))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, work.cancel)
         await asyncio.wait([work])
         if work.cancelled():
-            _say(console, "ended")
+            _say(run, "ended", {"done": "ended"})
+            if once:
+                raise Interrupted
         else:
             work.result()
 
 
-async def _once(client: Client, pace: Pace, console: Console) -> None:
-    done = await _round(client, console)
-    await _sweep(client, console)
+async def _once(client: Client, pace: Pace, run: Invocation) -> None:
+    done = await _round(client, run)
+    await _sweep(client, run)
     if done.failures:
-        raise RoundFailed(f"{len(done.failures)} of {done.shards} shards could not be maintained")
+        raise Problems(f"{len(done.failures)} of {done.shards} shards could not be maintained")
 
 
-async def _rounds(client: Client, pace: Pace, console: Console) -> None:
+async def _rounds(client: Client, pace: Pace, run: Invocation) -> None:
     loop = asyncio.get_running_loop()
     next_sweep = loop.time()
     while True:
         try:
-            await _round(client, console)
+            await _round(client, run)
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + pace.sweep_every_s
-                await _sweep(client, console)
+                await _sweep(client, run)
         except Exception as error:  # the next round maintains the shards that this one did not
-            _say(console, f"a round was cut off: {type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            _say(run, f"a round was cut off: {reason}", {"done": "cut off", "error": reason})
         await SYSTEM.sleep(pace.every_s)
 
 
-async def _round(client: Client, console: Console) -> MaintenanceRound:
+async def _round(client: Client, run: Invocation) -> MaintenanceRound:
     done = await client.maintain()
     if done.did_something:
-        _say(
-            console,
+        text = (
             f"{done.looked_at} of {done.shards} shards had changed: {done.compactions} compactions, "
-            f"{done.collections} collections of {done.parts} parts and {done.versions} versions",
+            f"{done.collections} collections of {done.parts} parts and {done.versions} versions"
         )
-    for shard, failure in done.failures.items():
-        _say(console, f"{shard} could not be maintained: {failure}")
+        failed = (f"{name} could not be maintained: {failure}" for name, failure in done.failures.items())
+        _say(run, "\n".join([text, *failed]), {"done": "round", **done.model_dump()})
     return done
 
 
-async def _sweep(client: Client, console: Console) -> None:
+async def _sweep(client: Client, run: Invocation) -> None:
     swept = await client.sweep_leaked_blobs(dry_run=False)
     if swept.keys:
-        _say(console, f"swept {len(swept.keys)} leaked blobs of {swept.bytes:,} bytes")
+        count, size = len(swept.keys), swept.bytes
+        text = f"swept {counted(count, 'leaked blob')} of {shown_bytes(size)}"
+        _say(run, text, {"done": "sweep", "blobs": count, "bytes": size})
 
 
-def _say(console: Console, text: str) -> None:
-    """Print a log line as it is, without wrapping it."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+def _say(run: Invocation, text: str, values: dict[str, Any]) -> None:
+    """A log line as it is, without wrapping it; or the same for programs."""
+    if run.as_json:
+        run.line(values)
+    else:
+        run.out.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -5,5 +5,5 @@
 | `local`             | one process compacts, in bounded memory                                     |
 | `shared_compaction` | one process claims and applies, any number of processes do the work         |
 
-Imports `parts`, `shard`, `state`, `storage`.
+Imports `parts`, `shard`, `state`.
 """

@@ -22,6 +22,7 @@ from aiopersist.parts.fetch import Named, Selection
 from aiopersist.parts.rewrite import Budget, Target, rewrite
 from aiopersist.parts.runs import plan_runs
 from aiopersist.parts.sorted_parts import SortedParts
+from aiopersist.progress import progress
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
@@ -29,7 +30,6 @@ from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import ReleaseClaim, Replace, Spec, TakeClaim, Total, plan_all, run_count
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
-from aiopersist.storage.stall import StallLog
 
 
 class Work(NamedTuple):
@@ -111,7 +111,7 @@ async def compact_all(shard: Shard, registration: Registration, last: int, since
     """Compact everything up to the batch of ordinal `last` to one batch of one run, at `since` or later.
     Waits while another process has claimed any of it. `BatchExpired` if the registration is gone."""
     delays = shard.stack.runtime.delays()
-    stall = StallLog(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
+    stall = shard.stack.stall_log(lambda: f"a compaction of {shard.label}")
     while (spec := plan_all(shard.state, last, since)) is not None:
         if not registration.alive:
             text = f"writer {registration.writer} of this compaction is no longer registered: begin it again"
@@ -126,8 +126,13 @@ async def compact(shard: Shard, spec: Spec, registration: Registration, *, claim
     """Compact as much of `spec` as the memory allows; says whether that was applied. One commit, two with a
     blob or with `claims_all`; requests for every part that is read or written. Whatever it raises, the claim
     is released; if that fails, too, the claim ends with the registration. `Corruption` if a blob is lost."""
+    with shard.stack.work("compaction", shard.known_as) as observed:
+        observed.done = await _compact_claimed(shard, spec, registration.writer, claims_all=claims_all)
+        return observed.done
+
+
+async def _compact_claimed(shard: Shard, spec: Spec, writer: str, *, claims_all: bool) -> bool:
     work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
-    writer = registration.writer
     claims = claims_all or any(part.key is not None for _, part in work.parts)
     if claims and not await commit(shard.register, TakeClaim(writer, work.spec.inputs)):
         return False
@@ -160,7 +165,9 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     if not since.elements:  # no reader will ever read the updates
         empty = HollowBatch(lower=work.spec.lower, upper=work.spec.upper, since=since)
         return await _apply(shard, Replace(writer, inputs, empty, Total(0, 0), Total(0, 0)), None)
-    done = await rewrite(shard, work.read, Selection(advance_to=since), target_of(shard, work, writer))
+    with progress("compaction", sum(part.rows for _, part in work.parts), "rows") as step:
+        target = target_of(shard, work, writer)
+        done = await rewrite(shard, work.read, Selection(advance_to=since), target, step.advance)
     batch = work.batch(done.parts, done.output.loose)
     return await _apply(shard, Replace(writer, inputs, batch, done.read, done.output.wrote), done.output)
 

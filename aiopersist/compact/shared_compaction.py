@@ -32,9 +32,8 @@ from aiopersist.shard.shards import Shards
 from aiopersist.state.compaction import Replace, TakeClaim, Total, plan_all
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.retention import ApplyRetention
-from aiopersist.storage.stall import StallLog
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("maintenance")
 
 PIECE = Envelope("compaction", format=1)
 RESULT = Envelope("compacted", format=1)
@@ -184,6 +183,11 @@ async def compact_piece(shards: Shards, data: bytes) -> bytes:
     """See `Client.compact_piece`."""
     given = PIECE.decode(data, CompactionPiece)
     shard = await shards.of_a_piece(checked_shard(given.shard, given.piece))
+    with shards.stack.tracing.span("compaction.piece", shard.known_as, PIECE.trace(data)):
+        return await _compact_piece(shard, given)
+
+
+async def _compact_piece(shard: Shard, given: CompactionPiece) -> bytes:
     check_schemas(given.piece, shard)
     schema = shard.schema(given.piece.schema_id)
     target = Target(schema, given.writer, given.lower, given.since, given.inline_max_bytes)
@@ -216,7 +220,7 @@ async def _why_missing(shard: Shard, given: CompactionPiece, error: LeaseExpired
 
 async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
     delays = shard.stack.runtime.delays()
-    stall = StallLog(lambda: f"a compaction of {shard.label}", shard.stack.runtime)
+    stall = shard.stack.stall_log(lambda: f"a compaction of {shard.label}")
     registration = await Registration.fresh(shard)
     registration.hold()
     try:
@@ -248,7 +252,8 @@ async def _expire(shard: Shard, registration: Registration) -> None:
     try:
         await registration.expire()
     except Error as error:  # the results stay applied
-        log.warning("the claim of a compaction of %s is left to its lease: %s", shard.label, error)
+        text, extra = "the claim of a compaction of %s is left to its lease: %s", {"shard": shard.known_as}
+        log.warning(text, shard.label, error, extra=extra)
 
 
 def _in_order(results: Sequence[bytes], division: str, pieces: int) -> list[CompactedPiece]:

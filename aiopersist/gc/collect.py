@@ -60,6 +60,13 @@ async def collect(shard: Shard, writer: str | None = None) -> Collected:
     """One collection, claimed by `writer`, or unclaimed. Costs a scan of the versions below the horizon, a
     read of the rollup that they begin with, a delete per thousand parts, and a commit; where there is nothing
     to do, one read of the head."""
+    with shard.stack.work("collection", shard.known_as) as work:
+        collected = await _collect(shard, writer)
+        work.done = any(collected)
+        return collected
+
+
+async def _collect(shard: Shard, writer: str | None) -> Collected:
     stack, key = shard.stack, consensus_key(shard.id)
     state = await shard.register.refresh()
     if state is None or (r := horizon(state)) is None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from aiopersist.errors import Corruption
 from aiopersist.gc.collect import trail_from
 from aiopersist.gc.tombstones import read_heads
+from aiopersist.progress import progress
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import Truncated, consensus_key, list_shards
 from aiopersist.shard.register import Register
@@ -54,39 +55,52 @@ async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
     """Look through all shards. Requests for each shard: a listing, a scan of its live versions, a read of its
     rollups; for dropped shards, one request for some hundred. A damaged shard is left alone; at the end the
     first `Corruption` is raised."""
-    found, damage = Sweep(deleted=not dry_run), list[Corruption]()
-    async for shard in _shards(stack):
-        listed = await _listed(stack, shard)  # before the head is read
-        try:
-            named = await _named(stack, shard, expire=not dry_run)
-        except Corruption as error:
-            damage.append(error)
-            continue
-        if named is None:
-            continue
-        leaked = {
-            key: size
-            for key, size in listed.items()
-            if key not in named.referenced and writer_of(key) not in named.writers
-        }
-        keys = list(leaked)
-        if not dry_run:
-            await stack.blob.delete(keys)
-        found = Sweep((*found.keys, *keys), found.bytes + sum(leaked.values()), found.deleted)
+    leaked, damage = dict[str, int](), list[Corruption]()
+    shards = await list_shards(stack)
+    with progress("sweep", len(shards), "shards") as step:
+        async for shard in _without_tombstones(stack, shards):
+            try:
+                leaks = await _leaks(stack, shard, expire=not dry_run)
+            except Corruption as error:
+                damage.append(error)
+            else:
+                if not dry_run:
+                    await stack.blob.delete(list(leaks))
+                leaked |= leaks
+            step.advance(1)
     if damage:
         raise damage[0]
-    return found
+    return Sweep(tuple(leaked), sum(leaked.values()), not dry_run)
+
+
+async def _leaks(stack: Stack, shard: str, *, expire: bool) -> dict[str, int]:
+    """The leaked blobs of the shard, with their sizes."""
+    listed = await _listed(stack, shard)  # before the head is read
+    named = await _named(stack, shard, expire=expire)
+    if named is None:
+        return {}
+    return {
+        key: size
+        for key, size in listed.items()
+        if key not in named.referenced and writer_of(key) not in named.writers
+    }
 
 
 async def usage(stack: Stack) -> Usage:
     """The sums over all shards. As many requests as a sweep."""
-    total = Usage()
-    async for shard in _shards(stack):
-        listed = await _listed(stack, shard)
-        named = await _named(stack, shard, expire=False)
-        sets = (listed.keys(), named.referenced, named.current, named.parts) if named else (listed.keys(),)
-        total = total.plus(Usage(*(sum(listed.get(key, 0) for key in keys) for keys in sets)))
+    total, shards = Usage(), await list_shards(stack)
+    with progress("usage", len(shards), "shards") as step:
+        async for shard in _without_tombstones(stack, shards):
+            total = total.plus(await _usage(stack, shard))
+            step.advance(1)
     return total
+
+
+async def _usage(stack: Stack, shard: str) -> Usage:
+    listed = await _listed(stack, shard)
+    named = await _named(stack, shard, expire=False)
+    sets = (listed.keys(), named.referenced, named.current, named.parts) if named else (listed.keys(),)
+    return Usage(*(sum(listed.get(key, 0) for key in keys) for keys in sets))
 
 
 class _Named(NamedTuple):
@@ -100,9 +114,8 @@ class _Named(NamedTuple):
     """Keys of blobs, as `Usage` counts them."""
 
 
-async def _shards(stack: Stack) -> AsyncIterator[str]:
-    """All shards but tombstones."""
-    async for heads in read_heads(stack, await list_shards(stack), {}):
+async def _without_tombstones(stack: Stack, shards: list[str]) -> AsyncIterator[str]:
+    async for heads in read_heads(stack, shards, {}):
         for shard in heads.moved:
             yield shard
 

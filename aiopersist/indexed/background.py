@@ -11,7 +11,7 @@ from aiopersist.indexed.core import Core
 from aiopersist.indexed.errors import Fenced
 from aiopersist.indexed.maintenance import CompactionRequest, CompactionResponse, StreamsMaintenance
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("maintenance")
 
 
 class Background:
@@ -52,7 +52,9 @@ class Background:
                 elif now - changed_at > idle_s and self._maintenance.garbage.owes_collection:
                     await self._maintenance.collect()
             except Fenced as error:
-                log.info("%s is no longer maintained here: %s", self._core.shard.label, error)
+                shard = self._core.shard
+                extra = {"shard": shard.known_as}
+                log.info("%s is no longer maintained here: %s", shard.label, error, extra=extra)
                 return
             except Exception as error:
                 self._is_owed = True

@@ -303,16 +303,18 @@ def _time(value: "Antichain | Time") -> int:
     return time
 
 
-def _iterable(values: Any, what: str) -> list[Any]:
+def _iterable(values: Any, what: str) -> Iterable[Any]:
     if isinstance(values, Stream) or not isinstance(values, Iterable):
         raise InvalidUsage(UsageKind.INVALID_TYPE, f"{what} is {shown(values)}, not a list", value=values)
-    return list(values)
+    return values
 
 
 def _pairs(values: Any, what: str) -> list[tuple[Any, Any]]:
-    found = _iterable(values, what)
-    for pair in found:
+    found = []
+    for pair in _iterable(values, what):
         if not isinstance(pair, tuple | list) or isinstance(pair, Stream) or len(pair) != 2:
             text = f"{what} has {shown(pair)}, not a pair with a stream"
             raise InvalidUsage(UsageKind.INVALID_TYPE, text, value=pair)
-    return [(first, second) for first, second in found]
+        first, second = pair  # an iterator may fill one list anew for each
+        found.append((first, second))
+    return found

@@ -7,7 +7,8 @@
 | `background`, `backoff`      | when the steps run in a client, and how they back off              |
 | `rounds`                     | all shards of a location, one round after the other                |
 | `on_demand`                  | retention policies, and collections that a user asks for           |
-| `inspect`, `fsck`            | a view of a shard's state; a check that all its data is intact     |
+| `inspect`, `overview`        | a view of a shard's state; a line for each shard of a location     |
+| `fsck`                       | a check that all data of a shard is intact                         |
 
 Imports `compact`, `gc`, `parts`, `shard`, `state`, `storage`, `subscription`, `data`.
 """

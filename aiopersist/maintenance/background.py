@@ -16,7 +16,7 @@ from aiopersist.data.lazy import import_polars
 from aiopersist.errors import ShardFinalized
 from aiopersist.failures import Backoff
 from aiopersist.gc.collect import can_collect
-from aiopersist.maintenance.due import all_inputs, due, inputs_wanted
+from aiopersist.maintenance.due import Weights, all_inputs, due, inputs_wanted
 from aiopersist.maintenance.shard import LOOK, SINCE, ShardMaintenance
 from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
@@ -135,6 +135,7 @@ class ShardTasks:
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._seen: object = None  # differs once anything was written since the last look
         self._ended = False
+        self._weights = Weights()
         self.due_at = self.next_look()
 
     @property
@@ -144,13 +145,15 @@ class ShardTasks:
     def begin_due(self, state: State) -> None:
         """Begin the work that is due after a commit of this process."""
         settings = self.shard.stack.settings
-        owes = due(state, settings)
+        owes = due(state, settings, self._weights)
         if owes.since:
             self._move_since()
         if owes.collection:
             self._begin_collecting()
-        if owes.compaction:
-            self._compact(inputs_wanted)
+        if owes.little:
+            self._compact(inputs_wanted, large=False)
+        if owes.large:
+            self._compact(inputs_wanted, large=True)
 
     def ignore(self, state: State) -> None:
         """Begin nothing: the background is off."""
@@ -199,7 +202,8 @@ class ShardTasks:
         if not idle:
             return
         if await self.maintenance.has_work():
-            self._compact(all_inputs, claims_all=True)
+            for large in (False, True):  # side by side: small ones must not wait for large ones
+                self._compact(all_inputs, large=large, claims_all=True)
         elif self.maintenance.owes_collection:
             self._begin_collecting()
 
@@ -220,12 +224,13 @@ class ShardTasks:
         if SINCE not in self.maintenance.backoffs:
             self._begin("move since of", partial(self.maintenance.move_since, exact=False))
 
-    def _compact(self, wanted: Callable[[State, Settings], int], *, claims_all: bool = False) -> None:
-        """Begin large and small compactions side by side: the small ones must not wait for the large ones."""
-        kinds = (("compact little of", self._limits.small, False), ("compact", self._limits.large, True))
-        for what, limit, large in kinds:
-            work = partial(self.maintenance.compact, wanted, large=large, claims_all=claims_all)
-            self._begin(what, partial(self._compact_then_collect, limit, work))
+    def _compact(
+        self, wanted: Callable[[State, Settings], float], *, large: bool, claims_all: bool = False
+    ) -> None:
+        """Begin the large compactions, or the small ones."""
+        what, limit = ("compact", self._limits.large) if large else ("compact little of", self._limits.small)
+        work = partial(self.maintenance.compact, wanted, large=large, claims_all=claims_all)
+        self._begin(what, partial(self._compact_then_collect, limit, work))
 
     async def _compact_then_collect(
         self, limit: asyncio.Semaphore, compact: Callable[[], Coroutine[Any, Any, int]]

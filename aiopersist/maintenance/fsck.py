@@ -33,6 +33,7 @@ from aiopersist.errors import (
 from aiopersist.frontier import Antichain
 from aiopersist.parts.fetch import Fetch
 from aiopersist.parts.runs import plan_runs
+from aiopersist.progress import progress
 from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
@@ -75,9 +76,20 @@ async def fsck(shard: Shard) -> FsckReport:
 
 
 async def _checked(shard: Shard, state: State) -> FsckReport:
-    reader = shard.hold.reader
     problems = [problem async for problem in _history(shard, state)]
     parts = updates = 0
+    with progress("fsck", sum(batch.len for batch in state.batches.values()), "rows") as step:
+        async for part, rows, faults in _parts(shard, state):
+            problems += faults
+            if rows is not None:
+                parts, updates = parts + 1, updates + rows
+            step.advance(part.rows)
+    return FsckReport(shard_id=shard.id, problems=problems, parts=parts, updates=updates)
+
+
+async def _parts(shard: Shard, state: State) -> AsyncIterator[tuple[HollowPart, int | None, list[str]]]:
+    """Every part with the number of its rows, `None` if it cannot be read to its end, and its faults."""
+    reader = shard.hold.reader
     for ordinal, batch in state.batches.items():
         for run in plan_runs([(batch, part) for part in batch.parts]):
             last: Any = None
@@ -88,11 +100,9 @@ async def _checked(shard: Shard, state: State) -> FsckReport:
                 except (LeaseExpired, ShardFinalized, StorageUnavailable, Indeterminate):  # cannot be read
                     raise
                 except Error as error:
-                    problems.append(f"{name}: {error}")
-                    continue
-                parts, updates = parts + 1, updates + rows
-                problems += [f"{name}: {fault}" for fault in faults]
-    return FsckReport(shard_id=shard.id, problems=problems, parts=parts, updates=updates)
+                    yield part, None, [f"{name}: {error}"]
+                else:
+                    yield part, rows, [f"{name}: {fault}" for fault in faults]
 
 
 async def _history(shard: Shard, state: State) -> AsyncIterator[str]:

@@ -1,11 +1,11 @@
 """A view of a shard's state for people, dashboards and tests."""
 
+from collections.abc import Iterable
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from aiopersist.errors import UnknownShard
 from aiopersist.frontier import Antichain
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.shard import Shard
@@ -23,7 +23,11 @@ from aiopersist.state.model import (
     TransactionRecord,
     Writer,
 )
+from aiopersist.state.streams import Arrangement
 from aiopersist.subscription.view import SubscriptionView, views_of
+
+GROWTH_S = 60.0  # a rate is that of about so long
+GROWTH_MIN_S = 10.0  # over less, it says nothing
 
 
 class BatchView(BaseModel, frozen=True):
@@ -62,6 +66,9 @@ class HoldView(BaseModel, frozen=True):
     """A leased reader, a named hold, a critical since, a subscription, or the policy of `retain`."""
     id: str
     """The reader's id, the name of the hold or the subscription, or the id of the critical since."""
+    owner: str | None
+    """The client and the process that have it, `name/host:pid`; `None` for a critical since, a policy, a
+    subscription that nobody has, and where an earlier version of the library registered it."""
     since: Antichain
     behind: int | None
     """Times between its since and the shard's upper; `None` unless both are one int."""
@@ -69,11 +76,12 @@ class HoldView(BaseModel, frozen=True):
     """Whether it keeps the shard's since from moving."""
 
     @classmethod
-    def of(cls, kind: str, id: str, since: Antichain, state: State) -> "HoldView":
+    def of(cls, kind: str, id: str, since: Antichain, state: State, signed: str | None = None) -> "HoldView":
         return cls.model_validate(
             {
                 "kind": kind,
                 "id": id,
+                "owner": signature(signed),
                 "since": since,
                 "behind": _behind(since, state.upper),
                 "pins": bool(since.elements) and since <= state.since,
@@ -81,8 +89,34 @@ class HoldView(BaseModel, frozen=True):
         )
 
 
+class StreamSummary(BaseModel, frozen=True):
+    """One stream of an `Indexed`."""
+
+    since: int
+    seal: int
+    """Updates at times before it are complete."""
+    unsealed_batches: int
+    trace_batches: int
+    updates: int
+    """In all its batches."""
+    bytes: int
+    """Of the blobs of their parts."""
+
+    @classmethod
+    def of(cls, arrangement: Arrangement) -> "StreamSummary":
+        parts = list(arrangement.parts)
+        return cls(
+            since=arrangement.since,
+            seal=arrangement.seal,
+            unsealed_batches=len(arrangement.unsealed),
+            trace_batches=len(arrangement.trace),
+            updates=sum(part.rows for part in parts),
+            bytes=sum(part.size for part in parts),
+        )
+
+
 class ShardView(BaseModel, frozen=True):
-    """One shard at its newest version."""
+    """One shard, table or `Indexed` at its newest version."""
 
     shard_id: str
     since: Antichain
@@ -113,16 +147,20 @@ class ShardView(BaseModel, frozen=True):
     writers: dict[str, Writer]
     transactions: dict[str, TransactionRecord]
     rollups: dict[int, Rollup]
+    streams: dict[str, StreamSummary] | None
+    """Of an `Indexed`, by name: it has these instead of batches. `None` for a shard or a table."""
+    written_at: float
+    """When this version was written, in Unix seconds of the consensus store's clock."""
+    now: float
+    """When it was looked at, by the same clock: a lease that ends before now is overdue."""
     blob_bytes: int
     """Bytes of the blobs of parts that the newest version names."""
     inline_bytes: int
 
 
 async def inspect(shard: Shard) -> ShardView:
-    """A linearizable view. Two requests."""
-    state = await shard.register.refresh()
-    if state is None:
-        raise UnknownShard(f"there is no {shard.label}", shard_id=shard.id)
+    """A linearizable view; `UnknownShard`, `ShardFinalized`. Two requests."""
+    state = await shard.open()
     first = await shard.stack.consensus.scan(consensus_key(shard.id), 0, 1)
     now = await shard.register.now()
     return await shard.stack.compute(_view, state, first[0].seqno if first else state.seqno, now)
@@ -151,27 +189,44 @@ def _view(state: State, earliest: int, now: float) -> ShardView:
         writers=state.writers,
         transactions=dict(state.transactions),
         rollups=state.rollups,
-        blob_bytes=sum(batch.blob_bytes for batch in batches),
+        streams=_streams(state),
+        written_at=state.at,
+        now=now,
+        blob_bytes=sum(part.size for part in state.parts if part.key is not None),
         inline_bytes=state.inline_bytes,
     )
 
 
+def _streams(state: State) -> dict[str, StreamSummary] | None:
+    if state.streams is None:
+        return None
+    arrangements = state.streams.arrangements
+    return {name: StreamSummary.of(arrangements.get(name, Arrangement())) for name in state.streams.names}
+
+
 def _holds(state: State) -> list[HoldView]:
     readers = [
-        HoldView.of("named" if r.name else "reader", r.name or reader, r.since, state)
+        HoldView.of(
+            "named" if r.name else "reader", r.name or reader, r.since, state, r.owner if r.name else reader
+        )
         for reader, r in state.readers.items()
         if r.since.elements
     ]
     critical = [HoldView.of("critical", reader, c.since, state) for reader, c in state.critical.items()]
     policy = [HoldView.of("retention", "retain", p.hold, state) for p in state.retention.values()]
     consumers = [
-        HoldView.of("subscription", key, consumer.hold, state)
+        HoldView.of("subscription", key, consumer.hold, state, consumer.owner)
         for key, consumer in state.subscriptions.items()
         if not consumer.expired
     ]
     return sorted(
         [*readers, *critical, *consumers, *policy], key=lambda hold: (not hold.pins, -_far(hold.behind))
     )
+
+
+def signature(id: str | None) -> str | None:
+    """The client and the process that signed an id, `name/host:pid`, if any did."""
+    return (id or "").partition("@")[2] or None
 
 
 def _far(behind: int | None) -> float:
@@ -183,3 +238,55 @@ def _behind(since: Antichain, upper: Antichain) -> int | None:
         return None
     first, last = since.time, upper.time
     return last - first if isinstance(first, int) and isinstance(last, int) else None
+
+
+# --- what a view says to people who look after it ------------------------------------------------------
+
+
+class Keeper(NamedTuple):
+    """The reader that may still read the oldest version: nothing that was replaced since can be deleted."""
+
+    reader: str
+    versions: int
+    """How many versions came since."""
+    lease_left_s: float
+
+
+def keeper(view: ShardView) -> Keeper | None:
+    """Who keeps the oldest version, if anybody keeps an old one."""
+    readers = [(r.seqno_hold, name) for name, r in view.readers.items() if r.seqno_hold is not None]
+    if not readers or (oldest := min(readers))[0] >= view.seqno:
+        return None
+    lease = view.readers[oldest[1]]
+    return Keeper(oldest[1], view.seqno - oldest[0], lease.heartbeat + lease.lease_s - view.now)
+
+
+class Growth(NamedTuple):
+    """How fast a shard grows."""
+
+    updates_per_s: float
+    bytes_per_s: float
+    span_s: float
+    """Over so many seconds until now."""
+
+
+def growth(view: ShardView) -> Growth | None:
+    """How fast a shard on a wall clock grew of late: see `growth_of`."""
+    sizes = ((b.lower, b.len, b.blob_bytes + b.inline_bytes) for b in reversed(view.batches))
+    return growth_of(sizes, view.now) if view.clock == "wall" else None
+
+
+def growth_of(newest_first: Iterable[tuple[Antichain, int, int]], now: float) -> Growth | None:
+    """By the lowers, updates and bytes of batches of a wall clock: of the newest that reach back a minute; or
+    `GROWTH_MIN_S` at least, if the one before them reaches back to the beginning, which is no instant.
+    Without the updates that a compaction has cancelled."""
+    updates = size = 0
+    found: Growth | None = None
+    for lower, rows, count in newest_first:
+        updates, size = updates + rows, size + count
+        began = now - (lower.time if isinstance(lower.time, int) else 0) / 1_000_000
+        if GROWTH_MIN_S <= began < now:
+            found = Growth(updates / began, size / began, began)
+        if began >= GROWTH_S:
+            break
+    return found

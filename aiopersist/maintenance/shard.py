@@ -55,7 +55,7 @@ class ShardMaintenance:
 
     async def compact(
         self,
-        wanted: Callable[[State, Settings], int] = all_inputs,
+        wanted: Callable[[State, Settings], float] = all_inputs,
         *,
         large: bool | None = None,
         claims_all: bool = False,
@@ -74,7 +74,7 @@ class ShardMaintenance:
                 done += 1
         return done
 
-    async def _next(self, wanted: Callable[[State, Settings], int], large: bool | None) -> Spec | None:
+    async def _next(self, wanted: Callable[[State, Settings], float], large: bool | None) -> Spec | None:
         now = await self._stack.consensus.now()
         if PLAN in self.backoffs:
             return None
@@ -84,7 +84,7 @@ class ShardMaintenance:
         return spec
 
     def _planned(
-        self, wanted: Callable[[State, Settings], int], large: bool | None, now: float
+        self, wanted: Callable[[State, Settings], float], large: bool | None, now: float
     ) -> Spec | None:
         state, settings = self.shard.state, self._stack.settings
         self.backoffs.forget(lambda key: key in JOBS or key in state.batches)

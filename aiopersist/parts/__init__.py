@@ -15,6 +15,6 @@ into updates again, and `runs` merges many sorted runs of parts.
 | `runs`, `rewrite`            | sorted runs merged; written as one run                             |
 | `divide`, `envelope`         | work divided into pieces, which travel between processes           |
 
-Imports `shard`, `state`, `storage`, `data`. Garbage collection (`gc/`) imports nothing from here: it never
-looks into a blob.
+Imports `shard`, `state`, `storage`, `data`, `measure`. Garbage collection (`gc/`) imports nothing from here:
+it never looks into a blob.
 """

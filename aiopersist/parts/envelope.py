@@ -1,8 +1,11 @@
 """Values that travel between processes as bytes.
 
-The first line names the kind of value, its format and the checksum of the rest; the rest is JSON.
+The first line names the kind of value, its format and the checksum of the rest; the rest is JSON. Within a
+trace, a line with the context of the trace precedes it, in a format with the next number, so that the process
+which goes on with the work goes on with the trace.
 """
 
+import json
 import re
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,6 +13,7 @@ from pydantic import ValidationError
 
 from aiopersist.data.part.inline import checksum
 from aiopersist.errors import InvalidUpdate
+from aiopersist.measure.providers import carrier
 from aiopersist.state.record import Record
 
 R = TypeVar("R", bound=Record)
@@ -20,6 +24,7 @@ class Envelope(NamedTuple):
 
     what: str
     format: int
+    """Its number without a trace; the next one is the same with a trace."""
 
     @property
     def magic(self) -> bytes:
@@ -27,8 +32,10 @@ class Envelope(NamedTuple):
 
     def encode(self, value: Record) -> bytes:
         """The value as bytes."""
-        body = value.model_dump_json().encode()
-        return b"%s %d %s\n%s" % (self.magic, self.format, checksum(body).encode(), body)
+        body, number, trace = value.model_dump_json().encode(), self.format, carrier()
+        if trace:
+            body, number = b"%s\n%s" % (json.dumps(trace).encode(), body), number + 1
+        return b"%s %d %s\n%s" % (self.magic, number, checksum(body).encode(), body)
 
     def decode(self, data: Any, model: type[R], shard_id: str | None = None) -> R:
         """The value again; `InvalidUpdate` for bytes that hold no such value, are damaged, or have another
@@ -44,12 +51,26 @@ class Envelope(NamedTuple):
         fields = head.split(b" ")
         if len(fields) != 3 or fields[0] != self.magic or not re.fullmatch(rb"[0-9]+", fields[1]):
             raise refused(f"{bytes(data)[:40]!r}... is no transmitted {what}")
-        if fields[1] != b"%d" % self.format:
+        if fields[1] not in (b"%d" % self.format, b"%d" % (self.format + 1)):
             found = f"a {what} of format {fields[1].decode():.20}"
             raise refused(f"{found}; this version reads {self.format}: upgrade aiopersist")
         if checksum(body).encode() != fields[2]:
             raise refused(f"a transmitted {what} is damaged: it does not have its checksum")
+        if fields[1] != b"%d" % self.format:
+            _, _, body = body.partition(b"\n")
         try:
             return model.model_validate_json(body)
         except ValidationError as error:
             raise refused(f"a transmitted {what} cannot be read: {error}") from error
+
+    def trace(self, data: bytes) -> dict[str, str]:
+        """The context of the trace within which the value was encoded; empty if there was none, or if these
+        bytes hold no such value."""
+        head, _, body = bytes(data).partition(b"\n")
+        if not head.startswith(b"%s %d " % (self.magic, self.format + 1)):
+            return {}
+        try:
+            found = json.loads(body.partition(b"\n")[0])
+        except ValueError:
+            return {}
+        return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}

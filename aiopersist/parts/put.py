@@ -15,7 +15,7 @@ from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart
 from aiopersist.storage.blob import Blob
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("storage")
 
 T = TypeVar("T")
 
@@ -63,9 +63,8 @@ class NewBlobs:
         try:
             await self._shard.stack.blob.delete(keys)
         except Error as error:
-            log.warning(
-                "%d blobs that no state names were not deleted; the sweep deletes them: %s", len(keys), error
-            )
+            text = "%d blobs that no state names were not deleted; the sweep deletes them: %s"
+            log.warning(text, len(keys), error, extra={"shard": self._shard.known_as, "blobs": len(keys)})
 
 
 def stats_spec(settings: Settings) -> StatsSpec:

@@ -6,7 +6,7 @@ The result is written as sorted parts (`sorted_parts.py`).
 Memory: `settings.compaction_memory_bytes`, whatever the size of the input.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -91,17 +91,22 @@ def goodbytes_of(runs: Sequence[Sequence[Named]]) -> float:
 
 
 async def rewrite(
-    shard: Shard, runs: Sequence[Sequence[Named]], selection: Selection, target: Target
+    shard: Shard,
+    runs: Sequence[Sequence[Named]],
+    selection: Selection,
+    target: Target,
+    on_rows: Callable[[int], None] = lambda rows: None,
 ) -> Rewritten:
-    """Read the updates of sorted runs that `selection` asks for, and write them as one run. On any error the
-    written blobs are deleted. Requests for every part that is read or written."""
+    """Read the updates of sorted runs that `selection` asks for, and write them as one run. `on_rows` is told
+    how many more were read. On any error the written blobs are deleted. Requests for every part that is read
+    or written."""
     is_little = goodbytes_of(runs) <= whole_bytes(shard.stack.settings)
     with nullcontext(shard.stack) if is_little else shard.stack.on_one_thread() as stack:
         output = output_for(shard, stack, target)
         merge = _whole if is_little else _slab_by_slab
         fetch = Fetch(shard, target.schema, cached=False, range_bytes=RANGE_BYTES, stack=stack)
         try:
-            read = await merge(fetch, runs, selection, output)
+            read = await merge(fetch, runs, selection, output, on_rows)
             return Rewritten(await output.finish(), output, read)
         except BaseException:
             stack.supervisor.spawn(output.discard(), "delete parts of a compaction that failed")
@@ -123,7 +128,11 @@ def output_for(shard: Shard, stack: Stack, target: Target) -> SortedParts:
 
 
 async def _whole(
-    fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, output: SortedParts
+    fetch: Fetch,
+    runs: Sequence[Sequence[Named]],
+    selection: Selection,
+    output: SortedParts,
+    on_rows: Callable[[int], None],
 ) -> Total:
     """Read all updates at once, and write them as one part; the total that was read."""
     parts = [named for run in runs for named in run]
@@ -131,14 +140,20 @@ async def _whole(
     groups += [inline] if (inline := [named for named in parts if named[1].key is None]) else []
     jobs = [partial(fetch.table, group, selection, "") for group in groups]
     tables = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
-    return await output.add_all(concat(tables, fetch.schema))
+    read = await output.add_all(concat(tables, fetch.schema))
+    on_rows(read.rows)
+    return read
 
 
 async def _slab_by_slab(
-    fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, output: SortedParts
+    fetch: Fetch,
+    runs: Sequence[Sequence[Named]],
+    selection: Selection,
+    output: SortedParts,
+    on_rows: Callable[[int], None],
 ) -> Total:
     """Merge the runs into parts, in bounded memory; the total that was read."""
-    read = Total(0, 0)
+    read, told = Total(0, 0), 0
 
     def count(slab: "pa.Table") -> None:
         nonlocal read
@@ -149,4 +164,6 @@ async def _slab_by_slab(
     async with aclosing(tables):
         async for table in tables:
             await output.add(table)
+            on_rows(read.rows - told)
+            told = read.rows
     return read

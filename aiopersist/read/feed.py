@@ -26,6 +26,7 @@ from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Items, Snapshot
 from aiopersist.resource import Resource
 from aiopersist.shard.instant import as_int
+from aiopersist.shard.stack import Stack
 from aiopersist.state.model import State
 from aiopersist.state.position import Position, WithinContents
 
@@ -67,7 +68,8 @@ class UpdateFeed(Resource, Generic[K, V]):
         self._where = where
         self._held = AsyncExitStack()
         self._snapshot: Snapshot[K, V] | None = None
-        """What the contents come from. It is closed behind them: it keeps blobs."""
+        """What the contents come from. It keeps blobs, so it is closed behind them; one at a position that
+        others hold is not opened before a step is asked for."""
         self._contents: Items[Any] | None = None
         self._batch: Any = None
         """The next batch of the contents, read ahead: so that the last one is known."""
@@ -82,6 +84,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         """A step that was not handed over yet: its wait was cancelled."""
         self._behind_last: UpdatesStep | None = None
         """The last step that was handed over, without its updates."""
+        self._closed = False
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -107,14 +110,11 @@ class UpdateFeed(Resource, Generic[K, V]):
             self._opened(listen, held)
 
     async def open_at(self, position: Position) -> None:
-        """Go on at `position`."""
-        within = position.contents
+        """Go on at `position`, whose history is held until the step behind it is handed over: not here."""
+        self._within = within = position.contents
+        frontier = position.frontier if within is None else successor(within.as_of)
         async with AsyncExitStack() as held:
-            if within is not None:
-                listen = await self._begun(within.as_of, within, held)
-            else:
-                listen = await held.enter_async_context(await listen_from(self._handle, position.frontier))
-            self._opened(listen, held)
+            self._opened(await held.enter_async_context(await listen_from(self._handle, frontier)), held)
 
     async def _begun(
         self, as_of: int | datetime | None, within: WithinContents | None, held: AsyncExitStack
@@ -131,10 +131,20 @@ class UpdateFeed(Resource, Generic[K, V]):
             await listen.aclose()  # the first append came meanwhile
             return await self._begun(as_of, within, held)
         listen = await held.enter_async_context(self._handle.listen(snapshot.as_of))
-        self._snapshot = snapshot
         self._within = within or WithinContents(as_of=as_int(snapshot.as_of))
-        self._contents = snapshot.batches(self._rest())
+        self._read(snapshot)
         return listen
+
+    def _read(self, snapshot: Snapshot[K, V]) -> None:
+        self._snapshot, self._contents = snapshot, snapshot.batches(self._rest())
+
+    async def _open_snapshot(self, as_of: int) -> None:
+        """Open what the contents come from. What was closed meanwhile keeps nothing."""
+        snapshot: Snapshot[K, V] = await self._handle.snapshot(as_of)
+        self._held.push_async_exit(snapshot)
+        self._read(snapshot)
+        if self._closed:
+            await self._held.aclose()
 
     def _opened(self, listen: Listen[K, V], held: AsyncExitStack) -> None:
         bound_steps(listen, STEP_GROUPS * self._session.fetch.stack.settings.row_group_bytes)
@@ -181,6 +191,22 @@ class UpdateFeed(Resource, Generic[K, V]):
         assert self._listen is not None
         check_with(self._listen, check)
 
+    @property
+    def stack(self) -> Stack:
+        """What it works with."""
+        return self._session.fetch.stack
+
+    @property
+    def version(self) -> int:
+        """The newest version of the shard that this process knows."""
+        state = self._session.shard.register.state
+        assert state is not None  # it was opened
+        return state.seqno
+
+    async def left_behind(self, version: int) -> None:
+        """Return when the shard has a version beyond that one. It may be cancelled."""
+        await self._session.shard.register.wait(lambda state: state if state.seqno > version else None)
+
     def anew(self) -> "UpdateFeed[K, V]":
         """Another feed of the same rows, to be opened."""
         return UpdateFeed(self._session, self._where)
@@ -198,6 +224,8 @@ class UpdateFeed(Resource, Generic[K, V]):
             return made
 
     async def _next(self) -> UpdatesStep:
+        if self._within is not None and self._contents is None:
+            await self._open_snapshot(self._within.as_of)
         if self._contents is not None:
             return await self._next_contents()
         if self._snapshot is not None:
@@ -258,6 +286,7 @@ class UpdateFeed(Resource, Generic[K, V]):
 
     async def aclose(self) -> None:
         """Stop; idempotent."""
+        self._closed = True
         await self._held.aclose()
 
 

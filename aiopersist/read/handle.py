@@ -71,6 +71,10 @@ class ReadHandle(Resource, Generic[K, V]):
         return own.reader if own is not None else self._shard.hold.reader
 
     @property
+    def _has_hold(self) -> bool:
+        return self._session.own is not None
+
+    @property
     def since(self) -> Antichain:
         """The frontier that this handle holds; without a hold the shard's since, as last seen."""
         own = self._session.own

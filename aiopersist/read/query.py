@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from aiopersist.data.lazy import pa
@@ -12,6 +13,7 @@ from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate, sum_columns
 from aiopersist.data.updates.updates import decode_rows
+from aiopersist.frontier import Time
 from aiopersist.parts.fetch import Named
 
 Columns = Sequence[str]
@@ -20,13 +22,17 @@ Columns = Sequence[str]
 @dataclass(frozen=True)
 class Query:
     """`paths` are the paths of the chosen columns, by name; `None`: key and val as they are. `keys`: of
-    these keys alone, as in `Selection`. `sums=False`: updates as they are, in any order."""
+    these keys alone, as in `Selection`. `sums=False`: updates as they are, in any order. `after`: what
+    changed after that time alone. `may_match`: whether a part may have rows of `where`, where the caller
+    knows that sooner than `where` itself."""
 
     schema: Schema[Any, Any, Any]
     where: Any = None
     paths: dict[str, tuple[str, ...]] | None = None
     keys: WantedKeys | None = None
     sums: bool = True
+    after: Time | None = None
+    may_match: Callable[[Named], bool] | None = None
 
     @classmethod
     def of(cls, schema: Schema[Any, Any, Any], where: Any, columns: Columns | None) -> Query:
@@ -39,6 +45,8 @@ class Query:
         """The parts that may hold matching rows, by their statistics."""
         if self.keys is not None:
             parts = [(batch, part) for batch, part in parts if self.keys.may_be_in(part.stats)]
+        if self.may_match is not None:
+            parts = [named for named in parts if self.may_match(named)]
         if self.where is None:
             return parts
         kept = prune(self.where, [part.stats for _, part in parts], self.schema)
@@ -47,6 +55,18 @@ class Query:
     def projected(self, table: pa.Table) -> pa.Table:
         """The chosen columns of updates, not summed."""
         return table if self.paths is None else project(table, self.paths)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Those first of the chosen columns by which rows in key order are sorted: the key, or its first
+        fields."""
+        paths, key = list((self.paths or {}).items()), self.schema.arrow_schema.field("key")
+        if paths and paths[0][1] == ("key",):
+            return (paths[0][0],)
+        fields = key.type if pa.types.is_struct(key.type) and not key.nullable else ()
+        there = zip(paths, fields, strict=False)
+        alike = takewhile(lambda pair: pair[0][1] == ("key", pair[1].name), there)
+        return tuple(name for (name, _), _ in alike)
 
     def folded(self, projections: Sequence[pa.Table]) -> pa.Table:
         """Some projections as one, partly summed."""

@@ -76,7 +76,7 @@ class ReadSession(Generic[K, V]):
 
     async def snapshot(self, as_of: Time | datetime | None, wait: bool) -> Snapshot[K, V]:
         """See `ReadHandle.snapshot`."""
-        with self.scope.call():
+        with self.shard.stack.tracing.span("snapshot", self.shard.known_as), self.scope.call():
             closes = isinstance(as_of, datetime)
             if as_of is not None:
                 as_of = self.time(as_of)

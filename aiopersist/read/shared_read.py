@@ -41,7 +41,7 @@ from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import Record
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("leases")
 
 ENVELOPE = Envelope("piece", format=1)
 
@@ -142,8 +142,9 @@ class SharedRead(Resource):
         try:
             await commit(self._fetch.shard.register, ExpireReader(self._reader))
         except Error as error:  # the rows that were read stay right
-            label = self._fetch.shard.label
-            log.warning("the lease of a shared read of %s could not be ended, and expires: %s", label, error)
+            shard = self._fetch.shard
+            text = "the lease of a shared read of %s could not be ended, and expires: %s"
+            log.warning(text, shard.label, error, extra={"shard": shard.known_as})
 
     def __repr__(self) -> str:
         what = f"as of {self.as_of}" if self.as_of is not None else f"[{self.start}, {self.end})"
@@ -185,7 +186,9 @@ def shared_read(
 def read_piece(shards: Shards, data: bytes, where: Any) -> "Items[pa.RecordBatch]":
     """See `Client.read_piece`."""
     transmitted = ENVELOPE.decode(data, TransmittedPiece)
-    return Items(shards.scope, _piece(shards, transmitted, where), shards.stack.supervisor)
+    rows, trace = _piece(shards, transmitted, where), ENVELOPE.trace(data)
+    traced = shards.stack.tracing.iteration("read.piece", transmitted.shard, rows, trace)
+    return Items(shards.scope, traced, shards.stack.supervisor)
 
 
 async def _piece(
@@ -236,7 +239,7 @@ async def _leased(
     keep: bool,
 ) -> SharedRead:
     """Register the reader, wait until `wanted` is complete, and plan."""
-    reader, slot = f"r{shard.stack.runtime.uuid()}", Slot()
+    reader, slot = shard.stack.signed(f"r{shard.stack.runtime.uuid()}"), Slot()
     try:
         await commit(shard.register, RegisterReader(reader, Antichain(), lease_s), slot)
         state = shard.state

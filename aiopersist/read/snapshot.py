@@ -9,6 +9,7 @@ or before `as_of`.
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
@@ -145,7 +146,8 @@ class Snapshot(PinnedRead, Generic[K, V]):
     def batches(self, where: Any = None, columns: Columns | None = None) -> "Items[pa.RecordBatch]":
         """All contents as Arrow batches, globally consolidated, in key order. In memory are about one and a
         half row groups (`settings.row_group_bytes`) of each sorted run of parts; with `columns` the whole
-        result. `where` and `columns` as in `to_arrow`."""
+        result, unless these begin with the key, or its first fields. `where` and `columns` as in
+        `to_arrow`."""
         return self._iteration(self._batches(self._query(where, columns)))
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
@@ -182,7 +184,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
         return Query.of(self._fetch.schema, where, columns)
 
     async def _matching(self, query: Query) -> list[Named]:
-        is_all = query.where is None and query.keys is None
+        is_all = query.where is None and query.keys is None and query.may_match is None
         if is_all or all(part.stats is None for _, part in self._parts):
             return self._parts
         return await self._fetch.stack.compute(query.matching, self._parts)
@@ -198,11 +200,12 @@ class Snapshot(PinnedRead, Generic[K, V]):
         self._parts = parts_at(state, self.as_of)
 
     async def _contents(self, query: Query) -> "pa.Table":
-        for plans_left in reversed(range(PLANS_MAX)):
-            try:
-                return await self._read(query)
-            except LeaseExpired as error:
-                await self._plan_again(error, plans_left)
+        with self._fetch.stack.tracing.span("snapshot.read", self._fetch.shard.known_as):
+            for plans_left in reversed(range(PLANS_MAX)):
+                try:
+                    return await self._read(query)
+                except LeaseExpired as error:
+                    await self._plan_again(error, plans_left)
         raise AssertionError("the last attempt returns or raises")
 
     async def _read(self, query: Query) -> "pa.Table":
@@ -227,7 +230,11 @@ class Snapshot(PinnedRead, Generic[K, V]):
             rows += await self._fetch.stack.compute(_kept_rows, query, some)
         return rows
 
-    async def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
+    def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
+        tracing, name = self._fetch.stack.tracing, self._fetch.shard.known_as
+        return tracing.iteration("snapshot.read", name, self._planned_batches(query))
+
+    async def _planned_batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         for plans_left in reversed(range(PLANS_MAX)):
             begun = False
             try:
@@ -241,9 +248,9 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     async def _merged(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
-        selection = Selection(as_of=self.as_of, where=query.where, keys=query.keys)
+        selection = Selection(as_of=self.as_of, not_as_of=query.after, where=query.where, keys=query.keys)
         runs = plan_runs(self._parts)  # of all parts: the runs of a batch are indices of its parts
-        if query.where is not None:
+        if query.where is not None or query.may_match is not None:
             kept = {id(part) for _, part in await self._matching(query)}
             runs = [found for run in runs if (found := [named for named in run if id(named[1]) in kept])]
         given = self._fetch, runs, selection, self._reader
@@ -333,6 +340,20 @@ async def updates_of(snapshot: Snapshot[Any, Any]) -> "pa.Table":
     """As `to_arrow()`, of updates that are not summed, in any order. It saves the sorting."""
     with snapshot._scope.call():
         return await snapshot._contents(Query(snapshot._fetch.schema, sums=False))
+
+
+def some_batches(
+    snapshot: Snapshot[Any, Any],
+    where: Any,
+    after: Time | None,
+    may_match: Callable[[Named], bool],
+    columns: Columns | None = None,
+) -> "Items[pa.RecordBatch]":
+    """As `batches(where, columns)`, but only parts that `may_match` are looked at. `after`, a time at or
+    beyond since: instead of the contents what changed after it, the diffs between the contents then and those
+    of the snapshot."""
+    query = replace(snapshot._query(where, columns), after=after, may_match=may_match)
+    return snapshot._iteration(snapshot._batches(query))
 
 
 async def pandas_frame(table: "pa.Table", shard: Shard) -> "pd.DataFrame":

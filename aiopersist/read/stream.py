@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from aiopersist.data.lazy import pa
+from aiopersist.data.updates.merge import rows_below
+from aiopersist.data.updates.order import row_key
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import merged
 from aiopersist.read.query import Query
@@ -26,21 +28,35 @@ async def in_batches(
 async def projected_in_batches(
     fetch: Fetch, runs: Runs, selection: Selection, reader: str, query: Query
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """The columns of `query`, summed, in their order. Distant rows may have the same projection, so the
-    result is held in memory, but not the rows that it is made of."""
+    """The columns of `query`, summed, in their order. If the key, or fields of it from the first one on, come
+    first, rows that are alike are near each other, and so they are summed as they come. Distant rows may have
+    the same projection otherwise: the result is held in memory, but not the rows that it is made of."""
     held: list[pa.Table] = []
-    rows, bound = 0, FOLD_ROWS_MIN
+    rows, bound, order = 0, FOLD_ROWS_MIN, query.order
     async with aclosing(merged(fetch, runs, selection, reader, final=False)) as tables:
         async for table in tables:
             held.append(query.projected(table))
-            rows += table.num_rows
+            if order:
+                settled, waiting = await fetch.stack.compute(_parted, held, order)
+                held = [waiting]
+                if settled.num_rows:
+                    for batch in _batches(await fetch.stack.compute(query.summed, [settled])):
+                        yield batch
+            rows = sum(some.num_rows for some in held)
             if rows > bound:
                 held = [await fetch.stack.compute(query.folded, held)]
-                rows = held[0].num_rows
-                bound = max(FOLD_ROWS_MIN, 2 * rows)
+                bound = max(FOLD_ROWS_MIN, 2 * held[0].num_rows)
     if held:
         for batch in _batches(await fetch.stack.compute(query.summed, held)):
             yield batch
+
+
+def _parted(held: "list[pa.Table]", order: tuple[str, ...]) -> "tuple[pa.Table, pa.Table]":
+    """The rows before the last ones that are alike in the columns of `order`, by which they are sorted; and
+    these, which may go on."""
+    table = pa.concat_tables(held)
+    rows = rows_below(table, row_key(table, -1, order), order) if table.num_rows else 0
+    return table.slice(0, rows), table.slice(rows)
 
 
 def _batches(table: "pa.Table") -> "list[pa.RecordBatch]":

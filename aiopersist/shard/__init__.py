@@ -15,5 +15,5 @@ bytes of updates: `parts/` does.
 | `clock`, `instant`     | the consensus store's clock; datetimes in the place of times               |
 | `evolve`               | the change of a shard's schema                                             |
 
-Imports `state`, `storage`, and of `data` the schema.
+Imports `state`, `storage`, `measure`, and of `data` the schema.
 """

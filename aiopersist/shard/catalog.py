@@ -9,16 +9,17 @@ import re
 import uuid
 from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind, shown
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.shard.stack import Stack
-from aiopersist.storage.consensus import Versioned
+from aiopersist.storage.consensus import Versioned, sliced
 from aiopersist.storage.stall import StallLog
 
 NAME_BYTES_MAX = 512
+HEADS_AT_ONCE = 256  # names, whose heads are in memory
 
 _UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
@@ -94,6 +95,17 @@ async def resolve(stack: Stack, name: str) -> ShardId:
     return shard
 
 
+async def resolve_any(stack: Stack, name: str) -> ShardId:
+    """The shard that `name` names, or else the `Indexed`; `UnknownShard`. An id names itself. One request for
+    the name of a shard, two for that of an `Indexed`."""
+    found: ShardId | None = await find(stack, name, ShardId)
+    if found is None:
+        found = IndexedId(name) if IndexedId.is_id(name) else await find(stack, name, IndexedId)
+    if found is None:
+        raise UnknownShard(f"there is no shard, table or Indexed named {name!r}")
+    return found
+
+
 async def find(stack: Stack, name: str, kind: type[Id]) -> Id | None:
     """The shard or `Indexed` that `name` names, if any."""
     return (await _read(stack, name, kind))[0]
@@ -102,7 +114,7 @@ async def find(stack: Stack, name: str, kind: type[Id]) -> Id | None:
 async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
     """The id that `name` names; a free name names a fresh id from now on. Two requests for a new name."""
     fresh = kind.new(stack.runtime)
-    stall = StallLog(lambda: f"the creation of {kind.kind} {name!r}", stack.runtime)
+    stall = stack.stall_log(lambda: f"the creation of {kind.kind} {name!r}")
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
@@ -115,7 +127,7 @@ async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
 
 async def free(stack: Stack, name: str, shard: ShardId) -> None:
     """Make `name` name nothing, unless it names another shard by now."""
-    stall = StallLog(lambda: f"the drop of shard {name!r}", stack.runtime)
+    stall = stack.stall_log(lambda: f"the drop of shard {name!r}")
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
@@ -130,13 +142,48 @@ def _pauses(runtime: Runtime) -> Iterator[float]:
     return chain(repeat(0.0, 2), runtime.delays())
 
 
-async def names(stack: Stack) -> dict[str, ShardId]:
-    """All names in use. Two requests, and one more for every few hundred names."""
-    keys = await stack.consensus.list_keys(ShardId.names)
+async def names(stack: Stack, kind: type[Id]) -> dict[str, Id]:
+    """All names of that kind in use. Two requests, and one more for every few hundred names."""
+    keys = await stack.consensus.list_keys(kind.names)
     heads = await stack.consensus.heads(dict.fromkeys(keys))
-    found = ((_name(key), head) for key, head in heads.items() if head is not None)
-    named = ((name, _named(name, head, ShardId)) for name, head in found)
+    found = ((_name(key, kind), head) for key, head in heads.items() if head is not None)
+    named = ((name, _named(name, head, kind)) for name, head in found)
     return {name: shard for name, shard in sorted(named) if shard is not None}
+
+
+class KnownNames(Generic[Id]):
+    """The names of one kind that are in use, as of the last look. A look reads only names that moved."""
+
+    def __init__(self, kind: type[Id]) -> None:
+        self._kind = kind
+        self._seqnos: dict[str, int] = {}
+        self.ids: dict[str, Id] = {}
+        """By name."""
+
+    async def look(self, stack: Stack) -> bool:
+        """Bring it up to date; whether anything changed. One request for the keys, and one for every few
+        hundred of them."""
+        keys = await stack.consensus.list_keys(self._kind.names)
+        gone = self._seqnos.keys() - set(keys)
+        for key in gone:
+            del self._seqnos[key]
+            self.ids.pop(_name(key, self._kind), None)
+        changed = bool(gone)
+        for some in sliced({key: self._seqnos.get(key) for key in keys}, HEADS_AT_ONCE):
+            for key, head in (await stack.consensus.heads(some)).items():
+                changed = True
+                self._take(key, head)
+        return changed
+
+    def _take(self, key: str, head: Versioned | None) -> None:
+        name = _name(key, self._kind)
+        shard = None if head is None else _named(name, head, self._kind)
+        self.ids.pop(name, None)
+        self._seqnos.pop(key, None)
+        if head is not None:
+            self._seqnos[key] = head.seqno
+        if shard is not None:
+            self.ids[name] = shard
 
 
 class Naming(NamedTuple):
@@ -159,7 +206,7 @@ async def forget_names(stack: Stack, seen: dict[str, Naming]) -> None:
         seen.pop(key, None)
         if head is None:
             continue
-        shard = _named(_name(key), head, ShardId)
+        shard = _named(_name(key, ShardId), head, ShardId)
         if shard is not None:
             seen[key] = Naming(head.seqno, shard)
         else:
@@ -169,8 +216,8 @@ async def forget_names(stack: Stack, seen: dict[str, Naming]) -> None:
 async def _forget_name(stack: Stack, key: str, head: Versioned, oldest: float) -> None:
     freed_at = json.loads(head.data).get("at")
     if freed_at is None:  # an earlier version of the library freed it without a time: free it again, with one
-        name = _name(key)
-        stall = StallLog(lambda: f"a look at the name {name!r}", stack.runtime)
+        name = _name(key, ShardId)
+        stall = stack.stall_log(lambda: f"a look at the name {name!r}")
         await _write(stack, name, ShardId, head.seqno, None, stall)
     elif freed_at < oldest:
         await stack.consensus.remove(key, head)
@@ -211,8 +258,8 @@ def _key(name: str, kind: type[ShardId]) -> str:
     return kind.names + quote(check_name(name), safe=" ")
 
 
-def _name(key: str) -> str:
-    return unquote(key.removeprefix(ShardId.names))
+def _name(key: str, kind: type[ShardId]) -> str:
+    return unquote(key.removeprefix(kind.names))
 
 
 def check_name(name: object) -> str:

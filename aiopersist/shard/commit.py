@@ -37,7 +37,6 @@ from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
 from aiopersist.state.writing import Occupy
 from aiopersist.storage.consensus import Entry
-from aiopersist.storage.stall import StallLog
 
 ANSWER_S = 1.0  # settling waits so long for the statement's own answer, then it looks at the store
 
@@ -62,7 +61,8 @@ async def commit_all(intents: Sequence[Intent]) -> list[Any]:
     """`commit` for different shards of one client: all commands become versions at one moment, or none does.
     The results are in the order of `intents`; a refusal names its shard."""
     in_order = sorted(intents, key=lambda intent: intent.register.shard)  # the same for all: no deadlock
-    fresh = False
+    metrics, fresh = in_order[0].register.stack.metrics, False
+    began = metrics.now()
     while True:
         turns: list[Register] = []
         try:
@@ -74,9 +74,15 @@ async def commit_all(intents: Sequence[Intent]) -> list[Any]:
             results = [_run(intent, now, attempts) for intent in intents]
             refusals = [result for result in results if isinstance(result, _Rejection)]
             if refusals and fresh:
+                metrics.refused()
                 raise refusals[0].error
-            if not refusals and (not attempts or await _attempt(attempts)):
+            if not refusals and not attempts:
                 return results
+            if not refusals and await _attempt(attempts):
+                metrics.committed(began, len(attempts))
+                return results
+            if not refusals:
+                metrics.lost_race()
         finally:
             for register in turns:
                 register.release_turn()
@@ -143,11 +149,13 @@ async def _send(attempts: Sequence[Attempt]) -> bool:
     stack, sending = attempts[0].register.stack, SentStatement()
     runtime, limit_s = stack.runtime, stack.settings.retry_timeout_s
     began, delays = runtime.monotonic(), runtime.delays()
-    stall = StallLog(lambda: f"the outcome of a commit to {_labels(attempts)}", runtime)
+    stall = stack.stall_log(lambda: f"the outcome of a commit to {_labels(attempts)}")
     for attempt in attempts:
         attempt.sending = sending
     while True:
         answer = await _send_once(attempts, sending)
+        if not isinstance(answer, bool):
+            stack.metrics.unanswered()
         cause = None if isinstance(answer, bool) else answer
         decided = answer if isinstance(answer, bool) else await _look_at_all(attempts, cause)
         if decided is not None:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from aiopersist.resource import Supervisor, run_bounded
 from aiopersist.shard.vigil import Vigil
 from aiopersist.storage.consensus import Consensus, Versioned
+from aiopersist.storage.layers import classified
 from aiopersist.storage.watch import Watch
 
 LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
@@ -160,7 +161,7 @@ class Follower:
                 try:
                     keys = await watch.moved()
                 except Exception as error:  # without hints the next look finds the shards that moved
-                    self._supervisor.failures.report("waiting for hints", error)
+                    self._supervisor.failures.report("waiting for hints", classified("watch", error))
                     await self._runtime.sleep(next(delays))
                     continue
                 delays = self._runtime.delays()

@@ -91,7 +91,7 @@ class SharedHold:
             except LeaseExpired:  # another commit has ended the registration, and the state says so by now
                 pass
         while not self.registered:
-            reader = f"r{self.stack.runtime.uuid()}"
+            reader = self.stack.signed(f"r{self.stack.runtime.uuid()}")
             lease_s = self.stack.settings.reader_lease_s
             await self._commit(RegisterReader(reader, Antichain(), lease_s))
             self.reader = reader
@@ -247,7 +247,7 @@ class OwnHold:
     ) -> "OwnHold":
         """Register a hold at `since`; or take over the hold of that name, which keeps its frontier (a new one
         begins at `since`, or at the shard's since). One commit."""
-        fresh = str(stack.runtime.uuid())
+        fresh = stack.signed(str(stack.runtime.uuid()))
         if name is None:
             assert since is not None
             hold = cls(stack, register, f"r{fresh}", since, lease_s)

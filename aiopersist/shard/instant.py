@@ -34,7 +34,9 @@ def time_of(value: T | datetime, shard: Shard) -> T | int:
             text = f"{shown(value)} is no time: give an aware datetime, or an int, microseconds since 1970"
             raise InvalidUsage(UsageKind.INVALID_TIME, text, time=value)
         return value
-    if value.utcoffset() is None:
+    if value != value:  # pandas.NaT
+        text = f"{value!r} is no instant"
+    elif value.utcoffset() is None:
         text = f"{value!r} is naive: give an aware datetime, as datetime.now(UTC) is"
     elif not shard.state.is_wall:
         text = f"{shown(value)}: {shard.label} has a logical clock, whose times are not instants"

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from aiopersist.errors import LeaseExpired, OpaqueMismatch, ShardFinalized
+from aiopersist.failures import named
 from aiopersist.settings import SECONDS_MAX
 from aiopersist.shard.stack import Stack
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("leases")
 
 HEARTBEATS_PER_LEASE = 4
 TICKS_PER_HEARTBEAT = 4  # looks at the clock, since sleep does not count suspended time
@@ -35,6 +36,10 @@ class Heartbeat:
     def due(self, now: float) -> bool:
         return now >= self._due
 
+    def is_late(self, now: float) -> bool:
+        """Whether one more delay as long as this one would cost a heartbeat."""
+        return now - self._due > self.every_s / 2
+
     def beat(self, now: float) -> None:
         self._due = now + self.every_s
 
@@ -51,15 +56,20 @@ async def keep_alive(stack: Stack, lease_s: float, renew: Callable[[], Awaitable
     heartbeat = Heartbeat(lease_s, stack.runtime.monotonic())
     while True:
         await stack.runtime.sleep(heartbeat.every_s / TICKS_PER_HEARTBEAT)
-        if not heartbeat.due(stack.runtime.monotonic()):
+        if not heartbeat.due(now := stack.runtime.monotonic()):
             continue
+        late = heartbeat.is_late(now)
         try:
             await renew()
         except (LeaseExpired, OpaqueMismatch, ShardFinalized) as error:
+            stack.metrics.lease_lost()
             found = stack.supervisor.failures.labelled(error)
-            log.warning("a heartbeat found that its registration is gone: %s", found)
+            extra = {"shard": named(found.label), "error": type(found).__name__}
+            log.warning("a heartbeat found that its registration is gone: %s", found, extra=extra)
             return
         except Exception as error:
+            stack.metrics.heartbeat_failed()
             stack.supervisor.failures.report("a heartbeat, which is repeated,", error)
             continue
+        stack.metrics.heartbeat(late=late)
         heartbeat.beat(stack.runtime.monotonic())

@@ -192,6 +192,16 @@ class Register:
         if len(some) == WOKEN_AT_ONCE:
             asyncio.get_running_loop().call_soon(self._wake, waiters, settle)
 
+    @property
+    def waiters(self) -> int:
+        """How many wait for news."""
+        return len(self._waiters)
+
+    @property
+    def queueing(self) -> int:
+        """How many commits wait for their turn."""
+        return self._queueing
+
     # --- pins ------------------------------------------------------------------------------------
 
     def pin(self, seqno: int) -> Callable[[], None]:

@@ -35,6 +35,11 @@ class Shard:
         return f"{self.id.kind} {self.id if self.name is None else repr(self.name)}"
 
     @property
+    def known_as(self) -> str:
+        """Its name as it was opened, else its id."""
+        return str(self.id) if self.name is None else self.name
+
+    @property
     def state(self) -> State:
         """The newest state that this process knows."""
         state = self.register.state

@@ -11,12 +11,14 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from aiopersist.measure.providers import Measures
 from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Scope, Supervisor, run_bounded
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard.catalog import ShardId, resolve, resolve_or_create
 from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.follow import Follower
+from aiopersist.shard.register import Register
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.storage.cache import CacheBlob
@@ -32,7 +34,14 @@ class Shards:
     """See the header."""
 
     def __init__(
-        self, blob: CacheBlob, consensus: Consensus, settings: Settings, runtime: Runtime, *, readonly: bool
+        self,
+        blob: CacheBlob,
+        consensus: Consensus,
+        measures: Measures,
+        settings: Settings,
+        runtime: Runtime,
+        *,
+        readonly: bool,
     ) -> None:
         self._known: WeakValueDictionary[str, Shard] = WeakValueDictionary()
         label_of = _labels(self._known)
@@ -41,9 +50,21 @@ class Shards:
         self.scope = Scope("the client", label_of=label_of)
         """The scope of handles. It ends once they are closed."""
         owner = Supervisor(runtime, label_of)
+        owner.apart = measures.tracing.apart
         follower = Follower(consensus, settings.watch_timeout_s, owner)
         clock = StoreClock(consensus, runtime)
-        self.stack = Stack(blob, consensus, settings, runtime, owner, follower, clock, readonly=readonly)
+        self.stack = Stack(
+            blob,
+            consensus,
+            settings,
+            runtime,
+            owner,
+            follower,
+            clock,
+            readonly=readonly,
+            metrics=measures.metrics,
+            tracing=measures.tracing,
+        )
         self.on_new: Callable[[Shard], None] = lambda shard: None
         """Called with each shard that is seen for the first time."""
         self._handles: set[Handle] = set()
@@ -87,6 +108,10 @@ class Shards:
         if clock.is_due:
             self.stack.supervisor.background(clock.renew(), "measure the clock")
         return clock.read()
+
+    def registers(self) -> list[Register]:
+        """The states of the shards that are open."""
+        return [shard.register for known in self._known.valuerefs() if (shard := known()) is not None]
 
     def handles(self) -> list[Handle]:
         """Every handle that is open."""

@@ -1,6 +1,8 @@
 """The stores, limits, clock and tasks that every part of a client uses, built once."""
 
 import asyncio
+import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +12,8 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 
+from aiopersist.measure.metrics import Metrics, NoMetrics, OngoingWork
+from aiopersist.measure.tracing import NO_TRACING, Tracing
 from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
@@ -17,11 +21,16 @@ from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.follow import Follower
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.stall import StallLog
 
 T = TypeVar("T")
 
+log = logging.getLogger("aiopersist").getChild("maintenance")
+
 ON_THE_LOOP_BYTES = 32 * 1024  # the work on fewer takes less time than reaching a thread
 ON_THE_LOOP_ROWS = 512  # the same for work that takes time for each row
+SIGNATURE_MAX = 64  # characters: the id of a reader stands in the state
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._:/-]")
 THREADS = 4  # for work on columns, whose kernels release the GIL; more would only cost memory
 
 
@@ -46,6 +55,31 @@ class Stack:
     closed stays here until its last append is settled."""
     readonly: bool = False
     """Whether nothing may be written, leases included."""
+    metrics: Metrics = field(default_factory=NoMetrics)
+    """Counts what the client does."""
+    tracing: Tracing = NO_TRACING
+    """Spans of what the client does."""
+
+    def stall_log(self, what: Callable[[], str]) -> StallLog:
+        """The log of a wait that begins now; a long one is counted."""
+        return StallLog(what, self.runtime, self.metrics.stalled)
+
+    @contextmanager
+    def work(self, kind: str, shard: str) -> Iterator[OngoingWork]:
+        """Surrounds long work on a shard, a `compaction` or a `collection`: it is counted, timed and traced.
+        The caller says whether anything was done."""
+        began = self.runtime.monotonic()
+        with self.tracing.span(kind, shard), self.metrics.work(kind) as work:
+            yield work
+        if work.done:
+            seconds = self.runtime.monotonic() - began
+            extra = {"op": kind, "shard": shard, "seconds": seconds}
+            log.debug("a %s of shard %r took %.3f s", kind, shard, seconds, extra=extra)
+
+    def signed(self, id: str) -> str:
+        """`id` with the name of this client and its process: so people see who owns a registration."""
+        name, process = self.settings.client_name, self.runtime.process()
+        return f"{id}@{_UNUSUAL.sub('-', f'{name}/{process}' if name else process)[:SIGNATURE_MAX]}"
 
     async def compute(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work`, which takes more than a millisecond, on a worker thread. A cancelled caller stops

@@ -27,7 +27,7 @@ from aiopersist.write.handle import WriteHandle
 from aiopersist.write.open import open_writer
 from aiopersist.write.remote import register_writer
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("spark")
 
 APPEND, OVERWRITE, UPSERT, DELETE = MODES = "append", "overwrite", "upsert", "delete"
 
@@ -102,6 +102,7 @@ async def plan_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> Write
     if asked is not None:
         found.schema_id(asked)
     schema, layout = _fitting(frame, spec, special, asked or found.schema(found.state.schema_id))
+    layout.readable = found.state.table and spec.mode != DELETE
     return WritePlan(spec, found.id, schema, layout, found.state.upper, table=found.state.table)
 
 
@@ -173,7 +174,8 @@ async def remove_new_shard(client: Client, plan: WritePlan) -> None:
                 await delete_data(shard)
                 await free(shard.stack, plan.spec.shard, shard.id)
     except Error as error:
-        log.warning("shard %r, which a failed job made, may stay empty: %s", plan.spec.shard, error)
+        text, extra = "shard %r, which a failed job made, may stay empty: %s", {"shard": shard.known_as}
+        log.warning(text, plan.spec.shard, error, extra=extra)
 
 
 def writer_of(client: Client, plan: WritePlan) -> Opening[Writer]:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import cast_column
+from aiopersist.data.types.codec import Field
+from aiopersist.data.types.readable import check_readable
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.valid import check_column
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
@@ -57,6 +59,8 @@ class Layout:
         if schema.time_length is not None:
             text = "Spark writes shards of int times, and this shard has product times"
             raise InvalidUsage(UsageKind.INVALID_TIME, text)
+        self.readable = False
+        """Whether Python must be able to represent all values, as those of a table."""
         self._schema = schema
         self._at = at
         names = _by_lower(frame)
@@ -88,6 +92,9 @@ class Layout:
         stored."""
         rows = batch.num_rows
         halves = [self._half(half, batch) for half in ("key", "val")]
+        if self.readable:
+            for field, half, name in zip((self._schema.key, self._schema.val), halves, BOTH, strict=True):
+                _check_readable(name, half, field)
         if self._time is None:
             times = pa.repeat(pa.scalar(self._at, pa.int64()), rows)
         else:
@@ -149,6 +156,13 @@ def _cast(name: str, column: Any, wanted: pa.Field) -> Any:
     except Refusal as e:
         raise _refused(name, Refusal(e.row, f"{e.reason}: {FIXED}")) from e
     return cast.combine_chunks() if cast.num_chunks != 1 else cast.chunk(0)
+
+
+def _check_readable(name: str, half: Any, field: Field) -> None:
+    try:
+        check_readable(pa.chunked_array([half]), field)
+    except Refusal as e:
+        raise _refused(name, e) from e
 
 
 def _refused(name: str, refusal: Refusal) -> InvalidUpdate:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio.to_thread
 
 from aiopersist.data.lazy import pa
+from aiopersist.progress import progress
 from aiopersist.runtime import SYSTEM
 from aiopersist.spark.bridge import Waits
 from aiopersist.spark.columns import invalid
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("spark")
 
 RESULT = "result binary"
 BINARY = "UTF8_BINARY"
 """The collation by which shards order and compare text."""
 NO_COUNTERPART = {"variant", "geometry", "geography", "udt", "interval"}
+LOOK_EVERY_S = 0.5  # at the tasks of a job that somebody watches
 TASKS_UNKNOWN = 8  # a Connect session does not tell how many tasks it runs at once
 
 
@@ -132,6 +134,10 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
     of_its_own = anyio.CapacityLimiter(1)
     task = asyncio.create_task(anyio.to_thread.run_sync(tagged, limiter=of_its_own))
     try:
+        with progress("spark", None, "tasks") as step:
+            while step.is_watched and not task.done():
+                await asyncio.wait([task], timeout=LOOK_EVERY_S)
+                step.tell(*await anyio.to_thread.run_sync(_tasks_of, spark, tag))
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         ending = asyncio.create_task(_ended(task, waits, partial(interrupt, tag)))
@@ -142,6 +148,20 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
         raise
 
 
+def _tasks_of(spark: "SparkSession", tag: str) -> tuple[int, int | None]:
+    """How many tasks of the jobs with this tag have ended, and how many there are so far: Spark plans stages
+    one after the other. Nothing where the session has no context."""
+    try:
+        context = spark.sparkContext
+        jobs = list(context._jsc.sc().statusTracker().getJobIdsForTag(tag))
+    except Exception:  # Connect; a session that ends
+        return 0, None
+    tracker = context.statusTracker()
+    ids = {stage for job in jobs if (found := tracker.getJobInfo(job)) for stage in found.stageIds}
+    stages = [stage for stage in map(tracker.getStageInfo, ids) if stage is not None]
+    return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
+
+
 async def _ended(task: "asyncio.Task[Any]", waits: Waits, interrupt: Callable[[], Any]) -> None:
     """Wait until `task` has ended; until then cancel each Spark job that it begins, and each wait."""
     while not task.done():
@@ -149,7 +169,8 @@ async def _ended(task: "asyncio.Task[Any]", waits: Waits, interrupt: Callable[[]
         try:
             await anyio.to_thread.run_sync(interrupt, limiter=anyio.CapacityLimiter(1))
         except Exception as error:  # the session may end
-            log.warning("the Spark jobs of a cancelled call cannot be cancelled: %r", error)
+            extra = {"error": type(error).__name__}
+            log.warning("the Spark jobs of a cancelled call cannot be cancelled: %r", error, extra=extra)
         await asyncio.wait([task], timeout=1)
     if not task.cancelled():
         task.exception()  # marks it as seen

@@ -18,6 +18,7 @@ from aiopersist.spark.bridge import bridge, on_caller
 from aiopersist.spark.columns import Columns
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.rows import Layout
+from aiopersist.write.transmit import WRITER
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 THREADS = "POLARS_MAX_THREADS"
+TOGETHER_BYTES = 8 * 1024 * 1024
 
 
 class StagedTask(NamedTuple):
@@ -104,11 +106,30 @@ def stage(
     location: SparkLocation, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]"
 ) -> StagedTask:
     """Upload the rows as a batch under that writer: sorted, consolidated, in bounded memory."""
-    updates = (layout.updates(batch) for batch in batches if batch.num_rows)
+    updates = _together(layout.updates(batch) for batch in batches if batch.num_rows)
     return bridge().run(_stage, worker_client(location), writer, updates)
 
 
+def _together(tables: "Iterable[pa.Table]") -> "Iterator[pa.Table]":
+    """Spark's batches are small (10,000 rows), and each table costs some trips between threads."""
+    group: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        group.append(table)
+        size += table.nbytes
+        if size >= TOGETHER_BYTES:
+            yield pa.concat_tables(group)
+            group, size = [], 0
+    if group:
+        yield pa.concat_tables(group)
+
+
 async def _stage(client: Client, writer: bytes, updates: "Iterator[pa.Table]") -> StagedTask:
+    with client._stack.tracing.span("spark.task", "", WRITER.trace(writer)):
+        return await _staged(client, writer, updates)
+
+
+async def _staged(client: Client, writer: bytes, updates: "Iterator[pa.Table]") -> StagedTask:
     rows, first, last = 0, TIME_MAX, 0
     async with client.builder_from_transmittable(writer, 0) as builder:
         while (some := await on_caller(next, updates, None)) is not None:
@@ -146,6 +167,11 @@ def retract(location: SparkLocation, writer: bytes, wanted: Retraction) -> Stage
 
 
 async def _retract(client: Client, writer: bytes, wanted: Retraction) -> StagedTask:
+    with client._stack.tracing.span("spark.task", "", WRITER.trace(writer)):
+        return await _retracted(client, writer, wanted)
+
+
+async def _retracted(client: Client, writer: bytes, wanted: Retraction) -> StagedTask:
     keys = None if wanted.staged is None else await _keys(client, wanted.staged, unique=wanted.unique)
     rows = 0
     async with client.builder_from_transmittable(writer, 0) as builder:

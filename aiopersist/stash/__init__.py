@@ -18,7 +18,7 @@
 | `typed`, `table`, `transact`, `migrate` | on top of the calls                             |
 | `open`       | URLs and modes                                                             |
 
-Imports `storage`, `data`.
+Imports `storage`, `data`, `measure`.
 """
 
 from aiopersist.stash.collection import AppendBatch, StashCollection

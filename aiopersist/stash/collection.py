@@ -161,9 +161,23 @@ def advance_of(given: Any) -> tuple[StashCollection[Any, Any], Antichain]:
 
 
 def listed(entries: Any) -> Any:
-    """A copy of the entries, which their owner cannot change while a thread works on it."""
+    """A copy of the entries, which their owner cannot change while a thread works on it; nor may a generator
+    that fills one list anew for each entry."""
     is_iterable = isinstance(entries, Iterable) and not isinstance(entries, str | bytes)
-    return list(entries) if is_iterable else entries
+    return list(map(_own, entries)) if is_iterable else entries
+
+
+def _own(entry: Any) -> Any:
+    """The entry, and its pair, as tuples."""
+    entry = as_tuple(entry)
+    if isinstance(entry, tuple) and entry and isinstance(entry[0], list):
+        return tuple(entry[0]), *entry[1:]
+    return entry
+
+
+def as_tuple(given: Any) -> Any:
+    """A list as a tuple; all else as it is."""
+    return tuple(given) if isinstance(given, list) else given
 
 
 def stored_of(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:

@@ -24,6 +24,7 @@ from aiopersist.errors import (
     UsageKind,
     shown,
 )
+from aiopersist.measure.metrics import Metrics
 from aiopersist.resource import Opening, Scope, Supervisor
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings, settings_from_environment
@@ -118,14 +119,20 @@ def stash_beside(
 
 
 async def opened(
-    location: StashLocation, mode: Mode, settings: Settings, runtime: Runtime, parent: Scope | None = None
+    location: StashLocation,
+    mode: Mode,
+    settings: Settings,
+    runtime: Runtime,
+    parent: Scope | None = None,
+    metrics: Metrics | None = None,
 ) -> Stash:
-    """The stash, opened. One request; three if it makes the tables."""
+    """The stash, opened; `metrics` count its changes. One request; three if it makes the tables."""
     store = location.store(mode.writes)
     supervisor = Supervisor(runtime)
     try:
         await anyio.to_thread.run_sync(_import)
         session = await _session(store, mode, settings, runtime, supervisor)
+        session.metrics = metrics or session.metrics
         scope = Scope("the stash", parent)
     except BaseException:
         await store.aclose()

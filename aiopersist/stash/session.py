@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.failures import Backoff
+from aiopersist.measure.metrics import Metrics, NoMetrics
 from aiopersist.resource import RELEASE_DEADLINE_S, Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
@@ -49,6 +50,8 @@ class StashSession:
         supervisor: Supervisor,
     ) -> None:
         self.store = store
+        self.metrics: Metrics = NoMetrics()
+        """Where its changes are counted; set by the client that opens it."""
         self.opener = opener
         self.runtime = runtime
         self.supervisor = supervisor
@@ -84,7 +87,7 @@ class StashSession:
     async def change(self, ids: Sequence[int], plan: Plan) -> None:
         """Make the change that `plan` gives for the collections of these ids. One request, if they are as
         they were last seen."""
-        opener = self.writing()
+        opener, began = self.writing(), self.metrics.now()
         async with self._turn:
             await self._quiet()
             seen = {cid: self._seen[cid] for cid in ids if cid in self._seen}
@@ -100,16 +103,16 @@ class StashSession:
                         raise
                     fresh = True
                     continue
-                if await self._apply(opener, change):
+                if await self._apply(opener, change, began):
                     return
                 fresh = True
 
     async def attempt(self, change: StoreChange) -> bool:
         """Make the change; `False` if something is not as the change expects."""
-        opener = self.writing()
+        opener, began = self.writing(), self.metrics.now()
         async with self._turn:
             await self._quiet()
-            return await self._apply(opener, change)
+            return await self._apply(opener, change, began)
 
     async def consolidate(self, cid: int) -> None:
         """Sum the rows that can be summed. One transaction."""
@@ -159,8 +162,8 @@ class StashSession:
         if self._under_way is not None:
             await asyncio.wait([self._under_way])
 
-    async def _apply(self, opener: Opener, change: StoreChange) -> bool:
-        task = self.supervisor.spawn(self._commit(opener, change), "change a stash")
+    async def _apply(self, opener: Opener, change: StoreChange, began: float) -> bool:
+        task = self.supervisor.spawn(self._commit(opener, change, began), "change a stash")
         self._under_way = task
         task.add_done_callback(self._done)
         verdict = await asyncio.shield(task)
@@ -172,7 +175,7 @@ class StashSession:
         if self._under_way is task:
             self._under_way = None
 
-    async def _commit(self, opener: Opener, change: StoreChange) -> Verdict:
+    async def _commit(self, opener: Opener, change: StoreChange, began: float) -> Verdict:
         """Send the change until its outcome is known."""
         token, delays, lost_at = self.runtime.token(), self.runtime.delays(), None
         stall = StallLog(lambda: "the outcome of a change of a stash", self.runtime)
@@ -203,6 +206,7 @@ class StashSession:
                 raise Indeterminate(f"a change of the stash may have happened: {error}") from error
             raise
         if verdict is Verdict.APPLIED:
+            self.metrics.stash_changed(began)
             self._token = token
             self._doubtful.clear()  # they expect a token that is gone
             self._applied(change)

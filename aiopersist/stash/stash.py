@@ -90,7 +90,7 @@ class Stash(Root):
         and the version are one transaction: a step that fails leaves both as they were. If another opener has
         changed the stash meanwhile, the step runs again: so it must have no effects but those on `tx`."""
         with self._scope.call():
-            return await migrate(self._session, steps, StashTransaction)
+            return await migrate(self._session, tuple(steps), StashTransaction)
 
     # --- collections -----------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Stash(Root):
         """Consolidate several in order."""
         with self._scope.call():
             self._session.writing()
-            for c in collections:
+            for c in tuple(collections):
                 await self._load(c, rows=False)
                 await self._session.consolidate(c.id)
 

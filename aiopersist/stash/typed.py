@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 from aiopersist.data.types.schema import Schema
 from aiopersist.frontier import Antichain
 from aiopersist.plain import call_plain
-from aiopersist.stash.collection import StashCollection, check_absence, check_keys, check_name
+from aiopersist.stash.collection import StashCollection, as_tuple, check_absence, check_keys, check_name
 from aiopersist.stash.errors import NothingSealed, StaleLower
 from aiopersist.stash.model import StoredRows
 from aiopersist.stash.rows import Item, compute, encode
@@ -172,4 +172,4 @@ def given(pairs: list[Any], schema: Schema[Any, Any, Any], name: str, *, first: 
 
 
 def _pairs(entries: Any) -> list[Any]:
-    return list(entries.items() if isinstance(entries, Mapping) else entries)
+    return list(map(as_tuple, entries.items() if isinstance(entries, Mapping) else entries))

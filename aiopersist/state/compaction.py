@@ -17,6 +17,8 @@ from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 PASSED_MIN = 1024  # updates: fewer are not worth a compaction
+INLINE_SHARE = 4  # as many runs in the state burden a reader as one in a blob, which is a request
+ANY = 2  # inputs: the fewest that can become one
 
 
 class Spec(NamedTuple):
@@ -47,6 +49,10 @@ class Spec(NamedTuple):
         return sum(map(run_count, self.inputs.values()))
 
     @property
+    def weight(self) -> float:
+        return sum(map(weight, self.inputs.values()))
+
+    @property
     def parts(self) -> list[HollowPart]:
         return [part for batch in self.inputs.values() for part in batch.parts]
 
@@ -70,6 +76,12 @@ def run_count(batch: HollowBatch) -> int:
     return len(batch.runs) + 1 if batch.parts else 0
 
 
+def weight(batch: HollowBatch) -> float:
+    """What the batch costs a reader, in runs of a blob."""
+    runs = max(run_count(batch), 1)
+    return runs if any(part.key is not None for part in batch.parts) else runs / INLINE_SHARE
+
+
 def is_compact(batch: HollowBatch, since: Antichain) -> bool:
     """Whether reading and writing the batch again gains nothing: it has at most one run, a reader need
     not truncate it or move its times, and its times are advanced as far as they may be."""
@@ -78,13 +90,18 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
 
 
 def plan(
-    state: State, inputs_min: int, now: float, suits: Callable[[Spec], bool] = lambda spec: True
+    state: State, inputs_min: float, now: float, suits: Callable[[Spec], bool] = lambda spec: True
 ) -> Spec | None:
     """The spec to compact next, among those that `suits` accepts and no live writer claims: the spine batch
-    of the most batches or runs, if these are at least `inputs_min`; else `plan_passed`."""
-    spec = max(filter(suits, _specs(state, now)), key=_inputs, default=None)
-    if spec is not None and _inputs(spec) >= max(inputs_min, 2):
-        return spec
+    of the most batches or runs, if its `weight` is at least `inputs_min`; for `ANY` it need only be two
+    batches or runs. Else `plan_passed`."""
+    specs = [
+        spec
+        for spec in _specs(state, now)
+        if is_worth(_inputs(spec), spec.weight, inputs_min) and suits(spec)
+    ]
+    if specs:
+        return max(specs, key=_inputs)
     passed = plan_passed(state, now)
     return passed if passed is not None and suits(passed) else None
 
@@ -115,6 +132,11 @@ def plan_passed(state: State, now: float) -> Spec | None:
 def _inputs(spec: Spec) -> int:
     """Its batches or its runs, whichever are more."""
     return max(len(spec.inputs), spec.runs)
+
+
+def is_worth(inputs: int, weight: float, inputs_min: float) -> bool:
+    """Whether so many batches or runs of that weight are worth a compaction."""
+    return inputs >= ANY and (inputs_min <= ANY or weight >= inputs_min)
 
 
 def plan_all(state: State, last: int, since: Antichain) -> Spec | None:

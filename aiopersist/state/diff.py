@@ -12,7 +12,7 @@ import gzip
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from aiopersist.errors import Corruption
@@ -60,7 +60,10 @@ COMMIT_BYTES = 256  # the commit id of a version lies within the first bytes
 
 class Changes(Record):
     """The values that a command sets (in maps: by key) and the keys that it drops (by map). Unset fields stay
-    as they are."""
+    as they are.
+
+    The defaults are made by `dict`: a default that is a dict is copied for each field of each diff that is
+    read, and that took a third of the time of an append's diff."""
 
     shard: str | None = None
     clock: Clock = Clock.LOGICAL
@@ -68,24 +71,24 @@ class Changes(Record):
     since: Antichain | None = None
     upper: Antichain | None = None
     finalized: bool = False
-    schemas: dict[int, dict[str, Any]] = {}
-    readers: dict[str, LeasedReader] = {}
-    critical: dict[str, CriticalReader] = {}
-    retention: dict[int, Retention] = {}
-    subscriptions: dict[str, SubscriptionRecord] = {}
-    writers: dict[str, Writer] = {}
-    spent: dict[str, list[str]] = {}
+    schemas: dict[int, dict[str, Any]] = Field(default_factory=dict)
+    readers: dict[str, LeasedReader] = Field(default_factory=dict)
+    critical: dict[str, CriticalReader] = Field(default_factory=dict)
+    retention: dict[int, Retention] = Field(default_factory=dict)
+    subscriptions: dict[str, SubscriptionRecord] = Field(default_factory=dict)
+    writers: dict[str, Writer] = Field(default_factory=dict)
+    spent: dict[str, list[str]] = Field(default_factory=dict)
     """By writer, the ids that are new. The ids of a dropped writer go with it."""
-    transactions: dict[str, TransactionRecord] = {}
+    transactions: dict[str, TransactionRecord] = Field(default_factory=dict)
     once: OnceChanges | None = None
-    batches: dict[int, HollowBatch] = {}
-    levels: dict[int, Level] = {}
+    batches: dict[int, HollowBatch] = Field(default_factory=dict)
+    levels: dict[int, Level] = Field(default_factory=dict)
     fuel: int | None = None
-    claims: dict[int, Claim] = {}
-    rollups: dict[int, Rollup] = {}
+    claims: dict[int, Claim] = Field(default_factory=dict)
+    rollups: dict[int, Rollup] = Field(default_factory=dict)
     collected: int | None = None
     streams: StreamsChanges | None = None
-    drop: dict[str, tuple[int | str, ...]] = {}
+    drop: dict[str, tuple[int | str, ...]] = Field(default_factory=dict)
 
 
 class RollupName(Record):

@@ -11,7 +11,7 @@ One state serves two kinds of contents. A shard has a trace: `since`, `upper`, `
 Moments are Unix seconds of the consensus store's clock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from aiopersist.state.ids import Ids
 from aiopersist.state.once import OnceIds
 from aiopersist.state.position import SubscriptionRecord
 from aiopersist.state.record import HollowPart, Record
-from aiopersist.state.streams import Streams
+from aiopersist.state.streams import Streams, parts_of_streams
 
 FORMAT = 4  # the latest format of diffs and rollups, with subscriptions; a reader refuses a later one
 FORMAT_OF_CLOCKS = 3  # of those with a wall clock, or ids of `once=`
@@ -235,6 +235,13 @@ class State(Record):
     """The bytes of all inline parts: kept up to date by `apply`, so that an append need not sum them up."""
     streams: Streams | None = None
     """The contents of an `Indexed`."""
+
+    @property
+    def parts(self) -> Iterator[HollowPart]:
+        """All parts of its batches and streams."""
+        for batch in self.batches.values():
+            yield from batch.parts
+        yield from parts_of_streams(self.streams)
 
     @property
     def is_wall(self) -> bool:

@@ -94,8 +94,9 @@ class SubscriptionRecord(Record):
 
 
 def key_of(name: str, share: tuple[int, int] | None) -> str:
-    """The key of a subscription in the state."""
-    return name if share is None else f"{name}[{share[0]}/{share[1]}]"
+    """The key of a subscription in the state. Not by a format, which for a member of an enum is another
+    text."""
+    return name if share is None else name + f"[{share[0]}/{share[1]}]"
 
 
 def changed_by_time(

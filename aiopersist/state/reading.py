@@ -61,8 +61,8 @@ class TakeNamedHold:
 
 
 def named_reader(name: str) -> str:
-    """The reader id of the hold named `name`."""
-    return f"name:{name}"
+    """The reader id of the hold named `name`. Not by a format: see `key_of`."""
+    return "name:" + name
 
 
 @dataclass(frozen=True, slots=True)

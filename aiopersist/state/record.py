@@ -50,7 +50,8 @@ def _made(cls: type[R], values: dict[str, Any], fields_set: set[str]) -> R:
 
 @cache
 def _defaults(cls: type[Record]) -> dict[str, Any]:
-    return {name: field.default for name, field in cls.model_fields.items() if not field.is_required()}
+    fields = cls.model_fields.items()
+    return {name: f.get_default(call_default_factory=True) for name, f in fields if not f.is_required()}
 
 
 class HollowPart(Record):

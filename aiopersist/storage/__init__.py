@@ -15,4 +15,6 @@
 
 A *hint* says that a key may have moved; reading is the truth. Each store maps the errors of its driver to
 those of the library, in its own folder.
+
+Imports `measure`.
 """

@@ -41,6 +41,15 @@ class Blob(ABC):
         """Yield `(key, size in bytes)` of all keys that start with `prefix`, each once, in any order. Keys
         that are set or deleted meanwhile may be there or not."""
 
+    async def facts(self) -> dict[str, str]:
+        """Return what a person would want to know about this store, by name: its server, its version, what
+        makes its writes durable. No secrets. This default knows nothing."""
+        return {}
+
+    async def probe(self) -> dict[str, str]:
+        """Return what only a write shows, by name. Leaves nothing behind. This default tries nothing."""
+        return {}
+
     @abstractmethod
     async def aclose(self) -> None:
         """Release connections and files; idempotent. The store itself stays."""

@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
+from aiopersist.measure.view import CacheView
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.wrapper import WrappedBlob
 
@@ -29,11 +30,16 @@ class CacheBlob(WrappedBlob):
         self._by_key: dict[str, set[Wanted]] = {}
         self._size = 0
         self._coming: dict[Wanted, asyncio.Future[bytes | None]] = {}
+        self._hits = self._misses = 0
 
     @property
     def uncached(self) -> Blob:
         """The store behind the cache."""
         return self.inner
+
+    def view(self) -> CacheView:
+        """How often it helped, and what it holds."""
+        return CacheView(hits=self._hits, misses=self._misses, bytes=self._size, bytes_max=self._capacity)
 
     async def get(self, key: str) -> bytes | None:
         return await self._read((key, 0, None), lambda: self.inner.get(key))
@@ -41,6 +47,7 @@ class CacheBlob(WrappedBlob):
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         whole = self._found((key, 0, None))
         if whole is not None:
+            self._hits += 1
             return whole[offset : offset + length]
         return await self._read((key, offset, length), lambda: self.inner.get_range(key, offset, length))
 
@@ -59,12 +66,15 @@ class CacheBlob(WrappedBlob):
         while True:
             held = self._found(wanted)
             if held is not None:
+                self._hits += 1
                 return held
             coming = self._coming.get(wanted)
             if coming is None:
+                self._misses += 1
                 return await self._fetch(wanted, fetch)
             await asyncio.wait([coming])  # not awaited: our cancellation would cancel it
             if not coming.cancelled():
+                self._hits += 1
                 return coming.result()
 
     async def _fetch(self, wanted: Wanted, fetch: Callable[[], Awaitable[bytes | None]]) -> bytes | None:

@@ -119,6 +119,11 @@ class Consensus(ABC):
         `now` looks at the clock each time; one that computes it from an earlier answer asks again here."""
         return await self.now()
 
+    async def facts(self) -> dict[str, str]:
+        """Return what a person would want to know about this store, by name: its server, its version, what
+        makes its writes durable. No secrets. This default knows nothing."""
+        return {}
+
     @abstractmethod
     async def aclose(self) -> None:
         """Release connections and files; idempotent. The store itself stays."""

@@ -1,6 +1,8 @@
-"""The wrappers of every store, stacked in one place: cache over retry over metrics over the store.
+"""The wrappers of every store, stacked in one place: cache over retry over tracing over metrics
+over the store.
 
 Metrics are below the retries, so they count requests. The cache is above them, so a hit costs no request.
+Without metrics, or without a tracer, their wrappers are left out.
 
 *Retries* repeat requests that are harmless to repeat: reads, blob writes and deletes, truncates, removals. A
 compare-and-set is repeated only if it surely did not happen. After `Indeterminate` a repetition would take
@@ -9,12 +11,13 @@ of this library comes from a store of the application, and counts as `Indetermin
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from typing import Any, TypeVar
 
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.measure.metrics import Metrics, NoMetrics
+from aiopersist.measure.providers import Measures
+from aiopersist.measure.tracing import Tracing
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
@@ -25,60 +28,37 @@ from aiopersist.storage.wrapper import READS, Request, WrappedBlob, WrappedConse
 
 T = TypeVar("T")
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("storage")
 
 
 def wrap_stores(
-    blob: Blob, consensus: Consensus, settings: Settings, runtime: Runtime
-) -> tuple[CacheBlob, Consensus, "Metrics"]:
+    blob: Blob, consensus: Consensus, settings: Settings, runtime: Runtime, measures: Measures | None = None
+) -> tuple[CacheBlob, Consensus, Metrics]:
     """The two stores in their wrappers, and the counts of their requests. Closing a wrapper closes
     the store in it."""
-    metrics = Metrics(runtime)
-    retry = Retry(settings.retry_timeout_s, runtime)
-    wrapped_blob = RetryBlob(MetricsBlob(blob, metrics), retry)
-    wrapped_consensus = RetryConsensus(MetricsConsensus(consensus, metrics), retry)
+    metrics, tracing = measures or Measures.new(runtime.monotonic, enabled=settings.metrics)
+    if metrics.enabled:
+        blob, consensus = MetricsBlob(blob, metrics), MetricsConsensus(consensus, metrics)
+    if tracing.on:
+        blob, consensus = TracedBlob(blob, tracing), TracedConsensus(consensus, tracing)
+    retry = Retry(settings.retry_timeout_s, runtime, metrics)
+    wrapped_blob, wrapped_consensus = RetryBlob(blob, retry), RetryConsensus(consensus, retry)
     return (CacheBlob(wrapped_blob, settings.blob_cache_bytes), wrapped_consensus, metrics)
 
 
-@dataclass
-class OpMetrics:
-    """One operation's requests. `bytes` are those of values, sent or received."""
-
-    count: int = 0
-    errors: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-
-class Metrics(Mapping[str, OpMetrics]):
-    """The requests to the two stores, by `blob.<method>` and `consensus.<method>`."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._ops: defaultdict[str, OpMetrics] = defaultdict(OpMetrics)
-
-    def __getitem__(self, op: str) -> OpMetrics:
-        return self._ops[op] if op in self._ops else OpMetrics()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ops)
-
-    def __len__(self) -> int:
-        return len(self._ops)
-
-    async def measure(self, op: str, request: Request[T], sent: int) -> T:
-        """Make the request, which sends values of `sent` bytes, and count it."""
-        metrics, began = self._ops[op], self._runtime.monotonic()
-        metrics.count += 1
-        try:
-            result = await request()
-        except BaseException:
-            metrics.errors += 1
-            raise
-        finally:
-            metrics.seconds += self._runtime.monotonic() - began
-        metrics.bytes += sent + _value_bytes(result)
-        return result
+async def measured(metrics: Metrics, op: str, request: Request[T], sent: int) -> T:
+    """Make the request, which sends values of `sent` bytes, and count it."""
+    counts, began = metrics.op(op), metrics.now()
+    counts.count += 1
+    try:
+        result = await request()
+    except Exception:  # a cancellation is no failure of the store
+        counts.errors += 1
+        raise
+    finally:
+        counts.latencies.add(metrics.now() - began)
+    counts.bytes += sent + _value_bytes(result)
+    return result
 
 
 def _value_bytes(result: object) -> int:
@@ -110,7 +90,7 @@ class MetricsBlob(WrappedBlob):
         self._metrics = metrics
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
-        return self._metrics.measure(f"blob.{op}", request, sent)
+        return measured(self._metrics, f"blob.{op}", request, sent)
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         items = self.inner.list(prefix)
@@ -129,18 +109,60 @@ class MetricsConsensus(WrappedConsensus):
         self._metrics = metrics
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
-        if op in ("watch", "now"):
+        if op == "watch":
             return request()
-        return self._metrics.measure(f"consensus.{op}", request, sent)
+        return measured(self._metrics, f"consensus.{op}", request, sent)
+
+    # every commit asks for these two: they pass no layer that they do not need
+
+    def now(self) -> Coroutine[Any, Any, float]:
+        return self.inner.now()
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        now = self._metrics.now
+        counts, began = self._metrics.op("consensus.compare_and_set"), now()
+        counts.count += 1
+        try:
+            result = await self.inner.compare_and_set(key, expected, data)
+        except Exception:
+            counts.errors += 1
+            raise
+        finally:
+            counts.latencies.add(now() - began)
+        counts.bytes += len(data)
+        return result
+
+
+class TracedBlob(WrappedBlob):
+    """Requests to `inner` with spans; a list has none."""
+
+    def __init__(self, inner: Blob, tracing: Tracing) -> None:
+        super().__init__(inner)
+        self._tracing = tracing
+
+    def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
+        return self._tracing.request(f"blob.{op}", request)
+
+
+class TracedConsensus(WrappedConsensus):
+    """Requests to `inner` with spans, but neither `watch` nor `now`; see `MetricsConsensus`."""
+
+    def __init__(self, inner: Consensus, tracing: Tracing) -> None:
+        super().__init__(inner)
+        self._tracing = tracing
+
+    def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
+        return request() if op in ("watch", "now") else self._tracing.request(f"consensus.{op}", request)
 
 
 class Retry:
     """Repeats requests until `timeout_s` has passed (`None`: without end). It logs an outage of more than
     `LOG_AFTER_S`, once until a request of the same kind succeeds again."""
 
-    def __init__(self, timeout_s: float | None, runtime: Runtime) -> None:
+    def __init__(self, timeout_s: float | None, runtime: Runtime, metrics: Metrics | None = None) -> None:
         self._timeout_s = timeout_s
         self._runtime = runtime
+        self._metrics = NoMetrics() if metrics is None else metrics
         self._logged: set[str] = set()
 
     async def repeat(self, op: str, request: Request[T], *, idempotent: bool = True) -> T:
@@ -155,10 +177,17 @@ class Retry:
                 delays = delays or self._runtime.delays()
                 delay = next(delays)
                 self._check(op, failure, idempotent, self._runtime.monotonic() - began, delay)
+                self._metrics.retried(op)
             else:
-                self._logged.discard(op)
+                if op in self._logged:
+                    self._answered(op, self._runtime.monotonic() - began)
                 return result
             await self._runtime.sleep(delay)
+
+    def _answered(self, op: str, elapsed_s: float) -> None:
+        self._logged.discard(op)
+        extra = {"op": op, "seconds": elapsed_s}
+        log.info("%s succeeds again: this request took %.0f s", op, elapsed_s, extra=extra)
 
     def _check(self, op: str, failure: Exception, idempotent: bool, elapsed_s: float, delay_s: float) -> None:
         """Raise `failure` unless the request is to be made again after `delay_s`."""
@@ -171,7 +200,11 @@ class Retry:
             raise failure
         if elapsed_s > LOG_AFTER_S and op not in self._logged:
             self._logged.add(op)
-            log.warning("%s has failed for %.0f s and is being retried: %s", op, elapsed_s, failure)
+            self._metrics.stalled()
+            extra = {"op": op, "seconds": elapsed_s, "error": type(failure).__name__}
+            log.warning(
+                "%s has failed for %.0f s and is being retried: %s", op, elapsed_s, failure, extra=extra
+            )
 
 
 def classified(op: str, error: Exception) -> Exception:

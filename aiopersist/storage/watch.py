@@ -10,7 +10,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
-log = logging.getLogger("aiopersist")
+from aiopersist.errors import Error
+
+log = logging.getLogger("aiopersist").getChild("storage")
 
 
 class Watch(ABC):
@@ -73,7 +75,9 @@ class TaskWatch(Watch):
         except Exception as error:  # a store of an application may raise anything
             if not self._has_failed:
                 self._has_failed = True
-                log.warning("no hints of commits, which are noticed late, by polling: %r", error)
+                why = str(error) if isinstance(error, Error) else type(error).__name__  # no foreign text
+                text, extra = "no hints of commits, which are noticed late, by polling: %s", {"op": "watch"}
+                log.warning(text, why, extra=extra | {"error": type(error).__name__})
         self._tasks.pop(key, None)
         self._hinted.add(key)
         self._any.set()

@@ -7,10 +7,12 @@ with appends: the attempt stays in `joint` until it is settled, and the position
 it happened (`CONSUMED`).
 
 A take-over replaces the owner in the record. The earlier opening finds that in the newest state that this
-process knows, which news of the shard keep fresh, and in every commit.
+process knows, which news of the shard keep fresh, and in every commit; at the latest with its next heartbeat.
+Then it gives up what its reads keep.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from aiopersist.errors import OpaqueMismatch, ShardFinalized, SubscriptionExpired
 from aiopersist.failures import Backoff
@@ -46,6 +48,8 @@ class Consumer:
         """Of commits that move the position."""
         self.joint = Slot()
         """Of a commit that it shares with appends to other shards."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when a heartbeat or an acknowledgement finds that it is fenced, or gave up its position."""
         self._acked = record.position
         self._flushing: asyncio.Task[None] | None = None
         self._backoff = Backoff(shard.stack.supervisor.failures, f"acknowledging in {shard.label}")
@@ -109,6 +113,7 @@ class Consumer:
                 await self.flush()
                 self._backoff.succeeded()
             except (OpaqueMismatch, SubscriptionExpired, ShardFinalized):
+                self.on_lost()
                 return  # the next call of the user finds it, too
             except Exception as error:
                 await self._backoff.failed(error)
@@ -132,6 +137,19 @@ class Consumer:
     # --- the end ---------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
+        try:
+            await self._renew()
+        finally:
+            if self._is_lost:
+                self.on_lost()
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the newest state that this process knows has another owner, or no position."""
+        state, record = self.shard.state, self._record
+        return state.finalized or refused(self.ack(self._acked), record) is not None
+
+    async def _renew(self) -> None:
         now, record = await self.shard.stack.consensus.now(), self._record
         if record is not None and record.owner == self.owner:
             every_s = record.lease_s / HEARTBEATS_PER_LEASE

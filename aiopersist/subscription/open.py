@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiopersist.data.types.schema import Schema, checked_schema
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.errors import InvalidUsage, SinceViolation, UsageKind, shown
 from aiopersist.frontier import check_time, successor
 from aiopersist.read.feed import UpdateFeed, UpdatesStep, position_of
 from aiopersist.read.handle import ReadHandle, session_of
@@ -139,7 +139,7 @@ async def opened(
     command = OpenSubscription(
         wanted.name,
         wanted.share,
-        stack.runtime.token(),
+        stack.signed(stack.runtime.token()),
         stack.settings.reader_lease_s if wanted.lease_s is None else wanted.lease_s,
         None if expire_after is None else expire_after.total_seconds(),
         wanted.beginning(shard),
@@ -150,9 +150,11 @@ async def opened(
     try:
         await feed.open_at(consumer.begins_at)
         return Subscription(consumer, feed, form, wanted.share, scope, release)
-    except BaseException:
+    except BaseException as error:
         consumer.stop()
         stack.supervisor.spawn(_given_up(consumer, feed), "leave a subscription")
+        if isinstance(error, SinceViolation):  # the position holds since: another opening has moved it
+            consumer.check(shard.state)
         raise
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from aiopersist.errors import InvalidUsage, LeaseExpired, UpperMismatch, UsageKind, shown
+from aiopersist.errors import Error, InvalidUsage, LeaseExpired, UpperMismatch, UsageKind, shown
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
 from aiopersist.shard.stack import Stack
@@ -41,7 +41,9 @@ class Subscription(Resource, Generic[S]):
         self._form = form
         self._share = share
         self._release = release
+        self._letting_go: asyncio.Task[None] | None = None
         feed.check_with(consumer.check)
+        consumer.on_lost = self._let_go
 
     @property
     def name(self) -> str:
@@ -55,10 +57,14 @@ class Subscription(Resource, Generic[S]):
         """The next step. `OpaqueMismatch` if another opening has taken over, `SubscriptionExpired` if it gave
         up its position."""
         with self._scope.call():
-            self._consumer.check(self._consumer.shard.state)
+            self._check()
             stack = self._consumer.shard.stack
             with stack.follower.vigil.over(self._consumer.shard.register, stack.settings.ack_every_s):
-                return await self._next()
+                try:
+                    return await self._next()
+                except Error:
+                    self._check()  # what it lost with its position is a consequence
+                    raise
 
     async def ack(self, step: S, durable: bool = False) -> None:
         """Everything up to this step is done: it does not come again. It is durable within
@@ -108,6 +114,20 @@ class Subscription(Resource, Generic[S]):
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _check(self) -> None:
+        """Raise unless it has its position, and give up what it reads if it has not."""
+        try:
+            self._consumer.check(self._consumer.shard.state)
+        except Error:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        """Give up history and blobs: it reads no further."""
+        if self._letting_go is None:
+            supervisor = self._consumer.shard.stack.supervisor
+            self._letting_go = supervisor.spawn(self._feed.aclose(), "let go of a lost subscription's reads")
+
     async def _leave(self) -> None:
         """All of it, also if the caller of `aclose` is cancelled."""
         try:
@@ -125,6 +145,7 @@ class Subscription(Resource, Generic[S]):
         try:
             return await self._feed.next(self._formed)
         except LeaseExpired:
+            self._check()
             fresh = self._feed.anew()
             await fresh.open_at(self._feed.position)
             fresh.check_with(self._consumer.check)

@@ -25,7 +25,8 @@ class SubscriptionView(BaseModel, frozen=True):
     held_bytes: int
     """Bytes of the parts that may hold these: what is kept for it."""
     owner: str | None
-    """The opening that has it; `None` without a heartbeat within its lease."""
+    """The opening that has it, and after an `@` its client and process; `None` without a heartbeat within its
+    lease."""
     last_ack: float | None
     """When it acknowledged last, in Unix seconds of the consensus store's clock."""
     expired: bool

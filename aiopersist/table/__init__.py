@@ -8,7 +8,7 @@
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
 | `member`, `group`, `courtesy` | the shards of a commit; the queue, and the one commit of all that wait; |
 |                       | the pause in which other clients commit                                  |
-| `put_many`, `bulk`, `replacing` | puts of any number of entries                                  |
+| `put_many`, `bulk`, `replacing`, `overwrite` | puts of any number of entries, also in place of all |
 | `cut`, `ahead`, `ranges` | reads at one moment; what is undecided; ranges of keys                |
 | `transaction`, `frozen`, `transact` | the body of a transaction, also beside writers that never pause; |
 |                       | its attempts                                                             |

@@ -9,6 +9,9 @@
    large to be read, stage again; after `ROUNDS` times within the turn, where no other operation of the client
    goes. After `TRIES` vain ones other clients are asked to stand back (`courtesy.py`).
 
+If the entries replace all contents (`whole`), what has other keys is retracted, too, and a correction takes
+back all that others did meanwhile.
+
 Memory: that of two uploads and a merge (`settings.blob_target_size`, `settings.read_memory_bytes`).
 """
 
@@ -29,6 +32,7 @@ from aiopersist.frontier import Antichain, last_before, minimum, successor
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import merged, plan_runs
 from aiopersist.parts.upload import Upload
+from aiopersist.progress import Progressing, progress
 from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.query import Query
 from aiopersist.read.snapshot import groups
@@ -44,7 +48,7 @@ from aiopersist.table.courtesy import asking, stand_back
 from aiopersist.table.lookup import wanted_keys
 from aiopersist.table.member import TableMember
 from aiopersist.table.plan import Done, Repeated
-from aiopersist.table.replacing import Replacing, numbered
+from aiopersist.table.replacing import Replacing, ReplacingAll, numbered
 from aiopersist.write.append import BatchesAppend, append_all
 from aiopersist.write.batch import Batch
 from aiopersist.write.staged import StagedBatch, Use
@@ -87,6 +91,8 @@ class Bulk:
     """The turn of the groups of the client."""
     transactions: Mapping[str, int] = field(default_factory=dict)
     once: Once = field(default_factory=Once)
+    whole: bool = False
+    """Whether the entries become the contents: keys that are not among them are deleted."""
     _rows: int = 0
     _spill: Upload | None = None
     _spilled: HollowBatch | None = None
@@ -163,39 +169,46 @@ class Bulk:
         upload = context.upload(upper, registration)
         try:
             time = max(last_before(upper) + 1, 0)
-            async with aclosing(self._replacing(upper)) as found:
-                async for changes, old in found:
-                    updates = await self.compute(self.member.view.kind.updates, changes, old, time)
-                    await upload.add(updates)
+            with progress("merge", self._rows, "rows") as told:
+                async with aclosing(self._replacing(upper, told)) as found:
+                    async for changes, old in found:
+                        updates = await self.compute(self.member.view.kind.updates, changes, old, time)
+                        await upload.add(updates)
             return StagedBatch(context, registration, await upload.finish(successor(time)))
         except BaseException:
             upload.discard()
             raise
 
     async def _replacing(
-        self, upper: Antichain
+        self, upper: Antichain, told: Progressing
     ) -> AsyncGenerator[tuple[dict[str, str | None], dict[str, str | None]], None]:
         """What changes, in key order: the new vals, and the old ones."""
         view = self.member.view
-        replacing = Replacing(view.kind)
+        replacing = (ReplacingAll if self.whole else Replacing)(view.kind)
         async with AsyncExitStack() as stack:
             old: AsyncIterator[pa.RecordBatch] | None = None
             if upper != minimum(None):
                 snapshot = await view.session.snapshot(last_before(upper), wait=False)
                 old = (await stack.enter_async_context(snapshot)).batches()
+                if self.whole:
+                    told.tell(0, self._rows + (await snapshot.stats()).updates_max)
             runs = plan_runs(self._named)
             new = await stack.enter_async_context(
                 aclosing(merged(self._fetch, runs, Selection(), "", final=False))
             )
             async for table in _with_end(new):
                 await self.compute(replacing.add, table)
+                told.advance(table.num_rows if table is not None else 0)
                 while old is not None and replacing.needs_old:
                     batch = await anext(old, None)
                     await self.compute(replacing.add_old, batch)
+                    told.advance(batch.num_rows if batch is not None and self.whole else 0)
                     old = None if batch is None else old
-                changes = await self.compute(replacing.take)
-                if changes[0]:
-                    yield changes
+                    if (gone := replacing.take_gone())[0]:
+                        yield gone
+                for changes in (replacing.take_gone(), await self.compute(replacing.take)):
+                    if changes[0]:
+                        yield changes
 
     # --- commit ----------------------------------------------------------------------------------
 
@@ -270,12 +283,8 @@ class Bulk:
         assert staging is not None
         if staging.seen != state.upper:
             table = await self._committed_since(staging, state)
-            texts = await self._keys_of(table)
-            unknown = [text for text in dict.fromkeys(texts) if text not in self._mine]
-            if unknown:
-                mine = await self._among_entries(unknown)
-                self._mine.update((text, text in mine) for text in unknown)
-            table = table.filter(pa.array([self._mine[text] for text in texts], pa.bool_()))
+            if not self.whole:
+                table = await self._only_mine(table)
             diffs = pc.negate(table.column("diff"))
             if table.num_rows:
                 staging.correction.append(table.set_column(3, table.schema.field("diff"), diffs))
@@ -291,6 +300,15 @@ class Bulk:
             raise BeginAgain
         table: pa.Table = await session.updates_since(staging.seen, state, staging.need.reader)
         return table
+
+    async def _only_mine(self, table: pa.Table) -> pa.Table:
+        """The updates to keys that are to be put."""
+        texts = await self._keys_of(table)
+        unknown = [text for text in dict.fromkeys(texts) if text not in self._mine]
+        if unknown:
+            mine = await self._among_entries(unknown)
+            self._mine.update((text, text in mine) for text in unknown)
+        return table.filter(pa.array([self._mine[text] for text in texts], pa.bool_()))
 
     async def _among_entries(self, keys: list[str]) -> set[str]:
         """Those keys that are to be put."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.errors import InvalidUsage, UsageKind, shown
@@ -135,6 +135,13 @@ class Feed(Resource, Generic[K, V]):
     async def _updates_closed(self) -> None:
         if self._updates is not None:
             await self._updates.aclose()
+
+
+def updates_of(feed: Feed[Any, Any]) -> UpdateFeed[Any, Any]:
+    """The updates that an open feed is made of."""
+    if feed._updates is None:
+        raise InvalidUsage(UsageKind.CLOSED, "the feed was not entered yet")
+    return feed._updates
 
 
 def changes_in(

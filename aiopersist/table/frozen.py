@@ -18,7 +18,7 @@ from aiopersist.table.courtesy import Ask
 from aiopersist.table.cut import Cut
 from aiopersist.table.open import OpenTables
 from aiopersist.table.plan import PendingOperation
-from aiopersist.table.table import Table
+from aiopersist.table.table import Table, is_closed, opened
 from aiopersist.table.transaction import RunAgain, Touched, Transaction
 
 K = TypeVar("K")
@@ -83,8 +83,10 @@ class Attempted:
 
     @property
     def may_be_frozen(self) -> bool:
-        """Whether no attempt wrote anything, and its tables can be frozen."""
-        return bool(self.touched) and not self._writes and not self._unsupported
+        """Whether no attempt wrote anything, and its tables can be frozen: the body has not closed them."""
+        if not self.touched or self._writes or self._unsupported:
+            return False
+        return not any(is_closed(some.handle) for some in self.touched.values())
 
     def cannot_freeze(self) -> None:
         """The store writes one shard at a time."""
@@ -99,12 +101,13 @@ class Attempted:
     async def ask(self, ask: Ask) -> None:
         """Ask other clients to stand back from its tables."""
         for some in self.touched.values():
-            await ask((await some.open()).member.writer)
+            if not is_closed(some.handle):
+                await ask((await opened(some.handle)).member.writer)
 
 
 async def freeze(tables: OpenTables, seen: Attempted) -> int:
     """Join the tables in one commit that changes nothing, and return its time."""
-    members = tuple([(await some.open()).member for some in seen.touched.values()])
+    members = tuple([(await opened(some.handle)).member for some in seen.touched.values()])
     keys = ((),) * len(members)
     waiting = PendingOperation(members, lambda *cells: None, keys, members[0], binds=True)
     try:

@@ -17,7 +17,7 @@ So no answer rests on a state older than the call.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from itertools import islice
@@ -32,6 +32,7 @@ from aiopersist.errors import (
     SubscriptionExpired,
     Unsupported,
     UpperMismatch,
+    UsageKind,
 )
 from aiopersist.frontier import successor
 from aiopersist.resource import run_bounded
@@ -78,6 +79,11 @@ class TableCommits:
         self._together = True
         """Whether the store writes several shards at one moment, as far as is known."""
 
+    @property
+    def queueing(self) -> int:
+        """How many operations wait for the next group."""
+        return len(self._waiting) + len(self._held)
+
     async def do(self, waiting: PendingOperation) -> Done | Repeated:
         """Carry it out, and return once it is durable. A call that is cancelled before its group was taken
         does nothing; later it may happen."""
@@ -86,6 +92,7 @@ class TableCommits:
 
     def add(self, waiting: PendingOperation, *, alone: bool = False) -> None:
         """Let it wait for the next group. `answer` must follow."""
+        waiting.origin = self._stack.tracing.origin()
         if alone or self._free.is_set():
             self._queue(waiting)
         else:
@@ -153,7 +160,8 @@ class TableCommits:
     async def _answered(self, group: Sequence[PendingOperation]) -> None:
         """Carry them out; each gets an answer, or the error."""
         try:
-            await self._carry_out(group)
+            with self._stack.tracing.group(waiting.origin for waiting in group):
+                await self._carry_out(group)
         except (
             CodecMismatch,
             Corruption,
@@ -205,6 +213,7 @@ class TableCommits:
             members = dict.fromkeys(member for waiting in group for member in waiting.shards)
             if len(members) > 1 and not self._together and len({frozenset(w.shards) for w in group}) > 1:
                 raise Unsupported("the store writes one shard at a time")
+            _check_distinct(members)
             await self.courtesy.stand_back(member.writer.shard.register for member in members)
             for member in members:
                 await member.catch_up()
@@ -261,6 +270,17 @@ class TableCommits:
         for planned in parts:
             planned.member.committed(planned.lower, upper, planned.made.changes)
         return time
+
+
+def _check_distinct(members: Collection[Member]) -> None:
+    """`InvalidUsage` if two views of one table take part: it has one version in a commit."""
+    seen: set[Shard] = set()
+    for member in members:
+        shard = member.writer.shard
+        if shard in seen:
+            text = f"{shard.label} takes part twice: by its name and its id, or with two types"
+            raise InvalidUsage(UsageKind.INVALID_APPEND, text, shard_id=shard.id)
+        seen.add(shard)
 
 
 async def _know(group: Sequence[PendingOperation], kept: ExitStack) -> None:

@@ -14,6 +14,7 @@ from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.nested import Instances, Lists, Structs
+from aiopersist.data.types.readable import check_readable
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import has_lists
 from aiopersist.data.updates.convert import chunks_of, is_arrow, to_table
@@ -104,7 +105,17 @@ class Kind(Generic[K, V]):
         """A chunk of entries as columns `key` and `val`, checked; its first row has the number `row_base`."""
         table = to_table(chunk, self.schema, columns=("key", "val"), row_base=row_base)
         check_update_size(table, size_max, row_base=row_base)
+        if is_arrow(chunk):
+            self._check_readable(table, row_base)
         return table
+
+    def _check_readable(self, table: pa.Table, row_base: int) -> None:
+        for name, field in self.columns():
+            try:
+                check_readable(table.column(name), field)
+            except Refusal as refusal:
+                text = f"table {self.name!r}: {name}: {refusal.reason}"
+                raise InvalidUpdate(text, row=row_base + refusal.row) from refusal
 
     def texts(self, contents: pa.Table) -> tuple[list[str], list[str]]:
         """The texts of the keys and of the vals of a table of columns."""
@@ -177,3 +188,8 @@ def listed(keys: Iterable[K]) -> list[K]:
     if isinstance(keys, str | bytes):
         raise TypeError(f"{shown(keys)} is one key: give a list of keys")
     return list(keys)
+
+
+def has_arrow(given: Iterable[Any]) -> bool:
+    """Whether its items are Arrow data, of which a few may be much."""
+    return is_arrow(next(iter(given), None))

@@ -121,11 +121,13 @@ class TableMember(Member):
 
 
 class PlainMember(Member):
-    """A shard without keys: rows are appended to it. Two are equal if their shard is the same: it has one
-    version in a commit, whichever of its writers is used."""
+    """A shard without keys: rows are appended to it. Two are equal if their shard is the same, and the schema
+    of their rows: it has one version in a commit, whichever of its writers is used."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlainMember) and self.writer.shard is other.writer.shard
+        if not isinstance(other, PlainMember) or self.writer.shard is not other.writer.shard:
+            return False
+        return self.writer.context.schema_id == other.writer.context.schema_id
 
     def __hash__(self) -> int:
         return hash(self.writer.shard.id)

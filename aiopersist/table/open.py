@@ -1,7 +1,6 @@
 """The tables that a client has open: one view and one writer for each, shared by all who name it."""
 
 import asyncio
-from collections import Counter
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any, TypeVar
@@ -47,6 +46,8 @@ class OpenTable(Resource):
         self._following: asyncio.Task[None] | None = None
         self._scope = reading.scope
         self._scope.what = f"table {kind.name!r}"
+        self.users = 0
+        """Handles, subscriptions and transactions; the last one closes it."""
 
     @classmethod
     async def open(cls, shards: Shards, kind: Kind[Any, Any], resident: bool | None) -> "OpenTable":
@@ -124,7 +125,6 @@ class OpenTables:
         self.shards = shards
         self.group = TableCommits(shards.stack)
         self._open: dict[_Key, asyncio.Task[OpenTable]] = {}
-        self._users: Counter[_Key] = Counter()
         self._warming: asyncio.Task[None] | None = None
         self._is_ready = False
 
@@ -142,11 +142,9 @@ class OpenTables:
         """Keys and vals as they are at the call, when it is `ready`: their owner may change them later."""
         if self._is_ready:
             return given
-        copies = given
-        with suppress(Exception):  # what cannot be copied cannot be stored: its conversion says why
-            copies = deepcopy(given)
+        taken = _copied(given)
         await self.ready()
-        return copies
+        return taken
 
     async def _ready_for(self, kind: Kind[Any, Any]) -> None:
         """Import what the views of such tables need on the event loop."""
@@ -175,7 +173,7 @@ class OpenTables:
             )
             task = self._open[key] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
         table: OpenTable = await asyncio.shield(task)
-        self._users[key] += 1
+        table.users += 1
         try:
             await table.view.become(resident)
         except BaseException:
@@ -197,13 +195,29 @@ class OpenTables:
         await self.releasing(acquiring)
 
     async def release(self, table: OpenTable) -> None:
-        """The last user closes it."""
-        key = _key(table.kind)
-        self._users[key] -= 1
-        if not self._users[key]:
-            del self._users[key]
-            self._open.pop(key, None)
+        """The last user closes it. Its name may be that of another table by now."""
+        if self.leave(table):
             await table.aclose()
+
+    def leave(self, table: OpenTable) -> bool:
+        """One user less; whether it was the last one, who is to close it."""
+        table.users -= 1
+        if table.users:
+            return False
+        key = _key(table.kind)
+        if key in self._open and _gave(self._open[key], table):
+            del self._open[key]
+        return True
+
+
+def _copied(given: tuple[T, ...]) -> tuple[T, ...]:
+    """A copy, or the same if there is no equal copy: a class may make another value of what it keeps, as an
+    int of cents that is made of euros."""
+    with suppress(Exception):  # what cannot be copied or compared is converted as it is
+        copies = deepcopy(given)
+        if copies == given:
+            return copies
+    return given
 
 
 def _warm_up() -> None:
@@ -213,6 +227,10 @@ def _warm_up() -> None:
 
 async def opened(opening: Opening[OpenTable]) -> OpenTable:
     return await opening
+
+
+def _gave(task: "asyncio.Task[OpenTable]", table: OpenTable) -> bool:
+    return task.done() and not task.cancelled() and not task.exception() and task.result() is table
 
 
 def _is_over(task: "asyncio.Task[OpenTable]") -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiopersist.errors import UpperMismatch
+from aiopersist.errors import ShardFinalized, UpperMismatch
 from aiopersist.frontier import Antichain
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.writing import repeat_of
@@ -53,6 +53,8 @@ class PendingOperation:
     reruns: bool = False
     """Whether `action` depends on more than the keys that it reads, so it runs for each plan."""
     outcome: RunOutcome | None = None
+    origin: Any = None
+    """Where its caller stands in its trace."""
     answer: "asyncio.Future[Done | Repeated]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -110,11 +112,15 @@ class Planned:
         return bool(self.joins or made.changes or self.hashes or self.transactions or made.rows)
 
     def check(self) -> None:
-        """Raise if the shard takes no such commit: it is closed, or has another schema by now."""
+        """Raise if the shard takes no such commit: it is closed or dropped, or what changes has a newer
+        schema."""
         if not self.lower.elements:
             shard_id = self.member.writer.shard.id
+            if self.member.state.finalized:
+                raise ShardFinalized("it is finalized", shard_id=shard_id)
             raise UpperMismatch(Antichain(0), self.lower, shard_id=shard_id)  # any int was expected
-        self.member.check_schema()
+        if self.made.changes:
+            self.member.check_schema()
 
     def knows(self, waiting: PendingOperation) -> bool:
         """Whether the group has an operation of the same id, or of that application with no lesser number."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,8 @@ async def put_stream(
     here: list[pa.Table] = []
     size = rows = 0
     try:
-        async with aclosing(chunks_on_a_thread(kind.pairs(entries))) as chunks:
-            async for chunk in chunks:
-                table = await bulk.compute(kind.columns_of, chunk, settings.update_size_max, rows)
+        async with aclosing(_tables(bulk, entries)) as tables:
+            async for table in tables:
                 here.append(table)
                 rows += table.num_rows
                 size += goodbytes(table) + ENTRY_BYTES * table.num_rows
@@ -46,6 +45,30 @@ async def put_stream(
         return await _put(member, group, texts, transactions, once)
     finally:
         bulk.close()
+
+
+async def replace_contents(member: TableMember, group: TableCommits, entries: Any) -> Done | Repeated:
+    """Make entries of any number the contents, at one time: keys that are not among them are deleted."""
+    bulk = Bulk(member, group.turn, whole=True)
+    try:
+        await bulk.add(member.view.kind.schema.arrow_schema.empty_table())  # there may be no entries
+        async with aclosing(_tables(bulk, entries)) as tables:
+            async for table in tables:
+                await bulk.add(table)
+        return await bulk.put()
+    finally:
+        bulk.close()
+
+
+async def _tables(bulk: Bulk, entries: Any) -> AsyncGenerator[pa.Table, None]:
+    """Entries as columns, checked, chunk by chunk."""
+    kind, rows = bulk.member.view.kind, 0
+    size_max = bulk.member.writer.shard.stack.settings.update_size_max
+    async with aclosing(chunks_on_a_thread(kind.pairs(entries))) as chunks:
+        async for chunk in chunks:
+            table = await bulk.compute(kind.columns_of, chunk, size_max, rows)
+            rows += table.num_rows
+            yield table
 
 
 async def _put(

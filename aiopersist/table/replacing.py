@@ -71,11 +71,58 @@ class Replacing:
             if found.num_rows:
                 self._old.update(zip(*self._kind.texts(found), strict=True))
 
+    def take_gone(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
+        """What `take` gives, of keys that are not among the entries: they stay."""
+        return {}, {}
+
     def take(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
         """The new vals of the keys that change, and their old ones."""
         old = self._old
         changes = {key: val for key, val in self._new.items() if old.get(key) != val}
         return changes, {key: old.get(key) for key in changes}
+
+
+class ReplacingAll(Replacing):
+    """The same for entries that replace all contents: those of other keys are gone."""
+
+    def __init__(self, kind: Kind[Any, Any]) -> None:
+        super().__init__(kind)
+        self._gone: dict[str, str] = {}
+        self._found_rows = 0
+        """Rows of the contents at hand that were taken."""
+        self._has_all = False
+
+    def add(self, entries: pa.Table | None) -> None:
+        self._has_all = entries is None
+        super().add(entries)
+
+    @property
+    def needs_old(self) -> bool:
+        return (self._has_all and not self._is_at_end) or super().needs_old
+
+    def add_old(self, batch: pa.RecordBatch | None) -> None:
+        self._found_rows = 0
+        super().add_old(batch)
+
+    def _find(self) -> None:
+        """The contents at hand up to the last entry, after it also the others."""
+        if self._batch is None:
+            return
+        rows = pa.Table.from_batches([self._batch]).slice(self._found_rows)
+        if not self._has_all:
+            last = row_key(self._settled, -1, KEY)
+            below = rows_below(rows, last, KEY)
+            while below < rows.num_rows and row_key(rows, below, KEY) == last:
+                below += 1
+            rows = rows.slice(0, below)
+        self._found_rows += rows.num_rows
+        for key, val in zip(*self._kind.texts(rows), strict=True):
+            (self._old if key in self._new else self._gone)[key] = val
+
+    def take_gone(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
+        """What `take` gives, of the keys that are gone, since it was taken last."""
+        gone, self._gone = self._gone, {}
+        return dict.fromkeys(gone), {**gone}
 
 
 def _last_only(entries: pa.Table) -> pa.Table:

@@ -22,7 +22,7 @@ from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition
 from aiopersist.table.held import Whole
-from aiopersist.table.kind import Kind, listed
+from aiopersist.table.kind import Kind, has_arrow, listed
 from aiopersist.table.lookup import chosen, wanted_keys
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Insert, Put, Revise
@@ -173,6 +173,7 @@ class Table(Resource, Generic[K, V]):
     ) -> "pa.Table":
         """Such entries as columns `key` and `val`, or those asked for, in key order, one row per key;
         arguments as those of `items`."""
+        columns = taken(columns)
         chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
             if snapshot is None:
@@ -237,13 +238,14 @@ class Table(Resource, Generic[K, V]):
     async def put_many(self, entries: Any, txn: Txn | None = None, once: str | None = None) -> int:
         """Give keys their vals, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas data,
         or an iterator of these. Of several vals of a key the last counts. A list or a dict is taken as the
-        call begins. Any number, in bounded memory: more than `settings.table_resident_bytes` are written to
-        the blob store twice, and read once; they take their place among other operations when that is done.
+        call begins; what is inside an entry is yours to keep still until it returns. Any number, in bounded
+        memory: more than `settings.table_resident_bytes` are written to the blob store twice, and read once;
+        they take their place among other operations when that is done.
         """
         marked, given = (check_txn(txn), self._once(once, txn)), taken(entries)
         await self._tables.ready()
         table = await self._open()
-        if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE:
+        if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE or has_arrow(given):
             from aiopersist.table.put_many import put_stream  # few processes put so much
 
             with table.scope.call():
@@ -282,12 +284,15 @@ class Table(Resource, Generic[K, V]):
 
     async def _open(self) -> OpenTable:
         """The table, opened if it is not. One attempt serves all calls that wait."""
-        if self._closed:
-            raise InvalidUsage(UsageKind.CLOSED, f"table {self.name!r} is closed")
+        self._check_open()
         opening = self._opening
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
             opening = self._opening = self._tables.acquiring(self._kind, self._resident)
         return await asyncio.shield(opening)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidUsage(UsageKind.CLOSED, f"table {self.name!r} is closed")
 
     async def _vals(self, keys: Collection[str], stale: bool) -> Mapping[str, str]:
         """The vals by key, of these keys at least, as texts: as of a moment after this call began, or as this
@@ -361,9 +366,31 @@ def kind_of(table: object, tables: OpenTables) -> Kind[Any, Any]:
     if table._tables is not tables:
         text = f"table {table.name!r} belongs to another client"
         raise InvalidUsage(UsageKind.INVALID_APPEND, text)
+    table._check_open()
     return table._kind
+
+
+def is_closed(table: Table[Any, Any]) -> bool:
+    """Whether the handle was closed."""
+    return table._closed
 
 
 async def opened(table: Table[Any, Any]) -> OpenTable:
     """The table, opened if it is not."""
     return await table._open()
+
+
+async def acquired(table: Table[Any, Any]) -> OpenTable:
+    """The same, with a user more, whom `leave` takes back; also if the handle was closed meanwhile."""
+    if table._closed:
+        return await table._tables.acquire(table._kind)
+    found = await table._open()
+    found.users += 1
+    return found
+
+
+def leave(table: Table[Any, Any], found: OpenTable) -> None:
+    """What was acquired is no longer needed. The last user closes it, in the background."""
+    tables = table._tables
+    if tables.leave(found):
+        tables.shards.stack.supervisor.spawn(found.aclose(), "close a table")

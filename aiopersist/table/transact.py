@@ -108,8 +108,8 @@ class Transactions:
             refuse("a transaction")
         if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
             raise ValueError(f"max_attempts={max_attempts!r} is no positive int")
-        await self._tables.ready()
         marks = _Marks(check_txn(txn), check_once(once, txn, stack.settings), joint_acks(acks, stack))
+        await self._tables.ready()
         if marks.text is not None:
             marks.member = await self._records.member(marks.text)
             await marks.member.look()
@@ -202,11 +202,11 @@ async def _pending(
 ) -> PendingOperation | None:
     """What the group commit decides: it gives the result of the body, or raises its error or a conflict.
     `None` if there is nothing to decide."""
-    if not tx.touched and not tx.writes and marks.member is None:
-        return None
-    touched = list(tx.touched.values())
-    for some in touched:
+    for some in list(tx.touched.values()) if error is None else ():
         await some.open()
+    touched = [some for some in tx.touched.values() if some.table is not None]
+    if not touched and (error is not None or (not tx.plain and marks.member is None)):
+        return None
     members: tuple[Member, ...] = tuple(some.member for some in touched)
     waiting = PendingOperation(
         members,

@@ -23,7 +23,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
-from aiopersist.errors import InvalidUsage, KeyExists, SinceViolation, UsageKind, shown
+from aiopersist.errors import InvalidUsage, KeyExists, ShardFinalized, SinceViolation, UsageKind, shown
 from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
@@ -37,7 +37,7 @@ from aiopersist.table.member import Member, PlainMember, TableMember
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Cells, Conflicted
 from aiopersist.table.ranges import ReadRange, condition_of, entries_within, streamed, within
-from aiopersist.table.table import Table, kind_of, opened
+from aiopersist.table.table import Table, acquired, kind_of, leave
 from aiopersist.write.handle import WriteHandle, session_of
 
 K = TypeVar("K")
@@ -86,11 +86,14 @@ class Touched:
     closed: bool = False
 
     async def open(self) -> OpenTable:
-        """The table."""
+        """The table. It stays open until `close`, also if the body closes its handle."""
         if self.table is None:
-            table = await opened(self.handle)
-            self.version, self.table = table.view.version, table
-        return self.table
+            table = await acquired(self.handle)
+            if self.table is None and not self.closed:
+                self.version, self.table = table.view.version, table
+            else:  # another read was first, or the transaction has ended
+                leave(self.handle, table)
+        return self.table or table
 
     @property
     def member(self) -> TableMember:
@@ -149,10 +152,14 @@ class Touched:
 
     def close(self) -> None:
         """Keep nothing any more."""
+        if self.closed:
+            return
         self.closed = True
         if self.kept:
             kept, self.kept = self.kept, []
             self.member.view.release(kept)
+        if self.table is not None:
+            leave(self.handle, self.table)
 
 
 class Transaction:
@@ -281,6 +288,8 @@ class Transaction:
         if shard.stack is not self._tables.shards.stack:
             text = f"the writer of {shard.label} belongs to another client"
             raise InvalidUsage(UsageKind.INVALID_APPEND, text, shard_id=shard.id)
+        if shard.state.finalized:
+            raise ShardFinalized("it is finalized", shard_id=shard.id)
         if not shard.state.is_wall:
             text = f"{shard.label} has a logical clock: a transaction needs writers with clock='wall'"
             raise InvalidUsage(UsageKind.INVALID_CLOCK, text, shard_id=shard.id)
@@ -337,8 +346,9 @@ class Transaction:
             _compare((some, some.val_of, ()) for some in touched)
 
     def action(self, result: Any, error: Exception | None) -> Action:
-        """What the group commit does: if all that was read is still so, it writes, or raises `error`."""
-        touched = list(self.touched.values())
+        """What the group commit does with the tables that are open: if all that was read is still so, it
+        writes, or raises `error`."""
+        touched = [some for some in self.touched.values() if some.table is not None]
 
         def act(*cells: Cells) -> Any:
             _compare((some, own.get, own.before) for some, own in zip(touched, cells, strict=True))

@@ -67,7 +67,7 @@ class View:
         self._judged, self._fits_again = -1, False
         """The version that was judged last, and whether its contents surely fit."""
         self.version = 0
-        """Rises with every change of the contents."""
+        """Rises with every change of the contents, and once these are no longer all in memory."""
         self.foreign = 0
         """Rises with every change of another process that it takes."""
         self._changed: deque[tuple[int, tuple[str, ...]]] = deque()
@@ -303,6 +303,7 @@ class View:
                 self._outgrown = min(self._outgrown, contents_at_most(self.session.shard.state))
             if self.wanted is False or too_large:
                 self.held = Parted(self.upper, self._kept)
+                self.version += 1  # so that what was read is looked up again before it is compared
             return
         self._move_base(held)
         held.shrink(self._bytes_max)

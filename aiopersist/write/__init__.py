@@ -8,5 +8,5 @@
 | `outcome`                       | the outcome of an append whose caller was not told            |
 | `remote`, `transmit`            | batches that other processes build                            |
 
-Imports `parts`, `shard`, `state`, `data`.
+Imports `parts`, `shard`, `state`, `data`, `measure`.
 """

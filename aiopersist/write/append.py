@@ -13,7 +13,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set, Sized
+from collections.abc import Awaitable, Mapping, Sequence, Set, Sized
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -32,6 +32,7 @@ from aiopersist.errors import (
     shown,
 )
 from aiopersist.frontier import Antichain, minimum
+from aiopersist.measure.tracing import Tracing
 from aiopersist.parts.copies import Copies
 from aiopersist.parts.flush import inline_to_blob
 from aiopersist.parts.upload import Upload
@@ -71,6 +72,11 @@ class AppendIntent(ABC):
     def can_begin_again(self) -> bool:
         """Whether the input can be taken a second time."""
         return True
+
+    @property
+    def traces(self) -> list[Mapping[str, str]]:
+        """Of the processes that built what is appended."""
+        return []
 
     @abstractmethod
     async def prepare(self) -> None:
@@ -184,6 +190,10 @@ class BatchesAppend(AppendIntent):
     def __post_init__(self) -> None:
         self.batches = tuple(self.batches)
 
+    @property
+    def traces(self) -> list[Mapping[str, str]]:
+        return [inside(batch).trace for batch in self.batches if isinstance(batch, Batch)]
+
     async def prepare(self) -> None:
         batches = _distinct(self.batches, self.session)
         check_append([_value(batch) for batch in batches], self.lower, self.upper)
@@ -218,9 +228,25 @@ def _distinct(batches: Sequence[Batch], session: Session) -> list[StagedBatch]:
     return list(found.values())
 
 
-async def append_all(intents: Sequence[AppendIntent], joined: Sequence[Intent] = ()) -> None:
+def append_all(intents: Sequence[AppendIntent], joined: Sequence[Intent] = ()) -> Awaitable[None]:
     """Make all appends at one moment, or none; they are of different shards. The `joined` commands, of other
     shards, share the commit; their attempts are for the caller to settle."""
+    stack = (intents[0].session.shard if intents else joined[0].register).stack
+    if stack.tracing.on:
+        return _append_within_span(stack.tracing, intents, joined)
+    return _append_until_done(intents, joined)
+
+
+async def _append_within_span(
+    tracing: Tracing, intents: Sequence[AppendIntent], joined: Sequence[Intent]
+) -> None:
+    traces = [trace for intent in intents for trace in intent.traces]
+    with tracing.span("append", ", ".join(intent.session.shard.known_as for intent in intents), *traces):
+        await _append_until_done(intents, joined)
+
+
+async def _append_until_done(intents: Sequence[AppendIntent], joined: Sequence[Intent]) -> None:
+    """Append; begin again after a lease that ran out."""
     lost = 0
     while True:
         try:
@@ -351,6 +377,8 @@ def _answered(append: StagedAppend, done: Appended) -> None:
     succeeded = done.wrote or isinstance(append.command, AppendHollow)  # a group goes on without repeats
     append.pending.outcome = Committed(done.upper) if succeeded else NotCommitted()
     append.pending.needless = not done.wrote
+    if done.wrote:
+        append.session.shard.stack.metrics.appended(append.command.batch.len)
 
 
 def _without_answer(append: StagedAppend) -> None:

@@ -1,6 +1,7 @@
 """The batch builder: it takes a batch of any size, update by update, in bounded memory."""
 
 import asyncio
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -35,6 +36,7 @@ class BatchBuilder(Resource):
         self, context: StagingContext, scope: Scope, registration: Registration, lower: Antichain
     ) -> None:
         self._context = context
+        self._trace: Mapping[str, str] = {}  # that of the process that lent the writer
         self._registration = registration  # released as the builder closes
         self._upload = context.upload(lower, registration)
         self._turn = asyncio.Lock()
@@ -106,7 +108,8 @@ class BatchBuilder(Resource):
         `UPDATE_BEYOND_UPPER` if a time that was added is at or beyond `upper`. After any error the builder
         is closed, and its parts are deleted."""
         self._check_not_finished()
-        with self._scope.call():
+        shard = self._context.shard
+        with shard.stack.tracing.span("batch", shard.known_as, self._trace), self._scope.call():
             async with self._turn:
                 self._check_not_finished()
                 try:

@@ -57,6 +57,8 @@ class _WaitingWrite(UnsettledCall):
         self.table: pa.Table | None = None
         self.queued = False
         self.is_decided = False
+        self.origin: Any = None
+        """Where its caller stands in its trace."""
         self.abandoned = False
         """Whether its caller is gone: no further group takes it."""
 
@@ -94,6 +96,11 @@ class Combiner:
         """In the order in which they came."""
         self._leader: asyncio.Task[None] | None = None
 
+    @property
+    def queueing(self) -> int:
+        """How many calls wait for the next group."""
+        return len(self._waiting)
+
     async def write(self, rows: Any, diff: int, transactions: Mapping[str, int], once: Once) -> int:
         """See `WriteHandle.write`."""
         if self._schema.time_length is not None:
@@ -114,6 +121,7 @@ class Combiner:
 
     async def _queued(self, call: _WaitingWrite) -> int:
         self._waiting[call], call.queued = None, True
+        call.origin = self._shard.stack.tracing.origin()
         if self._leader is None or self._leader.done():
             self._leader = self._shard.stack.supervisor.spawn(self._lead(), "commit the writes of a handle")
         return await call.time
@@ -227,6 +235,11 @@ class Combiner:
                 return
 
     async def _append(self, group: list[_WaitingWrite], upper: Antichain) -> Appended:
+        tracing = self._shard.stack.tracing
+        with tracing.group(call.origin for call in group), tracing.span("append", self._shard.known_as):
+            return await self._append_group(group, upper)
+
+    async def _append_group(self, group: list[_WaitingWrite], upper: Antichain) -> Appended:
         time = await self.time(upper)
         transactions = {
             app: number for call in group if call.transactions for app, number in call.transactions.items()

@@ -26,7 +26,7 @@ from aiopersist.write.combine import Combiner
 from aiopersist.write.outcome import Committed, NotCommitted
 from aiopersist.write.session import Session
 from aiopersist.write.staged import StagedBatch, StagingContext
-from aiopersist.write.transmit import WRITER, TransmittedWriter, decode
+from aiopersist.write.transmit import ENVELOPE, WRITER, TransmittedWriter, decode
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -80,6 +80,11 @@ class WriteHandle(Resource, Generic[K, V]):
     def upper(self) -> Antichain:
         """The shard's upper, as last seen by this process."""
         return self._shard.state.upper
+
+    @property
+    def _queueing(self) -> int:
+        """How many calls of `write` wait for the commit of their group."""
+        return self._combiner.queueing
 
     async def fetch_recent_upper(self) -> Antichain:
         """The shard's upper, by a linearizable read: one request. An append of this handle whose outcome is
@@ -252,6 +257,7 @@ class WriteHandle(Resource, Generic[K, V]):
             staged = StagedBatch(
                 context, registration, found.batch, found.id, rewrite=rewrite, handed_over=True
             )
+            staged.trace = ENVELOPE.trace(data)
             registration.release()  # the batch has a hold of its own
             return Batch(staged)
 

@@ -66,7 +66,9 @@ def open_builder(
             if registration.is_full:
                 text = f"too many batches were built under writer {transmitted.writer}: transmit a new one"
                 raise BatchExpired(text, shard_id=shard.id)
-            return BatchBuilder(context, shards.scope, registration, least)
+            builder = BatchBuilder(context, shards.scope, registration, least)
+            builder._trace = WRITER.trace(data)
+            return builder
         except BaseException:
             registration.release()
             raise

@@ -65,6 +65,7 @@ class Session:
         return self.registration
 
     async def _register(self) -> None:
+        self.scope.check_open()  # nobody would end it
         fresh, old = await Registration.fresh(self.shard), self._registration
         fresh.hold()
         self._registration = fresh

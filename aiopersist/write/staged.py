@@ -13,7 +13,7 @@ told here, so its blobs are left to the sweep, which can tell.
 
 import asyncio
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -75,6 +75,8 @@ class StagedBatch:
         """The frontier of the last `rewrite_ts`."""
         self.handed_over = handed_over
         """Whether other processes may have it, too."""
+        self.trace: Mapping[str, str] = {}
+        """That of the process that handed it over."""
         self.use = Use.FREE
         self._needs_registration = True
         self._dropped_quietly = not hollow.parts

@@ -81,3 +81,28 @@ async def test_a_sequence_that_takes_no_slices() -> None:
         await w.compare_and_append(Rows(), 0, 1)
         async with client.reader("s") as r, r.snapshot() as s:
             assert await s.rows() == [(i, i, 1) for i in range(3000)]
+
+
+class OneList(Sequence[Any]):
+    """A sequence that fills one list anew for each row."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.row: list[Any] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, at: Any) -> Any:
+        if at >= self.count:
+            raise IndexError(at)
+        self.row[:] = [at, at]
+        return self.row
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+async def test_a_sequence_that_fills_one_list(count: int) -> None:
+    async with ap.open("mem://") as client, client.writer("s", ap.Schema(key=int, val=int)) as w:
+        await w.write(OneList(count))
+        async with client.reader("s") as reader, reader.snapshot() as snapshot:
+            assert await snapshot.rows() == [(at, at, 1) for at in range(count)]

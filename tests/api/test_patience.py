@@ -50,7 +50,7 @@ async def told_while(
                 await asyncio.sleep(0)
             consensus.is_broken = False
             await asyncio.wait_for(waiting, 30)
-            return [record.getMessage() for record in caplog.records if record.name == "aiopersist"]
+            return [record.getMessage() for record in caplog.records if record.name.startswith("aiopersist")]
 
 
 async def test_an_outcome_that_cannot_be_settled(caplog: pytest.LogCaptureFixture) -> None:

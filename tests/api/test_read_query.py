@@ -109,38 +109,6 @@ async def test_what_matches_is_given_in_every_form(bounds: str) -> None:
                 assert [len(frame) for frame in frames] == [len(rows)] * 2
 
 
-PROJECTIONS: dict[str, tuple[list[str], Any]] = {
-    "key": (["key"], lambda k, v: (k,)),
-    "a field of the key": (["key.region"], lambda k, v: (k.region,)),
-    "flat": (["region", "amount"], lambda k, v: (k.region, v.amount)),
-    "of the val, the other way round": (["val.number", "key.number"], lambda k, v: (v.number, k.number)),
-    "lists": (["tags"], lambda k, v: (v.tags,)),
-    "all of it": (["val", "key"], lambda k, v: (v, k)),
-    "none": ([], lambda k, v: ()),
-}
-
-
-@pytest.mark.parametrize("bounds", ["inline", "tiny parts"])
-async def test_columns_are_summed_again(bounds: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiopersist.read.stream.FOLD_ROWS_MIN", 8)
-    async with client_of(bounds) as client:
-        model = await filled(client, seed=1)
-        async with client.reader("s", MODELS) as reader, reader.snapshot() as s:
-            for columns, of in PROJECTIONS.values():
-                for where, matches in (CONDITIONS["range"], (None, lambda k, v: True)):
-                    sums: Counter[str] = Counter()
-                    for key, val, diff in model:
-                        if matches(key, val):
-                            sums[repr(of(key, val))] += diff
-                    expected = sorted((row, diff) for row, diff in sums.items() if diff)
-                    rows = await s.rows(where=where, columns=columns)
-                    assert sorted((repr(row[:-1]), row[-1]) for row in rows) == expected, columns
-                    table = await s.to_arrow(where, columns)
-                    assert table.column_names == [*columns, "diff"]
-                    batches = [batch async for batch in s.batches(where, columns)]
-                    assert pa.Table.from_batches(batches, table.schema).equals(table)
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"where": pc.field("nothing") == 1}, "nothing"),
     "a name that is not unique": ({"where": pc.field("number") == 1}, "number"),

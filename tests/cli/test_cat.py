@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
@@ -88,13 +90,16 @@ def test_formats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["stock", "--as-of", "yesterday"], 2, "'yesterday' is neither an int nor an instant"),
-        (["stock", "--as-of", "2026-01-01T00:00"], 2, "has no zone"),
+        (["stock", "--as-of", "yesterday"], 2, "'yesterday' is none of"),
+        (["stock", "--as-of", "2026-01-01"], 2, "has no zone: say 2026-01-01T00:00:00Z, or"),
         (["stock", "--json", "--format", "csv"], 2, "--json is --format ndjson"),
         (["none"], 1, "'none'"),
         (["raw", "--as-of", "2026-01-01T00:00Z"], 1, "INVALID_TIME"),
-        (["raw", "--as-of", "7"], 1, "is not complete"),
-        (["stock", "--columns", "val.none"], 1, "val.none"),
+        (["raw", "--as-of", "7"], 1, "is not complete at 7: its upper is 5"),
+        (["stock", "--as-of", "2199-01-01T00:00Z"], 1, "is not complete at 2199-01-01 00:00:00Z"),
+        (["stock", "--columns", "val.none"], 2, "--columns: no column 'val.none'; there are key, val, count"),
+        (["raw", "--columns", "x"], 2, "no column 'x'; there are key, val\n"),
+        (["raw", "--where", "val = x"], 2, "a text stands in quotes"),
     ],
 )
 def test_what_it_refuses(arguments: list[Any], status: int, said: str, tmp_path: Path) -> None:
@@ -124,3 +129,35 @@ async def test_whoever_reads_may_have_enough(tmp_path: Path) -> None:
     process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
     assert await process.stderr.read() == b""
     assert await process.wait() == 0
+
+
+def test_where(tmp_path: Path) -> None:
+    """Goal: the rows that a condition says; a wrong one is refused at its place, before anything is read."""
+    asyncio.run(filled(tmp_path))
+    where = 'key >= "a" and val.count >= 2'
+    lines = in_process("stock", "--location", tmp_path, "--where", where).out.splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["apple"]
+    assert in_process("stock", "--location", tmp_path, "--where", "count > 9", "--format", "csv").out == (
+        "key,val,diff\n"
+    )
+    refused = in_process("stock", "--location", tmp_path, "--where", "key >= and")
+    assert (refused.status, refused.out) == (2, "")
+    assert "--where: expected a column or a value, at character 8: key >= >>> and" in refused.err
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_columns_for_programs(tmp_path: Path, form: str) -> None:
+    """Goal: Parquet and Arrow go through a pipe as they are, whole types included, also of no rows."""
+    asyncio.run(filled(tmp_path))
+    command = [*COMMAND, "stock", "--location", str(tmp_path), "--format", form]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    one, none = (
+        CliRunner().invoke(app, [*command[len(COMMAND) - 1 :], "--limit", str(limit)]).stdout_bytes
+        for limit in (1, 0)
+    )
+    for data, keys in ((done.stdout, [HOSTILE, "apple"]), (one, [HOSTILE]), (none, [])):
+        table = pq.read_table(io.BytesIO(data)) if form == "parquet" else pa.ipc.open_stream(data).read_all()
+        assert table.column("key").to_pylist() == keys
+        assert table.schema.field("val").type.field("count").type == pa.int64()
+        assert table.schema.names == ["key", "val", "diff"]

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from aiopersist.data.updates import consolidate, sizes, times
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.merge import Merge
 from aiopersist.data.updates.order import row_keys
-from aiopersist.data.updates.tiny import tiny
+from aiopersist.data.updates.tiny import TINY_BYTES, TINY_ROWS, tiny
 from aiopersist.data.updates.updates import Updates, decode_rows
 from aiopersist.errors import DiffOverflow
 from aiopersist.frontier import Antichain
@@ -192,6 +193,62 @@ def test_tiny_is_the_general_way(rows: list[Any]) -> None:
     else:
         assert pa.Table.from_batches([found.batch]).equals(want)
         assert (found.least_time, found.greatest_time) == (min(r[2] for r in rows), max(r[2] for r in rows))
+
+
+FORMS = {
+    "table": lambda table: table,
+    "batch": lambda table: table.combine_chunks().to_batches()[0],
+    "chunks": lambda table: pa.concat_tables([table.slice(0, 1), table.slice(1)]),
+    "slice": lambda table: pa.concat_tables([table, table]).combine_chunks().slice(table.num_rows),
+    "other order": lambda table: table.select(["diff", "val", "key", "time"]),
+    "large text": lambda table: table.cast(_with(table.schema, pa.large_binary(), pa.large_string())),
+    "views": lambda table: table.cast(_with(table.schema, pa.binary_view(), pa.string_view())),
+    "polars": pl.from_arrow,
+}
+
+
+def _with(schema: pa.Schema, key: pa.DataType, val: pa.DataType) -> pa.Schema:
+    return schema.set(0, pa.field("key", key)).set(1, pa.field("val", val))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25)
+@given(rows=oracle.rows_of(oracle.CASES["bytes-str"]))
+def test_a_tiny_table_is_the_general_way(form: str, rows: list[Any]) -> None:
+    schema = Schema(key=bytes, val=str)
+    as_rows = tiny(rows, schema)
+    if as_rows is not None:
+        assert tiny(FORMS[form](to_table(rows, schema)), schema) == as_rows
+
+
+def test_tables_that_are_not_tiny() -> None:
+    """Goal: what is large, null, unsound or of another kind goes the general way, which says so."""
+    schema = Schema(key=int, val=str)
+    rows = pa.table({"key": [1, 2], "val": ["a", "b"], "time": [0, 0], "diff": [1, 1]})
+    assert tiny(rows, schema) is not None
+    unsound = pa.StringArray.from_buffers(
+        2, pa.array([0, 1, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xffa")
+    )
+    back = pa.StringArray.from_buffers(2, pa.array([0, 9, 2], pa.int32()).buffers()[1], pa.py_buffer(b"ab"))
+    columns = {
+        "key": ([1, None], [1.0, 2.0], pa.array([1, 2**63], pa.uint64())),
+        "val": (["a", None], [b"a", b"b"], pa.array(["a", "a"]).dictionary_encode(), unsound, back),
+        "time": ([0, -1], [None, 0]),
+        "diff": ([1, None], ["1", "1"]),
+    }
+    for name, others in columns.items():
+        for other in others:
+            changed = rows.set_column(rows.column_names.index(name), name, pa.chunked_array([other]))
+            assert tiny(changed, schema) is None, (name, other)
+    assert tiny(rows.drop_columns(["diff"]), schema) is None
+    assert tiny(rows.append_column("more", rows["key"]), schema) is None
+    assert tiny(rows.append_column("key", rows["key"]), schema) is None
+    assert tiny(pa.concat_tables([rows] * (TINY_ROWS // 2 + 1)), schema) is None
+    assert tiny(rows.slice(0, 0), schema) is None
+    large = rows.set_column(1, "val", pa.chunked_array([["x" * TINY_BYTES, "xy"]]))
+    assert tiny(large, schema) is None
+    assert tiny(large.slice(1), schema) is not None
+    assert tiny(large.to_reader(), schema) is None, "it can be read once"
 
 
 @cases

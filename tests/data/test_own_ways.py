@@ -234,6 +234,28 @@ def test_a_member_of_a_later_version_of_an_enum() -> None:
     assert Updates(table, Schema(key=int, val=str)).rows() == [(1, "BLUE", 0, 1)]
 
 
+class Renamed(enum.Enum):
+    SCARLET = 1
+    RED = SCARLET  # the old name, now an alias
+
+
+class AlsoNamed(enum.Enum):
+    RED = 1
+    SCARLET = RED
+
+
+def test_a_member_that_was_renamed() -> None:
+    """Goal: a reader gets no member that rows write by another name, since a row with it would not retract
+    the stored one, nor be the same key. The new name as an alias is both."""
+    old: Schema[Any, Any, Any] = Schema(key=Before, val=int)
+    table = to_table([(Before.RED, 1, 0, 1)], old)
+    with pytest.raises(Unsupported, match="make RED the member, and SCARLET its alias"):
+        Updates(table, Schema(key=Renamed, val=int)).rows()
+    new: Schema[Any, Any, Any] = Schema(key=AlsoNamed, val=int)
+    assert Updates(table, new).rows() == [(AlsoNamed.SCARLET, 1, 0, 1)]
+    assert to_table([(AlsoNamed.SCARLET, 1, 0, 1)], new) == table
+
+
 class Unsure(list[int]):
     """Its truth says nothing about its elements."""
 

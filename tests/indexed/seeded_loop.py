@@ -35,6 +35,9 @@ class SeededRuntime(Runtime):
     def token(self) -> str:
         return f"{self.rng.getrandbits(128):032x}"
 
+    def process(self) -> str:
+        return "seeded:1"
+
     def uniform(self, low: float, high: float) -> float:
         return self.rng.uniform(low, high)
 

@@ -2,7 +2,7 @@
 done."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -273,3 +273,20 @@ async def test_all_of_a_group_get_the_error_of_an_unknown_outcome() -> None:
         with pytest.raises(Refused) as refused:
             await ix.write([(stream, [("a", 1, 2, 1)])])
         assert refused.value.seqno == 5
+
+
+async def test_an_iterator_that_fills_one_list(client: ap.Client) -> None:
+    """Goal: each stream gets its own updates."""
+    async with client.indexed("filled") as ix:
+        streams = [await ix.register(name, str, int) for name in "ab"]
+
+        def pairs() -> Iterator[Any]:
+            pair: list[Any] = []
+            for stream in streams:
+                pair[:] = [stream, [(stream.name, 1, 0, 1)]]
+                yield pair
+
+        await ix.write(pairs())
+        for stream in streams:
+            async with ix.snapshot(stream) as snapshot:
+                assert await snapshot.rows() == [(stream.name, 1, 0, 1)]

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import pytest
 
 import aiopersist as ap
+from aiopersist.maintenance.due import has_long_tail
 from aiopersist.maintenance.shard import ShardMaintenance
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
@@ -27,6 +28,8 @@ from tests.shard.register_kit import (
 from tests.support.schemas import SCHEMA
 from tests.support.shards import CAS
 
+SETTINGS = ap.Settings(rollup_every=8, compaction_idle_s=0.1)
+GUARD_S = 30.0
 KEPT: WeakKeyDictionary[ap.Client, Shard] = WeakKeyDictionary()
 
 
@@ -34,6 +37,10 @@ def shard_of(client: ap.Client) -> Shard:
     if client not in KEPT:
         (KEPT[client],) = client._shards._known.values()
     return KEPT[client]
+
+
+def under_way(client: ap.Client) -> bool:
+    return any(shard.running for shard in client._maintenance._shards.values())
 
 
 async def rows(client: ap.Client) -> list[Any]:
@@ -95,12 +102,11 @@ async def _all_refuse(client: ap.Client, w: ap.WriteHandle[Any, Any]) -> None:
 
 async def test_rollups_are_written_and_opened_from(place: Place) -> None:
     """Goal: one for some `rollup_every` versions, and an opening reads only newer versions."""
-    async with place.open(rollup_every=8) as client:
+    async with place.open(**SETTINGS.model_dump(exclude_unset=True)) as client:
         shard = await appended(client, 50)
-        for _ in range(500):
-            if not any(shard.running for shard in client._maintenance._shards.values()):
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(GUARD_S):
+            while under_way(client) or has_long_tail(shard_of(client).state, SETTINGS):
+                await asyncio.sleep(0.01)
     found = await place.keys(".rollup")
     assert 1 <= len(found) <= 3  # older ones are collected
     assert all(key.startswith(shard) for key in found)

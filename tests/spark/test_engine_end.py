@@ -137,6 +137,20 @@ async def test_a_backend_that_drives_spark(spark: Any, place: str, name: str) ->
 
 
 @pytest.mark.blocks_loop
+async def test_a_job_tells_how_far_it_is(spark: Any, place: str, name: str) -> None:
+    """Goal: the coroutines of a Spark client report their tasks to who watches."""
+    async with await asyncio.to_thread(connect, spark, place) as sc:
+        df = await asyncio.to_thread(
+            lambda: spark.range(1_000, numPartitions=4).selectExpr("id as key", "1L as val")
+        )
+        work = ap.track(sc.awrite_df(df, name, keys=["key"]))
+        seen = [done async for done in work]
+        await work
+        assert {(done.step, done.unit) for done in seen} == {("spark", "tasks")}
+        assert seen[-1].done == seen[-1].total == 4
+
+
+@pytest.mark.blocks_loop
 async def test_jobs_leave_the_threads_of_the_loop_to_others(spark: Any, place: str, name: str) -> None:
     """Goal: while more jobs wait than the loop has threads, other work still gets one."""
     async with await asyncio.to_thread(connect, spark, place) as sc:

@@ -115,6 +115,22 @@ def test_the_format_writes_by_keys(sc: Any, spark: Any, place: str) -> None:
     assert contents(place) == {"b": 30}
 
 
+@pytest.mark.parametrize("mode", ["upsert", "overwrite"])
+def test_a_val_that_python_has_not(sc: Any, spark: Any, place: str, mode: str) -> None:
+    """Goal: a subscription of the table could never go on behind it."""
+
+    async def create(client: ap.Client) -> None:
+        await client.table("t", str, datetime).put("a", datetime(2026, 1, 1, tzinfo=UTC))
+
+    at(place, create)
+    rows = spark.sql("select 'b' as key, timestamp_micros(4611686018427387904) as val")
+    with pytest.raises(ap.InvalidUpdate, match=r"column 'val'.*none that Python can represent"):
+        sc.write_df(rows, "t", mode=mode)
+    assert [row["key"] for row in sc.snapshot_df("t").collect()] == ["a"]
+    sc.write_df(rows, "plain", keys=["key"])
+    assert sc.snapshot_df("plain").count() == 1
+
+
 def test_floats_that_are_one_key(sc: Any, spark: Any, place: str) -> None:
     """Goal: as the table itself takes them: -0.0 is 0.0, and all NaN are one."""
 

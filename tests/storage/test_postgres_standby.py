@@ -5,9 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 import aiopersist as ap
+from aiopersist.errors import Indeterminate
+from aiopersist.storage.postgres import pool
 from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.testing import servers
 from tests.support.schemas import SCHEMA
@@ -50,6 +53,52 @@ async def test_what_a_standby_does_not_know_is_no_leak(
                 assert await reader.upper("t") == ap.Antichain(1)
         async with client.reader("t") as r, r.snapshot() as s:
             assert await s.rows() == [("early", 1, 1), ("late", 1, 1)]
+
+
+@pytest.mark.slow
+async def test_a_commit_that_waits_for_its_standby_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a statement that is cancelled while it waits is committed here alone: it would be seen, and taken
+    for acknowledged, though a failover loses it. So nothing cancels it, neither a timeout nor the end of the
+    store."""
+    monkeypatch.setattr(pool, "STATEMENT_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(pool, "CLOSE_TIMEOUT_S", 0.1)
+    own = servers.postgres_server()
+    server = await asyncio.to_thread(own.__enter__)
+    admin = await asyncpg.connect(server.dsn())
+    store, closing = (PostgresConsensus(server.url("s")) for _ in range(2))
+    try:
+        assert [await one.compare_and_set(key, None, b"0") for one, key in ((store, "a"), (closing, "b"))]
+        await set_standby(admin, "nobody")
+        last = 0
+        with pytest.raises(Indeterminate):
+            while await store.compare_and_set("a", last, b"1"):  # the server takes a moment to begin
+                last += 1
+        late = asyncio.create_task(closing.compare_and_set("b", 0, b"1"))
+        await until(admin, "SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        await closing.aclose()
+        with pytest.raises(Indeterminate):
+            await late
+        heads = await store.heads({"a": None, "b": None})
+        assert {key: head and head.seqno for key, head in heads.items()} == {"a": last, "b": 0}
+        await set_standby(admin, "")
+        await until(admin, f"SELECT sum(seqno) = {last} + 2 FROM s.heads")
+    finally:
+        await store.aclose()
+        await admin.close()
+        await asyncio.to_thread(own.__exit__, None, None, None)
+
+
+async def set_standby(admin: "asyncpg.Connection[asyncpg.Record]", name: str) -> None:
+    """Let commits wait for the standby of that name; for none, if it is empty."""
+    await admin.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    await admin.execute("SELECT pg_reload_conf()")
+    await until(admin, f"SELECT current_setting('synchronous_standby_names') = '{name}'")
+
+
+async def until(admin: "asyncpg.Connection[asyncpg.Record]", question: str) -> None:
+    async with asyncio.timeout(50):
+        while not await admin.fetchval(question):
+            await asyncio.sleep(0.02)
 
 
 async def is_passed_over(store: PostgresConsensus) -> None:

@@ -76,6 +76,27 @@ async def test_an_upload_that_fails_is_aborted(blob: S3Blob, monkeypatch: pytest
     assert await blob.get("big") is None
 
 
+@pytest.mark.parametrize("completes", [False, True])
+async def test_a_completion_whose_answer_is_empty(
+    blob: S3Blob, monkeypatch: pytest.MonkeyPatch, completes: bool
+) -> None:
+    """Goal: a status of 200 alone does not say that an upload was completed."""
+    await blob.set("warm", b"x")
+    real = blob._s3.complete_multipart_upload
+
+    async def complete(**request: object) -> object:
+        return await real(**request) and {} if completes else {}
+
+    monkeypatch.setattr(blob._s3, "complete_multipart_upload", complete)
+    data = b"x" * (PART_BYTES + 1)
+    if completes:
+        await blob.set("big", data)
+    else:
+        with pytest.raises(Indeterminate):
+            await blob.set("big", data)
+    assert await blob.get("big") == (data if completes else None)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,7 +1,9 @@
 """SQLite: groups in which one fails, faults of the disk, several processes, hints without polling."""
 
 import asyncio
+import errno
 import os
+import socket
 import sqlite3
 import sys
 from collections.abc import Awaitable, Callable
@@ -75,6 +77,26 @@ async def test_after_closing_nothing_is_open(tmp_path: Path, open_files: Callabl
     await consensus.aclose()
     assert open_files() == []
     await asyncio.gather(*commits, return_exceptions=True)
+
+
+async def test_closing_needs_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a store that listened for hints is closed even when the process has no descriptor left."""
+    consensus = SqliteConsensus(tmp_path / "state.db")
+    async with asyncio.timeout(30):
+        waiting = asyncio.ensure_future(consensus.watch("k"))
+        while not consensus._announced:
+            await asyncio.sleep(0.001)
+
+    def no_socket(*args: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", no_socket)
+        await consensus.aclose()
+    await waiting
+    assert consensus._file._write_connection is not None
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        consensus._file._write_connection.execute("SELECT 1")
 
 
 async def test_one_of_a_group_fails_alone(tmp_path: Path) -> None:

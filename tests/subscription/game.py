@@ -8,7 +8,7 @@ compared with what the openings were given and have acknowledged:
 
 - an opening gets exactly the updates behind the position that it began at, in order: none is skipped;
 - a position only moves forward, only by its owner, and only to what that one has acknowledged; one that was
-  told to be durable is;
+  told to be durable is; since never passes it;
 - each output is there once if its input was acknowledged, else not at all.
 """
 
@@ -69,8 +69,7 @@ class Game:
     def __init__(self, seed: int, location: StoreUrls, updates: int) -> None:
         self.rng = random.Random(seed)
         self.location = location
-        self.stores: list[Any] = []
-        """Opened here, to be closed at the end."""
+        self.stores: list[Any] = []  # opened here, to be closed at the end
         self.updates = updates
         self.written: dict[int, list[tuple[str, int]]] = {}
         """By time, what was written."""
@@ -79,6 +78,9 @@ class Game:
         self.counts: Counter[str] = Counter()
         self.faults: list[Faults] = []
         self.finished = False
+        self.reading = 0  # consumers whose clients are open
+        self.day = asyncio.Event()
+        self.day.set()
         self.first_output = 2**62
         """From this time on the shard may have outputs among its inputs."""
 
@@ -106,7 +108,9 @@ class Game:
             async with asyncio.TaskGroup() as tasks:
                 consumers = [tasks.create_task(self.consume(kind)) for kind in KINDS]
                 disturbing = tasks.create_task(self.disturb(honest))
-                for _ in range(self.updates):
+                for number in range(self.updates):
+                    if number == self.updates // 2:
+                        await self.night(honest)
                     await self.produce(honest, self.rng.choice([1, 1, 2, 5]))
                     await asyncio.sleep(self.rng.choice([0, 0.001, 0.005]))
                 self.finished = True
@@ -120,6 +124,15 @@ class Game:
             first = sum(map(len, self.written.values()))
             rows = [(f"k{number % 9}", number) for number in range(first, first + count)]
             self.written[await writer.write(rows)] = rows
+
+    async def night(self, honest: ap.Client) -> None:
+        """Nobody reads, so that only positions keep since; writes go on."""
+        self.day.clear()
+        while self.reading:
+            await asyncio.sleep(0.005)
+        await self.produce(honest, 2)
+        await honest.retain("s", 0)
+        self.day.set()
 
     async def disturb(self, honest: ap.Client) -> None:
         """What the world does meanwhile."""
@@ -137,13 +150,18 @@ class Game:
         """Openings of one name, one after the other or at once, until everything is acknowledged. Clients
         come and go."""
         for _ in range(CLIENTS_MAX):
+            await self.day.wait()
+            self.reading += 1
             async with self.client() as one, self.client() as two:
                 for _ in range(self.rng.randrange(1, 10)):
+                    if not self.day.is_set():
+                        break
                     if await self.is_done(one, kind):
                         return
                     count = self.rng.choice([1, 1, 2])
                     some = [self.opening(self.rng.choice([one, two]), kind) for _ in range(count)]
                     await asyncio.gather(*some)
+            self.reading -= 1
         raise AssertionError(f"{kind} never gets to the end")
 
     async def is_done(self, client: ap.Client, kind: str) -> bool:
@@ -156,7 +174,11 @@ class Game:
         """One opening: some steps, then it is closed, abandoned, or fenced."""
         name, _, share = kind.partition("[")
         given: dict[str, Any] = {"share": (int(share[0]), 2)} if share else {}
-        sub = await self.cancellable(client.subscription("s", SCHEMA, name=name, **given), 0.05)
+        try:
+            sub = await self.cancellable(client.subscription("s", SCHEMA, name=name, **given), 0.05)
+        except ap.OpaqueMismatch:  # another opening has passed it already
+            self.counts["fenced"] += 1
+            return
         if sub is None:
             return
         consumer = sub._consumer
@@ -180,9 +202,9 @@ class Game:
 
     async def next_step(self, sub: Any) -> Any:
         while True:
-            finished, waiting = self.finished, asyncio.ensure_future(anext(sub))
-            step = await self.cancellable(waiting, 0.1, wait_s=0.1)
-            if step is not None or finished:
+            is_last = self.finished or not self.day.is_set()
+            step = await self.cancellable(asyncio.ensure_future(anext(sub)), 0.1, wait_s=0.1)
+            if step is not None or is_last:
                 return step
 
     async def acknowledge(self, client: ap.Client, sub: Any, step: Any, opened: Opened) -> bool:
@@ -234,8 +256,7 @@ class Game:
             await client.transact(body, acks=[(sub, step)])
             return "done"
         async with client.writer("same" if kind == "commit" else "s", SCHEMA) as writer:
-            upper = (await writer.fetch_recent_upper()).time
-            assert isinstance(upper, int)
+            upper: Any = (await writer.fetch_recent_upper()).time
             rows = [(kind, val, upper, 1) for val in vals]
             if kind == "same":
                 self.first_output = min(self.first_output, upper)
@@ -324,18 +345,28 @@ class Game:
         versions = await honest._stack.consensus.scan(shard.register.key, 0, 10**6)
         assert versions[0].seqno == 0
         known: dict[str, Any] = {}
+        since, upper = 0, 0
         for version in versions:
-            for key, record in decode_diff(version.data).changes.subscriptions.items():
-                before = known.get(key)
-                known[key] = record
-                if before is None or record.position == before.position:
-                    continue
-                assert order(before.position) < order(record.position), f"{key}: the position went back"
-                owner = self.opened.get(before.owner)
-                assert owner is not None, f"{key}: moved by an opening that nobody has"
-                assert record.position in owner.tried, f"{key}: not acknowledged by its owner"
-                self.counts["moved"] += 1
+            changes = decode_diff(version.data).changes
+            since = since if changes.since is None else changes.since.time
+            for key, record in changes.subscriptions.items():
+                self.check_move(key, known.get(key), record)
+            if changes.upper is not None:
+                is_output, upper = upper > 0 and upper not in self.written, changes.upper.time
+                assert not is_output or "same" in changes.subscriptions, "an output without its input"
+            known.update(changes.subscriptions)
+            for key, record in known.items():
+                assert since <= record.position.as_of, f"{key}: its updates were given up"
         assert known.keys() == set(KINDS)
+
+    def check_move(self, key: str, before: Any, record: Any) -> None:
+        """Forward, by its owner, to what that one acknowledged."""
+        if before is not None and record.position != before.position:
+            assert order(before.position) < order(record.position), f"{key}: the position went back"
+            owner = self.opened.get(before.owner)
+            assert owner is not None, f"{key}: moved by an opening that nobody has"
+            assert record.position in owner.tried, f"{key}: not acknowledged by its owner"
+            self.counts["moved"] += 1
 
     async def check_outputs(self, honest: ap.Client) -> None:
         """Each once, of the inputs before the position; none of the others."""

@@ -1,12 +1,16 @@
 """Take-overs: one opening at a time moves the position; the others are woken, and can do nothing more."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import aiopersist as ap
+from aiopersist.state.diff import decode_diff
+from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.wrapper import WrappedConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.subscription.kit import acked, in_time, rows, steps_until, write
 from tests.support.processes import Place
@@ -99,6 +103,48 @@ async def test_late_acknowledgements_of_the_first(place: Place) -> None:
             await first.aclose()
             assert (await client.subscriptions("s"))["sub"].position == ap.Antichain(0)
             assert await rows(second, 1) == [("a", 1)]
+
+
+class Overtaken(WrappedConsensus):
+    """Once the first subscription is opened, does something before the next compare-and-set."""
+
+    def __init__(self, inner: Consensus, then: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(inner)
+        self.then, self.openings = then, 0
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        if self.openings == 1:
+            self.openings += 1
+            await self.then()
+        self.openings += bool(decode_diff(data).changes.subscriptions)
+        return await super().compare_and_set(key, expected, data)
+
+
+@pytest.mark.parametrize("has_position", [False, True])
+async def test_an_opening_that_is_passed_at_once(place: Place, has_position: bool) -> None:
+    """Goal: before it holds history another opening takes the name over, and since follows that one. It was
+    taken over, and no history of the subscription is gone."""
+    two = await place.client()
+    await write(two, ("a", 1))
+    if has_position:
+        async with two.subscription("s", name="sub") as sub:
+            await acked(sub, 1)
+
+    async def overtake() -> None:
+        await write(two, ("b", 2))
+        await write(two, ("c", 3))
+        async with two.subscription("s", name="sub") as second:
+            await acked(second, 2 if has_position else 3)
+        await two.retain("s", 0)
+        await two.force_compaction("s")
+
+    consensus = Overtaken(place.consensus(), overtake)
+    async with ap.open(blob=place.blob, consensus=consensus, maintenance=False) as one:
+        with pytest.raises(ap.OpaqueMismatch, match="was taken over by another opening"):
+            await in_time(one.subscription("s", name="sub"))
+        async with one.subscription("s", name="sub") as third:
+            await write(two, ("d", 4))
+            assert await rows(third, 1) == [("d", 4)]
 
 
 async def test_many_openings_at_once(place: Place) -> None:

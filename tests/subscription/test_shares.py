@@ -1,6 +1,7 @@
 """Shares: n consumers divide the keys, each with a position of its own."""
 
 import asyncio
+from enum import Enum
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,20 @@ async def keys_within(sub: Any, upper: ap.Antichain) -> list[str]:
     steps = await steps_until(sub, lambda found: bool(found) and found[-1].upper >= upper)
     await sub.ack(steps[-1], durable=True)
     return [update.key for step in steps for update in step.updates]
+
+
+class Consumers(str, Enum):  # noqa: UP042 - a StrEnum is written as its text
+    BILLING = "billing"
+
+
+async def test_a_name_that_is_a_member_of_an_enum(client: ap.Client) -> None:
+    """Goal: it names what its text names, though it is written otherwise."""
+    await write(client, ("a", 1))
+    async with client.subscription("s", SCHEMA, name=Consumers.BILLING, share=(0, 1)) as sub:
+        assert await keys_within(sub, ap.Antichain(1)) == ["a"]
+    assert list(await client.subscriptions("s")) == ["billing[0/1]"]
+    async with client.reader("s", hold=1, hold_name=Consumers.BILLING):
+        assert (await client.inspect("s")).readers.keys() >= {"name:billing"}
 
 
 async def test_they_divide_the_keys(client: ap.Client) -> None:

@@ -40,6 +40,23 @@ async def test_into_tables(client: ap.Client) -> None:
         assert (len(runs), await sums.get("all"), await position(client)) == (1, 3, ap.Antichain(1))
 
 
+async def test_acks_are_taken_as_the_call_begins(client: ap.Client) -> None:
+    """Goal: their owner empties the list while the first transaction of a process imports what it needs."""
+    await write(client, ("a", 1))
+    counts = client.table("counts", str, int)
+    async with client.subscription("s", SCHEMA, name="sub") as sub:
+        acks = [(sub, await in_time(anext(sub)))]
+
+        async def body(tx: ap.Transaction) -> None:
+            tx.put(counts, "all", 1)
+
+        committing = asyncio.create_task(client.transact(body, acks=acks))
+        await asyncio.sleep(0)
+        acks.clear()
+        await in_time(committing)
+        assert await position(client) == ap.Antichain(1)
+
+
 async def test_from_a_table_into_itself(client: ap.Client) -> None:
     """The consumed table is written: one version of it has both."""
     table = client.table("t", str, int)

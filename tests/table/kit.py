@@ -1,6 +1,7 @@
 """Tables, and stores whose calls a test holds back."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -110,3 +111,37 @@ async def steps_until(feed: Any, done: Callable[[list[Any]], bool]) -> list[Any]
 
 def changes_of(steps: list[Any]) -> list[Any]:
     return [change for step in steps for change in step.changes]
+
+
+@asynccontextmanager
+async def small_writes(*writers: tuple[ap.Table[str, str], str, float]) -> AsyncIterator[None]:
+    """Within it each table puts and deletes single keys all the time: vals that begin with its name, with its
+    pause in seconds in between."""
+    done = False
+
+    async def write(table: ap.Table[str, str], name: str, pause_s: float) -> None:
+        dice, number = random.Random(name), 0
+        while not done:
+            key = f"k{dice.randrange(2500):05}"
+            if dice.random() < 0.2:
+                await table.delete(key)
+            else:
+                number += 1
+                await table.put(key, f"{name}-{number}")
+            await asyncio.sleep(pause_s)
+
+    tasks = [asyncio.ensure_future(write(*writer)) for writer in writers]
+    try:
+        yield
+    finally:
+        done = True
+        await asyncio.gather(*tasks)
+
+
+async def updates_of(client: ap.Client, table: ap.Table[str, str]) -> list[Any]:
+    """All updates to a table so far."""
+    now, updates = (await client.upper(table.name)).time, list[Any]()
+    async with client.reader(table.name, table.schema) as reader, reader.listen(0, until=now) as listen:
+        async for step in listen.steps():
+            updates += list(step.updates)
+    return updates

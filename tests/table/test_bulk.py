@@ -15,7 +15,7 @@ import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
 from tests.support.processes import Place
-from tests.table.kit import Gate, entries, in_time, versions
+from tests.table.kit import Gate, entries, in_time, small_writes, updates_of, versions
 from tests.table.test_types import KEYS, same
 from tests.table.versions import Versions
 
@@ -80,32 +80,14 @@ async def test_other_writers_meanwhile(place: Place) -> None:
     client, other = await place.client(**LIMITS), await place.client()
     table, theirs = client.table("t", str, str), other.table("t", str, str)
     await table.put_many(stream(2000, "a"))
-    done = False
-
-    async def small(table: Any, name: str, pause_s: float) -> None:
-        dice, number = random.Random(name), 0
-        while not done:
-            key = f"k{dice.randrange(2500):05}"
-            if dice.random() < 0.2:
-                await table.delete(key)
-            else:
-                number += 1
-                await table.put(key, f"{name}-{number}")
-            await asyncio.sleep(pause_s)
-
     writers = (table, "x", 0.001), (theirs, "y", 0.03), (table, "z", 0.001)
-    tasks = [asyncio.ensure_future(small(*writer)) for writer in writers]
-    times = [await in_time(table.put_many(stream(2200, f"bulk{n}:"))) for n in range(3)]
-    done = True
-    await asyncio.gather(*tasks)
+    async with small_writes(*writers):
+        times = [await in_time(table.put_many(stream(2200, f"bulk{n}:"))) for n in range(3)]
     for n, time in enumerate(times):
         at = dict([entry async for entry in theirs.items(as_of=time)])
         expected = dict(stream(2200, f"bulk{n}:"))
         assert {key: val for key, val in at.items() if key in expected} == expected, "all of it, at one time"
-    now, updates = (await other.upper("t")).time, []
-    async with other.reader("t", theirs.schema) as reader, reader.listen(0, until=now) as listen:
-        async for step in listen.steps():
-            updates += list(step.updates)
+    updates = await updates_of(other, theirs)
     found = Versions({"t": updates})
     assert found.wrong == []
     assert dict(await entries(table)) == await theirs.get_many({key for key, *_ in updates})

@@ -1,15 +1,19 @@
 """Each call of a table, on each kind of location."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+import threading
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import pyarrow
 import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
+from aiopersist.table.kind import Kind
 from tests.support.shards import refused
-from tests.table.kit import Item, entries, least_sent, versions
+from tests.table.kit import Item, changes_of, entries, least_sent, steps_until, versions
 
 
 async def test_put_get_delete_insert_update(client: ap.Client) -> None:
@@ -74,6 +78,48 @@ async def test_vals_are_taken_as_the_call_begins(client: ap.Client) -> None:
         await done
         client._tables._is_ready, client._tables._warming = False, None  # as in a process that begins
     assert [val.count async for _, val in stock.items()] == [1, 1]
+
+
+class Cents(int):
+    """Made of euros, also where it is copied."""
+
+    def __new__(cls, euros: int) -> "Cents":
+        return super().__new__(cls, 100 * euros)
+
+
+async def test_a_val_that_is_copied_as_another_one(client: ap.Client) -> None:
+    """Goal: the first put of a process stores the val that it was given, as the next one does."""
+    prices = client.table("prices", str, int)
+    for name in ("first", "second"):
+        await prices.put(name, Cents(3))
+    assert await entries(prices) == [("first", 300), ("second", 300)]
+
+
+async def test_columns_are_taken_as_the_call_begins(client: ap.Client) -> None:
+    stock = client.table("stock", str, Item)
+    await stock.put("apple", Item(count=3))
+    columns = ["val.count"]
+    reading = asyncio.create_task(stock.to_arrow(columns=columns))
+    await asyncio.sleep(0)
+    columns[:] = ["key"]
+    assert (await reading).column_names == ["val.count"]
+
+
+async def test_arrow_data_in_a_list_is_converted_on_a_thread(
+    client: ap.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: few items may be much data."""
+    stock, threads, convert = client.table("stock", int, int), set[int](), Kind.columns_of
+
+    def noted(*args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return convert(*args)
+
+    monkeypatch.setattr(Kind, "columns_of", noted)
+    given = [{"key": [1, 2], "val": [3, 4]}, {"key": [1], "val": [5]}]
+    await stock.put_many([*map(pyarrow.table, given)])
+    assert await entries(stock) == [(1, 5), (2, 4)]
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_it_goes_on_in_another_client(location: Any) -> None:
@@ -241,4 +287,35 @@ async def test_datetimes_are_times(client: ap.Client) -> None:
     assert await table.get("a", as_of=at) == 1
     assert await table.get("a", as_of=before) is None
     assert await entries(table, as_of=before) == []
-    assert await refused(table.get("a", as_of=datetime(2020, 1, 1))) is ap.UsageKind.INVALID_TIME
+    nothing: Any = pytest.importorskip("pandas").NaT
+    for bad in (datetime(2020, 1, 1), nothing):
+        assert await refused(table.get("a", as_of=bad)) is ap.UsageKind.INVALID_TIME
+
+
+async def test_an_instant_is_the_same_in_each_zone(client: ap.Client) -> None:
+    """To the microsecond, by every call that takes one: also in the hour that a zone has twice."""
+    table, zone = client.table("t", str, int), ZoneInfo("Europe/Berlin")
+    twice = datetime(2025, 10, 26, 2, 30, tzinfo=zone)
+    feeds = [table.changes(as_of=at) for at in (twice, twice.replace(fold=1))]
+    for feed, utc in zip(feeds, (0, 1), strict=True):
+        async with feed:
+            upper = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(
+                microseconds=(await anext(feed)).upper.time - 1
+            )
+            assert upper == datetime(2025, 10, 26, utc, 30, tzinfo=UTC)
+    first, last = await table.put("a", 1), await table.put("a", 2)
+    for at_zone in (zone, timezone(timedelta(hours=5, minutes=45, microseconds=7))):
+        for time, val in ((first - 1, None), (first, 1), (last - 1, 1), (last, 2)):
+            at = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time)).astimezone(at_zone)
+            there = {} if val is None else {"a": val}
+            assert await table.get("a", as_of=at) == val
+            assert await table.get_many(["a"], as_of=at) == dict(await entries(table, as_of=at)) == there
+            assert await table.count(as_of=at) == len(there)
+            async with table.changes(as_of=at) as feed:
+                step = await anext(feed)
+                assert ([c.new for c in step.changes], step.upper.time) == ([*there.values()], time + 1)
+            async with table.subscription("s", start=at) as sub:
+                expected = [new for put, new in ((first, 1), (last, 2)) if put > time]
+                found = changes_of(await steps_until(sub, lambda s, e=expected: len(changes_of(s)) >= len(e)))
+                assert [change.new for change in found] == expected
+            await client.drop_subscription("t", "s")

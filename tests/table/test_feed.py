@@ -15,6 +15,11 @@ from tests.table.kit import changes_of, gated, in_time, steps_until
 SMALL = {"row_group_bytes": 400, "inline_writes_single_max_bytes": 0, "blob_target_size": 800}
 
 
+async def enter(opening: Any) -> None:
+    async with opening:
+        pass
+
+
 async def contents_of(feed: Any) -> list[Any]:
     """The steps of the contents; it reads no further."""
     steps = await steps_until(
@@ -238,6 +243,23 @@ async def test_pairs_after_a_compaction(place: Place) -> None:
         ]
 
 
+async def test_a_cursor_within_the_contents_of_another_table(place: Place) -> None:
+    """Goal: a feed or a subscription of another table takes none: it would leave out what comes before that
+    key."""
+    client = await place.client(**SMALL)
+    one, two = client.table("one", int, str), client.table("two", int, str)
+    for table in (one, two):
+        for number in range(50):
+            await table.put(number, "x" * 20)
+    async with one.changes() as feed:
+        cursor = (await contents_of(feed))[0].cursor
+    async with one.changes(cursor=cursor) as feed:
+        assert (await in_time(anext(feed))).contents
+    assert await refused(enter(two.changes(cursor=cursor))) is ap.UsageKind.INVALID_CURSOR
+    theirs = client.subscription("two", name="theirs", resume=cursor)
+    assert await refused(enter(theirs)) is ap.UsageKind.INVALID_CURSOR
+
+
 async def test_an_expired_cursor_raises_on_entering(place: Place) -> None:
     """A cursor within the contents and one behind them, once their history is gone."""
     client = await place.client(**SMALL)
@@ -266,10 +288,6 @@ async def test_bad_arguments(quiet: ap.Client) -> None:
     await other.put("a", 1)
     async with table.changes() as feed:
         cursor = (await anext(feed)).cursor
-
-    async def enter(feed: Any) -> None:
-        async with feed:
-            pass
 
     for bad in ("", "x", "contents.", "contents.äää", "contents." + cursor, "contents.AAAA", cursor[:-2]):
         assert await refused(enter(table.changes(cursor=bad))) is ap.UsageKind.INVALID_CURSOR

@@ -262,3 +262,26 @@ async def test_only_what_read_another_val_runs_again(place: Place) -> None:
         gate.open()
         assert await asyncio.gather(*updates) == [11, 2]
         assert runs == [("a", 1), ("b", 1), ("a", 10)]
+
+
+@pytest.mark.parametrize("who", ["same", "other"])
+async def test_times_rise_over_all_tables(who: str, place: Place) -> None:
+    """Goal: a commit comes after every commit that the client has made or seen, also to another table, by
+    whatever call, and though the clock was set back."""
+    one = await place.client(table_resident_bytes=1000, blob_target_size=1000)
+    times = [await one.table("t", str, int).put("k", 1)]
+    client = one if who == "same" else await place.client(table_resident_bytes=1000, blob_target_size=1000)
+    assert await client.table("t", str, int).get("k") == 1
+    place.clock.ahead_s = -50.0
+    times.append(await client.table("u", str, int).put("k", 1))
+    large = ((f"k{number}", number) for number in range(100))
+    times.append(await client.table("v", str, int).put_many(large))
+    seen: list[ap.Transaction] = []
+
+    async def body(tx: ap.Transaction) -> None:
+        seen.append(tx)
+        tx.put(client.table("w", str, int), "k", 1)
+
+    await client.transact(body)
+    times.append(seen[-1].time)
+    assert times == sorted(set(times))

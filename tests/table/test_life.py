@@ -189,6 +189,7 @@ async def test_readonly_clients(place: Place) -> None:
             reading.insert("b", 1),
             reading.delete("a"),
             reading.update("a", lambda old: 1),
+            client.transact(lambda tx: pytest.fail("it ran")),
         ):
             assert await _error(write) is ap.Unsupported
     assert await table.get("a") == 3
@@ -308,11 +309,13 @@ async def test_it_keeps_a_day(place: Place) -> None:
     early = await table.put("a", 1)
     place.clock.ahead_s = 23 * 3600.0
     await table.put("a", 2)
+    await table.aclose()  # what it holds is told by its heartbeats
     await client.force_compaction("t")
+    table = client.table("t", str, int)
     assert await table.get("a", as_of=early) == 1
     place.clock.ahead_s = 25 * 3600.0
     late = await table.put("a", 3)
-    await table.aclose()  # what it holds is told by its heartbeats
+    await table.aclose()
     await client.force_compaction("t")
     table = client.table("t", str, int)
     with pytest.raises(ap.SinceViolation):

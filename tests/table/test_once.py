@@ -2,13 +2,15 @@
 
 import asyncio
 import uuid
+from itertools import islice
 from typing import Any
 
 import pytest
 
 import aiopersist as ap
 from aiopersist.shard.catalog import RecordId, resolve_or_create
-from aiopersist.table.transact import RECORDS
+from aiopersist.state.once import hash_of
+from aiopersist.table.transact import RECORDS, _record_of
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.support.internals import stack_of
 from tests.support.processes import Place
@@ -204,6 +206,52 @@ async def test_ids_are_forgotten(place: Place) -> None:
     assert await table.get("k") == 1
 
 
+def of_one_record(count: int) -> list[str]:
+    """Ids that one record of transactions has."""
+    ids = (f"id{number}" for number in range(100_000))
+    first = _record_of(hash_of("id0"))
+    return list(islice((one for one in ids if _record_of(hash_of(one)) == first), count))
+
+
+@pytest.mark.parametrize("shard", ["t", None], ids=["put", "transact"])
+async def test_an_id_is_remembered_until_so_many_newer_ones_came(
+    shard: str | None, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: to the last one, by each of two clients, whichever of them recorded it; then a repeat is new.
+    Compaction and collection forget none."""
+    monkeypatch.setattr("aiopersist.state.once.IDS_MAX", 10)
+    clients = await place.client(rollup_every=4), await place.client(rollup_every=4)
+    ids = of_one_record(12)
+
+    async def put(client: ap.Client, once: str) -> None:
+        table = client.table("t", str, int)
+
+        async def body(tx: ap.Transaction) -> None:
+            tx.put(table, "n", (await tx.get(table, "n") or 0) + 1)
+
+        if shard is None:
+            await client.transact(body, once=once)
+        else:
+            await table.update("n", lambda old: (old or 0) + 1, once=once)
+
+    for number, one in enumerate(ids[:10]):
+        await put(clients[number % 2], one)
+    await clients[0].force_compaction("t")
+    await clients[0].force_gc("t")
+    first = await clients[0].happened(ids[0], shard)
+    assert first is not None
+    for client in (*clients, await place.client()):
+        assert await client.happened(ids[0], shard) == first
+        await put(client, ids[0])
+        assert await client.table("t", str, int).get("n") == 10
+    await put(clients[1], ids[10])
+    assert [await client.happened(ids[0], shard) for client in clients] == [None, None]
+    assert None not in [await client.happened(ids[1], shard) for client in clients]
+    await put(clients[0], ids[0])
+    assert await clients[1].table("t", str, int).get("n") == 12
+    assert (await clients[1].happened(ids[0], shard) or 0) > first
+
+
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.REFUSED])
 @pytest.mark.parametrize("retries", [0.0, None])
 async def test_answers_that_are_lost(outcome: Outcome, retries: float | None, place: Place) -> None:
@@ -309,3 +357,44 @@ async def test_what_is_cancelled_while_its_key_is_looked_up_does_not_happen() ->
         assert await in_time(asked) is None
         assert await in_time(table.get("k7")) == 7
         assert await client.happened("id", "t") is None
+
+
+async def test_happened_decides_a_transaction_that_is_on_its_way(place: Place) -> None:
+    """Goal: its answer was lost, and its statement may come late: not after `happened` said that it did not
+    happen."""
+    async with gated(place.urls, retry_timeout_s=0.0) as (client, gate):
+        table = client.table("t", str, int)
+        await table.put("k", 1)
+
+        async def body(tx: ap.Transaction) -> None:
+            tx.put(table, "k", 2)
+
+        for number in range(3):
+            gate.fail_next("compare_and_set_many", Outcome.LATE)
+            with pytest.raises(ap.Indeterminate):
+                await client.transact(body, once=str(number))
+            found = await in_time(client.happened(str(number)))
+            await gate.land()
+            assert await (await place.client()).happened(str(number)) is found is None
+        assert await table.get("k") == 1
+
+
+async def test_happened_waits_for_what_was_taken(place: Place) -> None:
+    """Goal: a call that is cancelled while its group registers a writer may still happen: `happened` tells
+    what comes of it."""
+    await (await place.client()).table("t", str, int).put("k", 1)
+    async with gated(place.urls) as (client, gate):
+        table = client.table("t", str, int)
+        await table.get("k")
+        gate.hold("compare_and_set")
+        work = asyncio.create_task(table.put("k", 2, once="id"))
+        await in_time(gate.held.wait())
+        work.cancel()
+        await asyncio.wait([work])
+        asked = asyncio.create_task(client.happened("id", "t"))
+        await asyncio.wait([asked], timeout=0.05)
+        gate.open()
+        found = await in_time(asked)
+        await table.put("l", 1)
+        assert await client.happened("id", "t") == found
+        assert await table.get("k") == (1 if found is None else 2)

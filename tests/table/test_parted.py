@@ -138,6 +138,25 @@ async def test_keys_of_a_time_are_one_scan(location: StoreUrls) -> None:
         assert found[key(0)] == val(0)
 
 
+@pytest.mark.parametrize("reads_again", [True, False])
+async def test_a_transaction_whose_table_leaves_memory(reads_again: bool) -> None:
+    """Goal: what a transaction read is looked up again before it is compared."""
+    async with ap.open(f"mem://{uuid.uuid4().hex}", maintenance=False) as client:
+        table = await client.table("t", str, int)
+        await table.put_many({"a": 1, "b": 2})
+
+        async def body(tx: ap.Transaction) -> None:
+            found = await tx.get(table, "a")
+            assert found is not None
+            await client.table("t", str, int, resident=False).view()
+            tx.put(table, "sum", found + (await tx.get(table, "b") or 0 if reads_again else 2))
+
+        assert (await table.view()).resident
+        await client.transact(body)
+        assert not (await table.view()).resident
+        assert await table.get("sum") == 3
+
+
 @pytest.mark.parametrize("name", KEYS)
 async def test_keys_of_each_type_are_looked_up(name: str) -> None:
     """In parts of one row group per row, whose statistics must not exclude what is there."""

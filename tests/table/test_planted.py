@@ -14,7 +14,8 @@ from aiopersist.table import group, operation, table, transaction
 from tests.support.virtual import played
 from tests.table.game import Game, Size
 
-SEEDS = 60  # games until it must be found
+SEEDS = 300  # games until it must be found: the rarest is found in one of ten
+MANY = 60
 SIZE = Size(tasks=(3, 6), moves=8, cuts=3)
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -140,7 +141,7 @@ def test_without_a_bug_nothing_is_found() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rates", [RATES, *SPECIAL.values()])
 def test_without_a_bug_nothing_is_found_in_any_game(rates: dict[str, float]) -> None:
-    for seed in range(SEEDS):
+    for seed in range(MANY):
         if (error := failed(seed, rates)) is not None:
             raise error
 

@@ -35,6 +35,10 @@ async def test_it_sees_its_own_writes_and_moves_all_tables_at_one_time(
             assert await tx.get(a, "k1") is None
             assert await tx.get_many(a, ["k2", "k3", "none"]) == {"k2": 2, "k3": 30}
             await tx.insert(b, "z", 3)
+            tx.delete(a, "k2")
+            await tx.insert(a, "k2", 2)
+            with pytest.raises(ap.KeyExists):
+                await tx.insert(b, "x", 0)
             assert [entry async for entry in tx.items(a, prefix="k")] == [("k2", 2), ("k3", 30)]
             assert [entry async for entry in tx.items(b, "y")] == [("y", 2), ("z", 3)]
             return "done"

@@ -12,6 +12,9 @@ import pytest
 
 from aiopersist.testing.storage import blob as storage_blob
 from aiopersist.testing.storage import consensus as storage_consensus
+from tests.examples import BLOCK
+
+ROOT = Path(__file__).parents[2]
 
 STORES = '''
 import os
@@ -91,10 +94,25 @@ async def test_the_suites_run_as_they_say(tmp_path: Path, mode: str) -> None:
     shown[1] = shown[1].replace("TestMine", "TestMyConsensus")
     (tmp_path / "test_mine.py").write_text("\n\n".join([STORES, *shown]))
     (tmp_path / "pytest.ini").write_text("" if mode == "strict" else "[pytest]\nasyncio_mode = auto\n")
+    assert await passed(tmp_path) > 80
+
+
+async def passed(project: Path) -> int:
+    """The number of tests there, of which none fails or is skipped."""
     options = ["-q", "-p", "no:cacheprovider", "--timeout=30"]
     command = [sys.executable, "-m", "pytest", *options, "test_mine.py"]
-    ran = await asyncio.to_thread(subprocess.run, command, cwd=tmp_path, capture_output=True, text=True)
+    ran = await asyncio.to_thread(subprocess.run, command, cwd=project, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]
-    passed = re.search(r"(\d+) passed", ran.stdout)
-    assert passed is not None and int(passed[1]) > 80, ran.stdout[-300:]
     assert "skipped" not in ran.stdout
+    found = re.search(r"(\d+) passed", ran.stdout)
+    assert found is not None
+    return int(found[1])
+
+
+async def test_the_backend_of_the_page_passes_the_suites(tmp_path: Path) -> None:
+    """Goal: `docs/stores.md` shows stores that keep their promises."""
+    page = (ROOT / "docs/stores.md").read_text(encoding="utf-8")
+    blocks = [block.partition("async with")[0] for block in BLOCK.findall(page) if "class " in block]
+    assert len(blocks) == 3
+    (tmp_path / "test_mine.py").write_text("\n\n".join(blocks))
+    assert await passed(tmp_path) > 80

@@ -63,8 +63,8 @@ def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> di
         if len(paths) > 1:
             raise _invalid(f"column {name!r} is ambiguous: it names each of {sorted(paths)}")
         if not paths:
-            flat = ", ".join(sorted(flat_names(schema)))
-            raise _invalid(f"no column {name!r}; there are key, val, {flat}")
+            there = ", ".join(["key", "val", *sorted(flat_names(schema))])
+            raise _invalid(f"no column {name!r}; there are {there}")
         (resolved[name],) = paths
     return resolved
 

@@ -63,7 +63,7 @@ def _cast(array: Array, wanted: pa.DataType) -> Array:
         return _cast_list(array, wanted)
     if is_.is_fixed_size_list(wanted) and _is_list(array.type):
         return _cast_fixed(array, wanted)
-    if not _same_kind(array.type, wanted):
+    if not same_kind(array.type, wanted):
         raise Refusal(-1, f"{array.type} is no {wanted}")
     return _cast_leaf(array, wanted)
 
@@ -190,7 +190,7 @@ def _is_list(t: pa.DataType) -> bool:
     return bool(is_.is_list(t) or is_.is_large_list(t) or is_.is_fixed_size_list(t) or views)
 
 
-def _same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+def same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a safe cast between the types keeps the meaning of every value it accepts."""
     is_ = pa.types
     if is_.is_floating(wanted):

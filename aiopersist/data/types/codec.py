@@ -162,7 +162,7 @@ class Plain(BuiltIn):
         convert = self._array if types <= self.exact else self._array_of_any
         try:
             array = convert(values, types)
-        except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as e:
+        except (pa.ArrowException, ArithmeticError, UnicodeError, ValueError, TypeError) as e:
             row, reason = first_failure(values, lambda some: convert(some, types))
             raise Refusal(row, f"{short(values[row])} is no {self.name}: {reason}") from e
         return array

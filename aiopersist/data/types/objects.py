@@ -46,18 +46,27 @@ class Enums(BuiltIn):
 
     def check_stored(self, array: pa.Array) -> None:
         """Rows write the member's own name, so an alias would be another value than its member."""
-        own = [name for name, member in self.cls.__members__.items() if member._name_ == name]
-        known = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array(own, self.arrow_type)))
+        known = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array(list(self._own()), pa.string())))
         row = pc.index(known, pa.scalar(False)).as_py()
         if row >= 0:
             raise Refusal(row, f"{short(array[row].as_py())} is no member of {self.name}")
 
     def decode(self, array: pa.Array) -> list[Any]:
-        members = self.cls.__members__
+        members = self._own()
         try:
             return [None if v is None else members[v] for v in array.to_pylist()]
-        except KeyError as e:  # another version of the program has more members
-            raise Unsupported(f"{e} is no member of {self.name}: read it as text") from e
+        except KeyError as e:  # another version of the program has other members
+            raise Unsupported(f"{e} is {self._fault(e.args[0])}") from e
+
+    def _fault(self, name: str) -> str:
+        if (member := self.cls.__members__.get(name)) is None:
+            return f"no member of {self.name}: read it as text"
+        text = f"an alias of {member._name_} in {self.name}, and rows write the member's name"
+        return f"{text}: make {name} the member, and {member._name_} its alias"
+
+    def _own(self) -> dict[str, Enum]:
+        """The members by their own names."""
+        return {name: member for name, member in self.cls.__members__.items() if member._name_ == name}
 
 
 def _refuse_others(values: Sequence[Any], types: set[type], cls: type, name: str) -> None:

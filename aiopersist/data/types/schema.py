@@ -91,7 +91,7 @@ class Schema(Generic[K, V, T]):
             "key": _text(self.arrow_schema.field("key"), self.own.get("key")),
             "val": _text(self.arrow_schema.field("val"), self.own.get("val")),
             "time": self.time,
-            "codecs": self.own,
+            "codecs": dict(self.own),
             "arrow": b64encode(self.arrow_schema.serialize().to_pybytes()).decode(),
         }
 

@@ -55,7 +55,7 @@ def to_table(
     """
     fields = [schema.arrow_schema.field(name) for name in columns]
     try:
-        given = _arrow(updates)
+        given = as_table(updates)
         if given is not None:
             return _from_arrow(given, fields, schema, diff)
         return _from_rows(_rows(updates), fields, schema, diff)
@@ -158,11 +158,12 @@ def _in_slices(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _batches(value: Any) -> Any:
-    """Arrow data as an iterable of batches."""
+    """Arrow data as an iterable of batches, or of tables of some."""
     if isinstance(value, pa.RecordBatch):
         return [value]
     if isinstance(value, pa.Table):
-        return value.to_batches() or [_no_rows(value)]
+        batches = value.to_batches()
+        return _together(batches) if batches else [_no_rows(value)]
     try:
         if hasattr(value, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(value)
@@ -175,6 +176,20 @@ def _batches(value: Any) -> Any:
         raise InvalidUpdate(f"no table of updates: {e}") from e
 
 
+def _together(batches: Iterable[Any]) -> Iterator[pa.Table]:
+    """Small batches as one table: each chunk costs trips to a thread. Only batches that all exist:
+    a stream may fill the memory of one with the next."""
+    group: list[Any] = []
+    size = 0
+    for batch in batches:
+        size += batch.get_total_buffer_size()
+        if group and size > COPIED_BYTES:
+            yield pa.Table.from_batches(group)
+            group, size = [], batch.get_total_buffer_size()
+        group.append(batch)
+    yield pa.Table.from_batches(group)
+
+
 def _no_rows(table: pa.Table) -> Any:
     """A batch without rows, so that its types are checked, too; the table itself if Arrow can make none."""
     try:
@@ -183,7 +198,8 @@ def _no_rows(table: pa.Table) -> Any:
         return table
 
 
-def _arrow(value: Any) -> pa.Table | None:
+def as_table(value: Any) -> pa.Table | None:
+    """Arrow data as a table; `None` for anything else."""
     if isinstance(value, pa.Table):
         return value
     if not is_arrow(value):
@@ -204,7 +220,9 @@ def _iterable(updates: Any) -> Iterable[Any]:
 
 def _rows(updates: Any) -> Sequence[Any]:
     """The rows as an own list or tuple: a class may say of its truth and length what it likes."""
-    return updates if type(updates) in (list, tuple) else list(_iterable(updates))
+    if isinstance(updates, list | tuple) and type(updates) in (list, tuple):
+        return updates
+    return [tuple(row) if isinstance(row, list) else row for row in _iterable(updates)]
 
 
 def _from_rows(

@@ -36,8 +36,9 @@ def row_slices(rows: Sequence[Any], columns: int) -> Iterator[tuple[int, Sequenc
     for start in range(0, len(rows), step):
         if isinstance(rows, list | tuple):
             yield start, rows[start : start + step]
-        else:  # a sequence need not take slices
-            yield start, [rows[at] for at in range(start, min(start + step, len(rows)))]
+        else:  # a sequence need not take slices, and may fill one list anew for each row
+            some = (rows[at] for at in range(start, min(start + step, len(rows))))
+            yield start, [tuple(row) if isinstance(row, list) else row for row in some]
 
 
 def grow_old() -> None:

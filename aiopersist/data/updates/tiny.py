@@ -7,12 +7,15 @@ way, which also reports the fault of a row: here no row is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.cast import same_kind
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
+from aiopersist.data.updates.convert import UPDATE, as_table
 from aiopersist.frontier import TIME_MAX
 
 TINY_ROWS = 128  # for more rows kernels are faster
@@ -32,14 +35,12 @@ class Tiny(NamedTuple):
 
 def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     """The updates as `sort_and_consolidate(to_table(...))` would give them, if they are a short list of valid
-    `(key, val, time, diff)` tuples of bytes, str and int; else `None`."""
+    `(key, val, time, diff)` tuples of bytes, str and int, or a short table of such columns; else `None`."""
     kinds = _kinds(schema)
-    if kinds is None or type(updates) is not list or not 0 < len(updates) <= TINY_ROWS:
+    if kinds is None:
         return None
-    if not set(map(type, updates)) <= {tuple} or set(map(len, updates)) != {4}:
-        return None
-    columns = list(zip(*updates, strict=True))
-    if any(set(map(type, c)) != {kind} for c, kind in zip(columns, kinds, strict=True)):
+    columns = _of_rows(updates) if type(updates) is list else _of_arrow(updates, schema)
+    if columns is None or any(set(map(type, c)) != {kind} for c, kind in zip(columns, kinds, strict=True)):
         return None
     if any(sum(map(len, c)) > TINY_BYTES for c, kind in zip(columns, kinds, strict=True) if kind is not int):
         return None
@@ -47,13 +48,53 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     least, greatest = min(times), max(times)
     if least < 0 or greatest > TIME_MAX or min(diffs) < DIFF_MIN or max(diffs) > DIFF_MAX:
         return None
-    rows = _summed(updates)
+    rows = _summed(updates if type(updates) is list else list(zip(*columns, strict=True)))
     if rows is None:
         return None
     try:
         return Tiny(_batch(rows, schema), least, greatest, sum(map(_width, kinds, columns)))
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
+
+
+def _of_rows(updates: list[Any]) -> list[Sequence[Any]] | None:
+    """The columns of a short list of tuples of four."""
+    if not 0 < len(updates) <= TINY_ROWS or not set(map(type, updates)) <= {tuple}:
+        return None
+    return list(zip(*updates, strict=True)) if set(map(len, updates)) == {4} else None
+
+
+def _of_arrow(updates: Any, schema: Schema[Any, Any, Any]) -> list[Sequence[Any]] | None:
+    """The columns of a short table or frame that can be read twice: where it goes the general way, it is read
+    anew. Its data is checked before any of it becomes a Python value."""
+    if not isinstance(updates, Sized) or not 0 < len(updates) <= TINY_ROWS:
+        return None
+    if not isinstance(updates, pa.RecordBatch) and not hasattr(updates, "__arrow_c_stream__"):
+        return None  # rows of an array of structs may be null
+    try:
+        table = as_table(updates)
+        if table is None or set(table.column_names) != set(UPDATE) or len(table.column_names) != len(UPDATE):
+            return None
+        types = [table.schema.field(name).type for name in UPDATE]
+        if not all(map(same_kind, types, schema.arrow_schema.types)):
+            return None
+        table.validate()  # offsets lie within the buffers: `nbytes` follows them
+        if not _is_light(table):
+            return None
+        table.validate(full=True)
+        return [table.column(name).to_pylist() for name in UPDATE]
+    except (Refusal, pa.ArrowException, ValueError):
+        return None
+
+
+def _is_light(table: pa.Table) -> bool:
+    """Whether its values are few bytes. A slice may be light although its buffers are not; many views may
+    stand for the same bytes, so these are measured by their buffers."""
+    if table.get_total_buffer_size() <= TINY_BYTES:
+        return True
+    is_ = pa.types
+    has_views = any(is_.is_string_view(t) or is_.is_binary_view(t) for t in table.schema.types)
+    return not has_views and bool(table.nbytes <= 2 * TINY_BYTES + 16 * TINY_ROWS)
 
 
 class PlainRows:
@@ -95,7 +136,7 @@ _SIZES: dict[type, Callable[[Any], int | None]] = {
 }
 
 
-def _width(kind: type, values: tuple[Any, ...]) -> int:
+def _width(kind: type, values: Sequence[Any]) -> int:
     if kind is bytes:
         return sum(map(len, values))
     return 8 * len(values) if kind is int else sum(len(value.encode()) for value in values)

@@ -10,6 +10,10 @@ The first file that an instance writes into a folder makes the folder's own name
 process made the folder (it may not have reached its fsync). A folder that a deletion leaves empty is removed;
 `held_folders` says why a file that is written at that moment is as durable as any other.
 
+A folder in which the instance has met blobs does not vanish by itself: if it is gone or empty, its volume is
+not mounted, or the folder was moved away. Then nothing is written, since what comes back later would not
+have it; and a blob that is not there is not said to be missing. Both wait, as for any store that is away.
+
 A file system cannot hold both `a` and `a/b`: the second one is `Unsupported`. A key whose first component is
 `tmp` (or `tmp~`, and so on) is stored with one more `~`.
 
@@ -29,7 +33,7 @@ from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from aiopersist.errors import InvalidUsage, Unsupported
+from aiopersist.errors import InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.files.held_folders import HeldFolders, remove_empty
@@ -58,6 +62,7 @@ class FilesBlob(Blob):
         self._limiter: CapacityLimiter | None = None
         self._folders = HeldFolders(self._root, fsync)
         self._has_tmp = False
+        self._has_blobs = False  # some blob was read or written
         self._swept = False
         self._idle = threading.Condition()
         self._busy = 0
@@ -66,13 +71,16 @@ class FilesBlob(Blob):
     def __repr__(self) -> str:
         return f"<FilesBlob {self._root}>"
 
+    async def facts(self) -> dict[str, str]:
+        return {"store": f"files in {self._root}", "fsync": "on" if self._fsync else "off"}
+
     async def get(self, key: str) -> bytes | None:
         path = self._path(key)
-        return await self._run(lambda: _read(path, 0, None))
+        return await self._run(lambda: self._read(path, 0, None))
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         path = self._path(key)
-        return await self._run(lambda: _read(path, offset, length))
+        return await self._run(lambda: self._read(path, offset, length))
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(key)
@@ -130,6 +138,19 @@ class FilesBlob(Blob):
 
     # In a worker thread
 
+    def _read(self, path: str, offset: int, length: int | None) -> bytes | None:
+        found = _read(path, offset, length)
+        if found is None:
+            self._check_root()
+        else:
+            self._has_blobs = True
+        return found
+
+    def _check_root(self) -> None:
+        """`StorageUnavailable` if the root, in which there were blobs, is gone or empty."""
+        if self._has_blobs and next(_scan(self._root), None) is None:
+            raise StorageUnavailable(f"file: {self._root} is gone, or empty: is its volume mounted?")
+
     def _write(self, path: str, data: bytes | memoryview) -> None:
         tmp = os.path.join(self._root, _TMP, str(self._runtime.uuid()))
         make_root(os.path.dirname(tmp), "file", self._make_tmp)
@@ -137,6 +158,7 @@ class FilesBlob(Blob):
         try:
             self._write_tmp(tmp, data)
             self._move(tmp, path)
+            self._has_blobs = True
         except BaseException as error:
             if isinstance(error, FileNotFoundError):  # another process removed folders that exist for us
                 self._has_tmp = False
@@ -180,10 +202,12 @@ class FilesBlob(Blob):
 
     def _make_tmp(self, folder: str) -> None:
         if not self._has_tmp:
+            self._check_root()
             (make_folder if self._fsync else partial(os.makedirs, exist_ok=True))(folder)
             self._has_tmp = True
 
     def _remove(self, paths: Sequence[str]) -> None:
+        self._check_root()
         _remove(paths)
         for folder in {os.path.dirname(path) for path in paths}:
             remove_empty(folder, self._root, self._folders)
@@ -213,6 +237,7 @@ class FilesBlob(Blob):
 
     def _names(self, prefix: str) -> Iterator[tuple[str, int]]:
         """The keys that start with `prefix`, by a walk from the deepest folder that it names."""
+        self._check_root()
         folder = prefix.rpartition("/")[0]
         if folder:
             try:

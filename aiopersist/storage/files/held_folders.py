@@ -4,7 +4,8 @@ A name is durable once its folder is fsynced and the names of the folders above 
 a folder durable once, holds it open from then on, and moves files into it by its descriptor. A file that was
 moved lies in that very folder, so the folder and all above it have existed all the time: a folder that is not
 empty cannot be removed. If the folder was removed, the move fails, and the store makes it durable anew:
-another folder may have its name by now, perhaps not durably.
+another folder may have its name by now, perhaps not durably. If the folder was moved away, its path may lead
+to another one, and nobody would find a file in the old one: so the store compares both before each move.
 """
 
 import os
@@ -55,10 +56,14 @@ class HeldFolders:
 
     def _known(self, folder: str) -> int | None:
         with self._lock:
-            if folder not in self._held:
+            fd = self._held.get(folder)
+            if fd is None:
+                return None
+            if not _is_at(fd, folder):
+                os.close(self._held.pop(folder))
                 return None
             self._held.move_to_end(folder)
-            return os.dup(self._held[folder])
+            return os.dup(fd)
 
     def _made(self, folder: str) -> int:
         if self._fsync:
@@ -92,6 +97,14 @@ class HeldFolders:
         for gone in (before, last):
             if gone is not None:
                 os.close(gone)
+
+
+def _is_at(fd: int, folder: str) -> bool:
+    """Whether the open folder is the one at the path."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def remove_empty(folder: str, root: str, folders: HeldFolders) -> None:

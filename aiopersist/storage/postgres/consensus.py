@@ -39,8 +39,9 @@ it runs in a transaction that inserts those first, also in key order.
 The answers of the store carry its clock; between answers a local clock advances it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
@@ -52,6 +53,9 @@ from aiopersist.storage.postgres.pool import Connection, Pool
 from aiopersist.storage.postgres.sql import CLOCK, statements, tables
 from aiopersist.storage.waiters import Waiters
 from aiopersist.storage.watch import Watch
+
+if TYPE_CHECKING:
+    import asyncpg
 
 # Two for groups of commits, six that may wait for locks or first versions, four for reads and hints.
 _POOL_SIZE = 12
@@ -85,6 +89,15 @@ class PostgresConsensus(Consensus):
 
     def __repr__(self) -> str:
         return f"<PostgresConsensus {self._shown}>"
+
+    async def facts(self) -> dict[str, str]:
+        def asked(connection: Connection) -> "Awaitable[asyncpg.Record | None]":
+            names = ("server_version", "fsync", "full_page_writes", "synchronous_commit", "max_connections")
+            shown = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
+            return connection.fetchrow(f"SELECT {shown}, pg_is_in_recovery()::text AS in_recovery")
+
+        settings = dict(await self._pool.read(asked) or {})
+        return {"store": f"Postgres {settings.pop('server_version')}", **settings}
 
     async def head(self, key: str) -> Versioned | None:
         check_consensus_key(key)

@@ -32,7 +32,7 @@ from aiopersist.storage.postgres.sql import LISTENS
 from aiopersist.storage.postgres.tables import advisory_lock
 from aiopersist.storage.waiters import Waiters
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("storage")
 
 PAYLOAD_BYTES_MAX = 7900  # the server's limit is 8000
 KEEPALIVE_S = 30.0  # between two queries on the connection that listens
@@ -97,7 +97,8 @@ class NotifyHints:
                 delays, healthy_at, warned = self._runtime.delays(), now, False
             elif now - healthy_at > LASTING_S and not warned:
                 warned = True
-                log.warning("commits of other processes are noticed late, by polling: %s", failure)
+                text, extra = "commits of other processes are noticed late, by polling: %s", {"op": "watch"}
+                log.warning(text, failure, extra=extra)
             await self._runtime.sleep(next(delays))
 
     async def _listen_once(self) -> str:

@@ -22,6 +22,7 @@ from aiobotocore.session import AioSession, get_session
 from anyio import to_thread
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.runtime import SYSTEM
 from aiopersist.storage.address import Address, is_endpoint
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.keys import check_blob_key, closed
@@ -138,6 +139,27 @@ class S3Blob(Blob):
                 return
             wanted["ContinuationToken"] = page["NextContinuationToken"]
 
+    async def facts(self) -> dict[str, str]:
+        return {"store": f"S3 at {self._endpoint or 'AWS'}", "region": self._region or "the environment's"}
+
+    async def probe(self) -> dict[str, str]:
+        """Whether a put that must not replace a blob is refused where there is one: servers that know no
+        conditions write it again."""
+        target = self._object(f"probe/{SYSTEM.uuid()}")
+        try:
+            conditional = await self._put_if_absent(target) and not await self._put_if_absent(target)
+        finally:
+            await self._ask("delete", lambda s3: s3.delete_object(**target), writing=True)
+        return {"conditional puts": "yes" if conditional else "no"}
+
+    async def _put_if_absent(self, target: dict[str, str]) -> bool:
+        """Whether the blob was written: `False` where it is there."""
+        put = {**target, "Body": b"", "IfNoneMatch": "*"}
+        answer = await self._ask(
+            "set", lambda s3: s3.put_object(**put), none_if=errors.is_there, writing=True
+        )
+        return answer is not None
+
     async def aclose(self) -> None:
         self._closed = True
         try:
@@ -170,16 +192,25 @@ class S3Blob(Blob):
         upload = {**target, "UploadId": created["UploadId"]}
         try:
             parts = await self._upload_parts(upload, view)
-            await self._ask(
+            done = await self._ask(
                 "set",
                 lambda s3: s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}),
                 writing=True,
             )
+            if not done.get("ETag"):
+                await self._check_there(target, len(view))
         except BaseException:
             task = asyncio.create_task(self._abort(upload))  # goes on if the caller is cancelled
             self._aborting.add(task)
             task.add_done_callback(self._aborting.discard)
             raise
+
+    async def _check_there(self, target: dict[str, Any], size: int) -> None:
+        """`Indeterminate` unless the whole value is there. A server may answer 200 before it completes an
+        upload, and tell the outcome in the body: one that was cut off, or is of a proxy, tells nothing."""
+        there = await self._ask("set", lambda s3: s3.head_object(**target), none_if=errors.is_missing)
+        if there is None or there["ContentLength"] != size:
+            raise Indeterminate("s3: set: the answer does not tell whether the upload was completed")
 
     async def _upload_parts(self, upload: dict[str, Any], view: memoryview) -> Sequence[dict[str, Any]]:
         size = max(PART_BYTES, -(-len(view) // PARTS_MAX))

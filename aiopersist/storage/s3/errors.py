@@ -10,6 +10,7 @@ from botocore import exceptions as driver
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
 
 _MISSING = {"NoSuchKey", "404", "NotFound"}
+_THERE = {"PreconditionFailed", "412"}
 _BEYOND_THE_END = {"InvalidRange", "416"}
 # Waiting does not help.
 _LASTING = {
@@ -40,6 +41,11 @@ def code(error: BaseException) -> str:
 
 def is_missing(error: BaseException) -> bool:
     return code(error) in _MISSING
+
+
+def is_there(error: BaseException) -> bool:
+    """Whether a put was refused, because the blob is there."""
+    return code(error) in _THERE
 
 
 def is_beyond_the_end(error: BaseException) -> bool:

@@ -92,6 +92,13 @@ class SqliteConsensus(SqliteReads):
     def watch_together(self) -> Watch:
         return self._hints.waiters.watch(self._announce)
 
+    async def facts(self) -> dict[str, str]:
+        def asked(connection: sqlite3.Connection) -> str:
+            return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+
+        mode = await self._file.read(asked)
+        return {"store": f"SQLite {sqlite3.sqlite_version}", "journal_mode": mode, "synchronous": "FULL"}
+
     async def now(self) -> float:
         return self._runtime.wall()
 

@@ -23,19 +23,21 @@ last of them is the second half of the commit record, and a recovery takes no to
 (Without `psow`, a SQLite that is built to expect damage beside a write pads the log then.) One job
 of a group fails alone: each has a savepoint, and if SQLite gave up the whole transaction, each job runs
 again in a transaction of its own.
+
+*The same file*: see `connection`. A result counts only if the files are still at their paths.
 """
 
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import Runtime
 from aiopersist.storage import folders
 from aiopersist.storage.folders import make_root
+from aiopersist.storage.sqlite.connection import FileId, KnownFiles, check_same, connected, file_id
 from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
 
 T = TypeVar("T")
@@ -86,8 +88,9 @@ class SqliteFile(Generic[X]):
         self._prepare = prepare
         self._begin = begin
         self._never = threading.Event()  # waited on, never set: a thread's sleep
-        self._write_connection: sqlite3.Connection | None = None
-        self._read_connection: sqlite3.Connection | None = None
+        self._database: FileId | None = None  # the first that a connection opened
+        self._write_connection: KnownFiles | None = None
+        self._read_connection: KnownFiles | None = None
         self._writer = WorkerThread("aiopersist-sqlite-write", self._write_group)
         self._reader = WorkerThread("aiopersist-sqlite-read", self._read_group)
 
@@ -115,15 +118,18 @@ class SqliteFile(Generic[X]):
             try:
                 if self._read_connection is None:
                     self._read_connection = self._connect(_BUSY_TIMEOUT_S)
-                job.succeed(job.work(self._read_connection))
+                result = job.work(self._read_connection)
+                self._read_connection.check_at(self.path)
+                job.succeed(result)
             except Exception as error:  # delivered to the caller
                 _fail([job], error, self.path)
-                self._end_reading()
+                self._end_reading(error)
 
-    def _end_reading(self) -> None:
-        """Close the connection if a failed job left a transaction open: all later reads would be of its
-        snapshot."""
-        if self._read_connection is not None and self._read_connection.in_transaction:
+    def _end_reading(self, error: Exception) -> None:
+        """Close the connection if a failed job left a transaction open, or perhaps a statement, which the
+        error keeps alive: all later reads would be of its snapshot."""
+        connection = self._read_connection
+        if connection is not None and (connection.in_transaction or not isinstance(error, Error)):
             self._close_reading()
 
     def _close_reading(self) -> None:
@@ -157,7 +163,12 @@ class SqliteFile(Generic[X]):
         if self._write_connection is None:
             self._write_connection = self._connect(0.0)  # `_retried` waits instead
         connection = self._write_connection
-        self._retried(lambda: connection.execute("BEGIN IMMEDIATE"))
+        try:
+            self._retried(lambda: connection.execute("BEGIN IMMEDIATE"))
+        except sqlite3.Error:  # a statement of a failed job, which its error keeps alive, may hold a snapshot
+            self._write_connection = None
+            connection.close()
+            raise
         return connection
 
     def _write_jobs(self, transaction: X, jobs: list[ThreadJob[Any]]) -> list[tuple[ThreadJob[Any], Any]]:
@@ -165,6 +176,7 @@ class SqliteFile(Generic[X]):
         results = [(job, self._write_job(transaction, job)) for job in jobs]
         transaction.before_commit()
         _check_open(transaction.connection)
+        self._check_files()
         return [(job, *result) for job, result in results if result is not None]
 
     def _write_job(self, transaction: X, job: ThreadJob[Any]) -> tuple[Any] | None:
@@ -188,6 +200,7 @@ class SqliteFile(Generic[X]):
         """The only place where a job that writes succeeds."""
         try:
             transaction.connection.execute("COMMIT")
+            self._check_files()
         except Exception as error:  # delivered to the callers
             self._roll_back()
             _fail([job for job, _ in done], error, self.path, at_commit=True)
@@ -195,6 +208,10 @@ class SqliteFile(Generic[X]):
         for job, result in done:
             job.succeed(result)
         transaction.after_commit()
+
+    def _check_files(self) -> None:
+        if self._write_connection is not None:
+            self._write_connection.check_at(self.path)
 
     def _roll_back(self) -> None:
         """End the transaction, if one has begun. A connection that fails to do so is closed."""
@@ -219,7 +236,18 @@ class SqliteFile(Generic[X]):
 
     # In either thread
 
-    def _connect(self, busy_timeout_s: float) -> sqlite3.Connection:
+    def _connect(self, busy_timeout_s: float) -> KnownFiles:
+        """A connection to the file that was opened first."""
+        if self._database is not None:
+            check_same(self._database, file_id(self.path), self.path)
+        connection = self._connected(busy_timeout_s)
+        first = self._database = self._database or connection.database
+        if connection.database != first:
+            connection.close()
+        check_same(first, connection.database, self.path)
+        return connection
+
+    def _connected(self, busy_timeout_s: float) -> KnownFiles:
         make_root(os.path.dirname(self.path), "sqlite")
         if os.path.isdir(self.path):
             raise InvalidLocation(f"sqlite: {self.path} is a directory")
@@ -241,22 +269,6 @@ class SqliteFile(Generic[X]):
                     raise
             self._never.wait(self._runtime.uniform(0, bound))
             bound = min(bound * 2, BUSY_DELAY_MAX_S)
-
-
-def connected(
-    path: str, options: str, busy_timeout_s: float, prepare: Callable[[sqlite3.Connection], None]
-) -> sqlite3.Connection:
-    """A prepared connection to the file."""
-    url = f"{Path(path).as_uri()}?{options}"
-    connection = sqlite3.connect(  # the worker is one thread at a time, and not always the same
-        url, uri=True, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False
-    )
-    try:
-        prepare(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _check_open(connection: sqlite3.Connection) -> None:

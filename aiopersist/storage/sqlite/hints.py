@@ -56,17 +56,16 @@ class HintListener:
         """Stop listening; idempotent."""
         with self._lock:
             sock, self._socket = self._socket, None
-        if sock is not None:
-            address = sock.getsockname()
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
-                last.sendto(b"", address)  # wakes the thread, which closes the port
+            if sock is not None:  # to itself: the process may have no descriptor left for another one
+                sock.sendto(b"", sock.getsockname())  # wakes the thread, which closes the port
 
     def _receive(self, sock: socket.socket) -> None:
         with sock:
             while True:
                 datagram = sock.recv(_DATAGRAM_BYTES_MAX * 2)
-                if self._socket is not sock:
-                    return
+                with self._lock:
+                    if self._socket is not sock:
+                        return
                 self._waiters.wake(datagram.decode(errors="replace").split("\0"))
 
 

@@ -30,7 +30,8 @@ from aiopersist.storage.folders import in_the_way
 from aiopersist.storage.keys import check_consensus_key, closed
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.sqlite import sql as sql
-from aiopersist.storage.sqlite.file import connected, mapped
+from aiopersist.storage.sqlite.connection import KnownFiles, connected
+from aiopersist.storage.sqlite.file import mapped
 from aiopersist.storage.sqlite.reads import SqliteReads
 from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
 from aiopersist.storage.waiters import Waiters
@@ -60,7 +61,7 @@ class SqliteReader:
         self._runtime = runtime
         self._prepare = prepare
         self._never = threading.Event()  # waited on, never set: a thread's sleep
-        self._live: sqlite3.Connection | None = None
+        self._live: KnownFiles | None = None
         self._thread = WorkerThread("aiopersist-sqlite-read", self._run_group)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -85,16 +86,17 @@ class SqliteReader:
                 job.succeed(job.work(None))
             except Exception as error:  # delivered to the caller
                 job.fail(mapped(error, self.path))
-                if self._live is not None and self._live.in_transaction:
-                    self._close()  # all later reads would see the snapshot of its transaction
+                self._close()  # later reads might see the snapshot of a statement that the error keeps alive
 
     def _version(self) -> object:
+        self._close_old()
         if self._live is None:
             return _stat(self.path), _stat(f"{self.path}-wal")
         return self._live.execute("PRAGMA data_version").fetchone()
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         for _ in range(READS_MAX):
+            self._close_old()
             if self._live is None and _stat(f"{self.path}-wal") is not None:
                 self._live = connected(self.path, "mode=ro", BUSY_TIMEOUT_S, self._prepare)
             if self._live is not None:
@@ -125,6 +127,11 @@ class SqliteReader:
 
     def _is_as(self, before: Stat) -> bool:
         return _stat(f"{self.path}-wal") is None and _stat(self.path) == before
+
+    def _close_old(self) -> None:
+        """Close the connection if other files are at the path now: it would read the old ones for ever."""
+        if self._live is not None and not self._live.are_at(self.path):
+            self._close()
 
     def _close(self) -> None:
         connection, self._live = self._live, None

@@ -22,7 +22,7 @@ from aiopersist.storage.keys import closed
 
 T = TypeVar("T")
 
-log = logging.getLogger("aiopersist")
+log = logging.getLogger("aiopersist").getChild("storage")
 
 
 class ThreadJob(Generic[T]):
@@ -116,7 +116,8 @@ class WorkerThread:
             self._execute(jobs)
         except BaseException as error:  # delivered to the callers
             failure = error
-            log.exception("a group of calls to the store broke off")
+            extra = {"op": "group", "error": type(error).__name__}
+            log.exception("a group of calls to the store broke off", extra=extra)
         for job in jobs:
             if not job.settled:
                 job.fail(failure)

@@ -1,0 +1,153 @@
+"""Rows of files into a shard that is no table: added to what is there, or in its place; in one append.
+
+1. The rows become a batch.
+2. To overwrite, another batch retracts the contents as of the upper.
+3. Both are appended, unless somebody has written since. Then what changed since is retracted, too, and the
+   append is tried again: what is retracted in all are the contents as of the newer upper. Where the history
+   of the changes is gone, all contents are retracted anew.
+
+Memory does not grow with the rows, nor with the contents.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from aiopersist.cli.command import Problems
+from aiopersist.client import Client
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import InvalidUsage, SinceViolation, UpperMismatch, UsageKind
+from aiopersist.frontier import Antichain
+from aiopersist.progress import progress
+from aiopersist.read.snapshot import some_batches
+from aiopersist.state.writing import last_complete
+from aiopersist.write.batch import Batch, discard_all
+from aiopersist.write.handle import WriteHandle, time_of_write
+
+DIFF = "diff"
+Writer = WriteHandle[Any, Any]
+
+
+async def append_rows(client: Client, shard: str, schema: Schema[Any, Any, Any], rows: Iterator[Any]) -> None:
+    """Append rows, with the diffs of their column `diff`, or of 1."""
+    async with client.writer(shard, schema) as writer:
+        batches = [await _built(writer, await _upper(writer), rows)]
+        try:
+            while not await _is_in(writer, batches, await _upper(writer)):
+                pass
+        except BaseException:
+            await discard_all(batches)
+            raise
+
+
+async def overwrite_rows(
+    client: Client, shard: str, schema: Schema[Any, Any, Any], rows: Iterator[Any]
+) -> None:
+    """Make rows the contents."""
+    async with client.writer(shard, schema) as writer, client.reader(shard, schema) as reader:
+        new = await _built(writer, await _upper(writer), rows)
+        old = Retractions(writer, reader)
+        try:
+            while True:
+                upper = await old.catch_up()
+                if (await client.schema(shard))[1] != schema:  # rows may have fields that are not retracted
+                    raise Problems(f"the schema of {shard!r} was changed meanwhile; nothing was written")
+                if await _is_in(writer, [new, *old.batches], upper):
+                    return
+        except BaseException:
+            await discard_all([new, *old.batches])
+            raise
+
+
+class Retractions:
+    """Batches that retract the contents as of the upper that `catch_up` has returned."""
+
+    def __init__(self, writer: Writer, reader: Any) -> None:
+        self.batches: list[Batch] = []
+        self._writer = writer
+        self._reader = reader
+        self._seen = 0
+        """That upper; 0 at the beginning."""
+
+    async def catch_up(self) -> int:
+        """Retract what the contents have at the upper, which is returned."""
+        while (upper := await _upper(self._writer)) > self._seen:
+            try:
+                async with AsyncExitStack() as reads:
+                    now = await reads.enter_async_context(self._reader.snapshot(upper - 1, wait=False))
+                    if self._seen:  # opened last: so the history since then is there in the one above
+                        await reads.enter_async_context(self._reader.snapshot(self._seen - 1, wait=False))
+                    await self._retract(now)
+                self._seen = upper
+            except SinceViolation as error:
+                await self._drop()
+                since = error.since.time if isinstance(error.since, Antichain) else None
+                if isinstance(since, int) and since >= upper:  # nobody has written for long
+                    await _close_to(self._writer, upper, since + 1)
+        return upper
+
+    async def _retract(self, now: Any) -> None:
+        after = self._seen - 1 if self._seen else None
+        with progress("retract", (await now.stats()).updates_max if after is None else None, "rows") as told:
+            changes = some_batches(now, None, after, lambda named: True)
+            async with aclosing(changes), aclosing(_negated(changes, now.as_of, told)) as gone:
+                self.batches.append(await _built(self._writer, now.as_of, gone))
+
+    async def _drop(self) -> None:
+        batches, self.batches, self._seen = self.batches, [], 0
+        await discard_all(batches)
+
+
+async def _negated(batches: AsyncIterator[Any], time: int, told: Any) -> AsyncGenerator[Any, None]:
+    async for batch in batches:
+        table = pa.Table.from_batches([batch])
+        diff = table.schema.get_field_index(DIFF)
+        yield _at(table.set_column(diff, DIFF, pc.negate_checked(table.column(DIFF))), time)
+        told.advance(batch.num_rows)
+
+
+async def _built(writer: Writer, time: int, rows: Any) -> Batch:
+    """A batch of rows at one time."""
+    if isinstance(rows, Iterator):
+        rows = (_at(table, time) for table in rows)
+    async with writer.builder(time) as builder:
+        await builder.extend(rows)
+        return await builder.finish(time + 1)
+
+
+def _at(table: "pa.Table", time: int) -> "pa.Table":
+    """Rows as updates at one time."""
+    rows = table.num_rows
+    if DIFF not in table.schema.names:
+        table = table.append_column(DIFF, pa.repeat(pa.scalar(1), rows))
+    return table.append_column("time", pa.repeat(pa.scalar(time), rows))
+
+
+async def _is_in(writer: Writer, batches: list[Batch], upper: int) -> bool:
+    """Append at that upper; on a wall clock, now. Whether no other writer was first."""
+    moved = [last_complete(batch.upper) for batch in batches]  # by a try before, perhaps: times never go back
+    time = max(await time_of_write(writer, upper), *moved)
+    for batch in batches:
+        batch.rewrite_ts(time, time + 1)
+    try:
+        await writer.compare_and_append_batch(batches, upper, time + 1)
+    except UpperMismatch:
+        return False
+    return True
+
+
+async def _close_to(writer: Writer, upper: int, time: int) -> None:
+    """Move the upper, with nothing appended: then the contents can be read."""
+    try:
+        await writer.compare_and_append([], upper, time)
+    except UpperMismatch:
+        return
+
+
+async def _upper(writer: Writer) -> int:
+    found = (await writer.fetch_recent_upper()).time
+    if not isinstance(found, int):
+        text = "its times are no ints, or it is closed: nothing can be appended by this command"
+        raise InvalidUsage(UsageKind.INVALID_TIME, text, shard_id=writer.shard_id)
+    return found

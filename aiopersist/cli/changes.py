@@ -1,0 +1,136 @@
+"""`aiopersist diff` and `tail`: what changed between two times, and what happens now."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import typer
+
+from aiopersist.cli.cat import (
+    Columns,
+    Form,
+    Limit,
+    Where,
+    chosen_columns,
+    condition,
+    format_of,
+    write_batches,
+)
+from aiopersist.cli.command import CannotBegin, Invocation
+from aiopersist.cli.formats import as_json, cell
+from aiopersist.cli.names import ShardName
+from aiopersist.cli.shown import shown_time
+from aiopersist.cli.tables import key_type
+from aiopersist.cli.when import complete_times, time_of
+from aiopersist.client import Client
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.updates import Updates
+from aiopersist.read.snapshot import some_batches
+from aiopersist.state.model import Clock
+
+Line = dict[str, Any]
+
+
+async def diff(
+    run: Invocation,
+    shard: ShardName,
+    before: Annotated[str, typer.Argument(metavar="A", help="17, 2026-01-31T12:00Z or now-5min.")],
+    after: Annotated[str | None, typer.Argument(metavar="B", help="A later one; else the newest.")] = None,
+    where: Where = None,
+    columns: Columns = None,
+    limit: Limit = None,
+    form: Form = None,
+) -> None:
+    """Write what changed in a shard after one time and up to another."""
+    first, last = time_of("A", before), None if after is None else time_of("B", after)
+    chosen, names = format_of(run, form), None if columns is None else tuple(columns.split(","))
+    async with run.reading() as client:
+        _, schema = await client.schema(shard)
+        kept, whole = condition(where, schema), chosen_columns(schema, names)
+        with complete_times(shard, first, last):
+            async with (
+                client.reader(shard, schema) as reader,
+                reader.snapshot(last, wait=False) as new,
+                reader.snapshot(first, wait=False) as old,  # opened last: its history is there in the other
+            ):
+                if isinstance(old.as_of, int) and isinstance(new.as_of, int) and new.as_of < old.as_of:
+                    raise CannotBegin(f"{after or 'the newest time'} is before {before}")
+                batches = some_batches(new, kept, old.as_of, lambda named: True, names)
+                await write_batches(run, batches, whole, limit, chosen)
+
+
+async def tail(
+    run: Invocation,
+    shard: ShardName,
+    cursor: Annotated[str | None, typer.Option(help="Go on behind the line that has this cursor.")] = None,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the contents of now.")] = False,
+) -> None:
+    """Write the changes of a shard as they happen, one a line, until it is interrupted."""
+    if cursor is not None and from_start:
+        raise CannotBegin("give --cursor or --from-start, not both")
+    as_lines = run.as_json or not sys.stdout.isatty()
+    async with run.reading() as client:
+        _, schema = await client.schema(shard)
+        view = await client.inspect(shard)
+        changes = _of_table if view.table else _of_shard
+        async with aclosing(changes(client, shard, schema, cursor, from_start)) as lines:
+            async for line in lines:
+                sys.stdout.write((as_json(line) if as_lines else _told(line, view.clock)) + "\n")
+                sys.stdout.flush()
+
+
+async def _of_table(
+    client: Client, name: str, schema: Schema[Any, Any, Any], cursor: str | None, from_start: bool
+) -> AsyncGenerator[Line, None]:
+    """Old and new vals. All lines of a step have the cursor before it, but the last one, which has that
+    behind it: who goes on by the cursor of any line misses nothing."""
+    table = client.table(name, key_type(schema.key.arrow("key")), schema.val.arrow("val"), resident=False)
+    start = None if cursor is not None or from_start else "now"
+    async with aclosing(table.changes(cursor, start=start)) as feed:
+        async for step in feed:
+            for number, change in enumerate(step.changes, 1):
+                if number == len(step.changes):
+                    cursor = step.cursor
+                key = change.key._asdict() if hasattr(change.key, "_asdict") else change.key
+                yield {
+                    "time": change.time,
+                    "key": key,
+                    "old": change.old,
+                    "new": change.new,
+                    "cursor": cursor,
+                }
+            cursor = step.cursor
+
+
+async def _of_shard(
+    client: Client, name: str, schema: Schema[Any, Any, Any], cursor: str | None, from_start: bool
+) -> AsyncGenerator[Line, None]:
+    """Updates, with cursors as those of a table."""
+    async with client.reader(name, schema) as reader:
+        begin = reader.subscribe if from_start else reader.listen
+        async with begin(cursor=cursor) as listen:
+            last: Line | None = None
+            async for item in listen:
+                if isinstance(item, Updates):
+                    for row in await asyncio.to_thread(item.to_arrow().to_pylist):
+                        if last is not None:
+                            yield {**last, "cursor": cursor}
+                        last = {name: row[name] for name in ("time", "key", "val", "diff")}
+                    continue
+                cursor = item.cursor
+                if last is not None:
+                    yield {**last, "cursor": cursor}
+                    last = None
+
+
+def _told(line: Line, clock: Clock) -> str:
+    """A line for people: nothing in it moves the cursor of the terminal."""
+    time = shown_time(line["time"], clock)
+    if "diff" in line:
+        text = f"{time} {line['diff']:+d} {cell(line['key'])} {cell(line['val'])}"
+    else:
+        old, new = ("-" if line[name] is None else cell(line[name]) for name in ("old", "new"))
+        text = f"{time} {cell(line['key'])}: {old} -> {new}"
+    return text if text.isprintable() else as_json(text)

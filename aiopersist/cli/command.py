@@ -1,0 +1,211 @@
+"""What every command has: a location, `--json`, `--debug`, a place for results and one for messages, and an
+exit status.
+
+A command is a coroutine function. Its first parameter is a `Invocation`, the others are its own arguments and
+options; `register` adds those that all commands have.
+
+| exit status | |
+|---|---|
+| 0 | done |
+| 1 | it found problems, or was refused |
+| 2 | it could not begin |
+| 130 | it was interrupted |
+"""
+
+import asyncio
+import inspect
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+import pydantic_core
+import typer
+from rich.console import Console
+
+from aiopersist.cli.location import LocationOptions
+from aiopersist.client import Client
+from aiopersist.demo.common import CheckFailed
+from aiopersist.demo.git import GitError
+from aiopersist.errors import Corruption, Error, InvalidLocation, StorageUnavailable, UnknownShard
+from aiopersist.opening import open as open_client
+
+PROBLEMS = 1
+CANNOT_BEGIN = 2
+INTERRUPTED = 130
+NAMES_TOLD = 8
+PIPE_WIDTH = 4096  # characters: a program that reads lines wants them whole
+
+Location = Annotated[str | None, typer.Option(help="A directory, or what $AIOPERSIST_LOCATION says.")]
+BlobUrl = Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")]
+ConsensusUrl = Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs: one document, or one a line.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without, show what would be done.")]
+
+
+class CannotBegin(Exception):
+    """Nothing was done: an argument says nothing, or what the command needs is not there."""
+
+
+class NoLocation(CannotBegin):
+    """There is no location yet."""
+
+
+class Problems(Exception):
+    """The command ran, and found problems or was refused."""
+
+
+class Interrupted(Exception):
+    """A signal has ended the command before its work was done."""
+
+
+class Invocation(NamedTuple):
+    """One run of a command."""
+
+    location: LocationOptions
+    as_json: bool
+    out: Console
+    """For results: standard output."""
+    err: Console
+    """For messages and progress: standard error."""
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Client]:
+        """A client that writes nothing to the location."""
+        where, blob, consensus = self.location
+        if self.location.is_missing:
+            source = " (AIOPERSIST_LOCATION)" if self.location.is_environment else ""
+            hint = "check the path; aiopersist load makes one, and so does an application that opens it"
+            raise NoLocation(f"there is no location at {self.location.folder}{source}: {hint}")
+        async with open_client(where, blob=blob, consensus=consensus, readonly=True) as client:
+            async with _names_in_errors(client):
+                yield client
+
+    @asynccontextmanager
+    async def writing(self, make: bool = False) -> AsyncIterator[Client]:
+        """A client without maintenance of a location that is there, since a path may be mistyped. `make`: or
+        of a new one, with a message that says so."""
+        where, blob, consensus = self.location
+        made = False
+        try:
+            async with self.reading():
+                pass
+        except (NoLocation, InvalidLocation):
+            if not make:
+                raise
+            made = True
+        async with open_client(where, blob=blob, consensus=consensus, maintenance=False) as client:
+            if made:
+                self.say(f"a new location was made: {self.location.name}")
+            async with _names_in_errors(client):
+                yield client
+
+    def say(self, text: object) -> None:
+        """Print a message as it is, without wrapping it."""
+        self.err.print(str(text), soft_wrap=True, markup=False, highlight=False)
+
+    def document(self, value: Any) -> None:
+        """Write a result as one JSON document."""
+        self._write(pydantic_core.to_json(value, indent=2))
+
+    def line(self, value: Any) -> None:
+        """Write one of many results as a line of JSON."""
+        self._write(pydantic_core.to_json(value))
+
+    def _write(self, data: bytes) -> None:
+        sys.stdout.write(data.decode() + "\n")
+        sys.stdout.flush()  # whoever reads it through a pipe may wait for it
+
+
+@asynccontextmanager
+async def _names_in_errors(client: Client) -> AsyncIterator[None]:
+    """An unknown name is told with those that there are: it was mistyped, or the location is another one."""
+    try:
+        yield
+    except UnknownShard as error:
+        names: tuple[str, ...] = ()
+        with suppress(Error):
+            names = tuple(await client.list_shards())
+        known = ", ".join(map(repr, names[:NAMES_TOLD])) or "none"
+        more = ", ...: aiopersist ls lists all" if len(names) > NAMES_TOLD else ""
+        raise Problems(f"{error}; there are {known}{more}") from error
+
+
+def register(
+    app: typer.Typer, work: Callable[..., Coroutine[Any, Any, None]], name: str | None = None
+) -> None:
+    """Make `work` a command of `app`, with the options that all commands have."""
+
+    def entry(**values: Any) -> None:
+        debug = values.pop("debug")
+        location = LocationOptions(*(values.pop(name) for name in LocationOptions._fields))
+        check_location(location)
+        run = Invocation(location, values.pop("as_json"), console(sys.stdout), Console(stderr=True))
+        execute(work(run, **values), debug=debug)
+
+    own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
+    common = inspect.signature(_common, eval_str=True).parameters.values()
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *common)]
+    entry.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # what typer reads
+    entry.__annotations__, entry.__doc__ = {}, work.__doc__
+    app.command(name or work.__name__)(entry)
+
+
+def _common(
+    location: Location = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """The options of all commands."""
+
+
+def console(file: Any) -> Console:
+    """A console for results: lines stay whole where a program reads them."""
+    return Console(file=file, width=None if file.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
+
+
+def check_location(location: LocationOptions) -> None:
+    """End with status 2 unless the options, or the environment, name one location."""
+    if (refusal := location.refusal()) is not None:
+        stop(refusal, CANNOT_BEGIN)
+
+
+def execute(work: Coroutine[Any, Any, None], *, debug: bool = False) -> None:
+    """Run the coroutine of a command, and end with its exit status."""
+    try:
+        asyncio.run(work)
+    except BrokenPipeError:  # the reader of the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (KeyboardInterrupt, Interrupted):
+        stop("interrupted", INTERRUPTED)
+    except Exception as error:
+        if debug:
+            raise
+        stop(_told(error), _status(error))
+
+
+def _status(error: Exception) -> int:
+    begun = not isinstance(error, CannotBegin | InvalidLocation | StorageUnavailable | GitError | OSError)
+    return PROBLEMS if begun else CANNOT_BEGIN
+
+
+def _told(error: Exception) -> str:
+    """What a user can act on: the text of an error that is ours, and for any other its type, too."""
+    if isinstance(error, Corruption):
+        return f"{error}; aiopersist fsck names each damaged blob"
+    if isinstance(error, Error | CannotBegin | Problems | CheckFailed | GitError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    return f"{type(error).__name__}: {error} (--debug shows where)"
+
+
+def stop(why: object, status: int) -> NoReturn:
+    """End with that status, and a line on standard error that says why."""
+    line = " ".join(str(why).split()) or type(why).__name__
+    sys.stderr.write(f"aiopersist: {line}\n")
+    raise typer.Exit(status)

@@ -1,0 +1,200 @@
+"""`aiopersist doctor`: tries a location, measures it, and says what is unusual."""
+
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from statistics import median
+from typing import NamedTuple
+
+from rich.text import Text
+
+from aiopersist.cli.command import Invocation, Problems
+from aiopersist.cli.shown import plain_table, safe
+from aiopersist.errors import Error, Unsupported
+from aiopersist.runtime import SYSTEM
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus, Versioned
+from aiopersist.storage.urls import open_stores, parse_location
+
+TRIES = 20
+PUT_BYTES = 64 * 1024
+LIBRARIES = ("pyarrow", "polars", "pydantic", "anyio", "asyncpg", "aiobotocore", "fastapi", "pyspark")
+# Milliseconds. A server in the same data center answers in one to five, object stores in ten to fifty.
+USUAL_MS = {"commit": (0.05, 50.0), "head": (0.0, 20.0), "put": (0.0, 200.0), "get": (0.0, 100.0)}
+CLOCK_S = 1.0  # leases and times of wall clocks go by the store's; a person compares both
+OK, UNUSUAL, FAILED = "ok", "unusual", "failed"
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    what: str
+    found: str
+    verdict: str = OK
+    advice: str = ""
+
+
+async def doctor(run: Invocation) -> None:
+    """Try the location: reachability, rights, durability, clocks, versions, latencies."""
+    findings = list(_versions())
+    async with run.reading():
+        pass  # it is there, and its two stores belong together
+    findings.append(Finding("location", "both stores answer, and belong together"))
+    async with _stores(run) as (blob, consensus):
+        findings += [finding async for finding in _of_stores(blob, consensus)]
+    if run.as_json:
+        run.document([finding._asdict() for finding in findings])
+    else:
+        table = plain_table("", "", "", "")
+        table.show_header = False
+        styles = {OK: "green", UNUSUAL: "yellow", FAILED: "red"}
+        for finding in findings:
+            verdict = Text(finding.verdict, style=styles[finding.verdict])
+            table.add_row(verdict, finding.what, safe(finding.found), safe(finding.advice))
+        run.out.print(table)
+    if failed := [finding.what for finding in findings if finding.verdict == FAILED]:
+        raise Problems(f"failed: {', '.join(failed)}")
+
+
+@asynccontextmanager
+async def _stores(run: Invocation) -> AsyncIterator[tuple[Blob, Consensus]]:
+    """Both stores as they are: without retries, so that each failure shows."""
+    stores = open_stores(parse_location(*run.location), runtime=SYSTEM, readonly=False)
+    try:
+        yield stores.blob, stores.consensus
+    finally:
+        for store in stores.mine:
+            await store.aclose()
+
+
+def _versions() -> list[Finding]:
+    python = Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    found = [python, Finding("aiopersist", version("aiopersist"))]
+    for name in LIBRARIES:
+        try:
+            found.append(Finding(name, version(name)))
+        except PackageNotFoundError:
+            pass
+    return found
+
+
+async def _of_stores(blob: Blob, consensus: Consensus) -> AsyncIterator[Finding]:
+    checks: dict[str, Callable[[], Awaitable[list[Finding]]]] = {
+        "consensus": lambda: _facts("consensus", consensus.facts),
+        "blob": lambda: _facts("blob", blob.facts),
+        "clock": lambda: _clock(consensus),
+        "commits": lambda: _commits(consensus),
+        "blobs": lambda: _blobs(blob),
+        "probe": lambda: _facts("blob", blob.probe),
+    }
+    for name, check in checks.items():
+        try:
+            for finding in await check():
+                yield finding
+        except Exception as error:  # each store fails in its own way, and that is the finding
+            text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+            yield Finding(name, text, FAILED, "a client that may only read opens with readonly=True")
+
+
+async def _facts(name: str, facts: Callable[[], Awaitable[dict[str, str]]]) -> list[Finding]:
+    return [judged_fact(f"{name} {what}", value) for what, value in (await facts()).items()]
+
+
+async def _clock(consensus: Consensus) -> list[Finding]:
+    began = SYSTEM.wall()
+    store_s = await consensus.clock()
+    return [judged_clock(store_s - (began + SYSTEM.wall()) / 2)]
+
+
+async def _commits(consensus: Consensus) -> list[Finding]:
+    """Write versions of a key of its own, read them back, and remove the key."""
+    key, seqno, data = f"doctor/{SYSTEM.uuid()}", None, b""
+    commits, heads = list[float](), list[float]()
+    try:
+        for n in range(TRIES):
+            data = b"%d" % n
+            commits.append(await _timed(lambda: consensus.compare_and_set(key, seqno, data)))  # noqa: B023
+            seqno = n
+            heads.append(await _timed(lambda: consensus.head(key)))
+        found = await consensus.head(key)
+        refused = not await consensus.compare_and_set(key, None, b"")
+    finally:
+        try:
+            if seqno is not None:
+                await consensus.remove(key, Versioned(seqno, data))
+        except Unsupported:
+            pass
+    compared = Finding("compare-and-set", "refuses what is not expected")
+    if not refused or found != Versioned(TRIES - 1, data):
+        advice = "this store loses or overwrites commits: do not use it"
+        compared = Finding("compare-and-set", f"the head is {found}", FAILED, advice)
+    return [compared, judged_latency("commit", commits), judged_latency("head", heads)]
+
+
+async def _blobs(blob: Blob) -> list[Finding]:
+    """Write blobs under keys of its own, read them back, and delete them."""
+    keys = [f"doctor/{SYSTEM.uuid()}" for _ in range(TRIES)]
+    data = bytes(PUT_BYTES)
+    puts, gets = list[float](), list[float]()
+    try:
+        for key in keys:
+            puts.append(await _timed(lambda: blob.set(key, data)))  # noqa: B023
+            gets.append(await _timed(lambda: blob.get(key)))  # noqa: B023
+        listed = [key async for key, _ in blob.list("doctor/")]
+        same = await blob.get(keys[0]) == data
+    finally:
+        await blob.delete(keys)
+    seen = Finding("blobs", "are read and listed as soon as they are written")
+    if not same or {*keys} - {*listed}:
+        seen = Finding(
+            "blobs", "a blob that was written is not there", FAILED, "this store is not consistent"
+        )
+    return [seen, judged_latency("put", puts), judged_latency("get", gets)]
+
+
+async def _timed(request: Callable[[], Awaitable[object]]) -> float:
+    began = SYSTEM.monotonic()
+    await request()
+    return SYSTEM.monotonic() - began
+
+
+def judged_latency(what: str, seconds: list[float]) -> Finding:
+    """The median and the worst of some requests, beside what is usual."""
+    middle, worst = median(seconds) * 1_000, max(seconds) * 1_000
+    found = f"{middle:.2f} ms, at worst {worst:.2f} ms of {len(seconds)}"
+    low, high = USUAL_MS[what]
+    if middle < low:
+        return Finding(what, found, UNUSUAL, "faster than a disk: a commit may not survive a power failure")
+    if middle > high:
+        return Finding(
+            what, found, UNUSUAL, f"slow: more than {high:.0f} ms; is the store far away, or busy?"
+        )
+    return Finding(what, found)
+
+
+def judged_clock(ahead_s: float) -> Finding:
+    """How far the store's clock is ahead of this machine's."""
+    found = (
+        f"the store's is {abs(ahead_s) * 1_000:.1f} ms {'ahead of' if ahead_s >= 0 else 'behind'} this one"
+    )
+    if abs(ahead_s) > CLOCK_S:
+        return Finding("clock", found, UNUSUAL, "leases and wall times go by the store's: synchronise both")
+    return Finding("clock", found)
+
+
+UNSAFE = {
+    ("consensus fsync", "off"): "a crash of the server loses commits, or its database: set fsync = on",
+    ("consensus full_page_writes", "off"): "a power failure may tear pages: set full_page_writes = on",
+    ("consensus synchronous_commit", "off"): "a crash of the server loses commits",
+    ("consensus in_recovery", "true"): "this is a standby: only readonly clients can use it",
+    ("blob fsync", "off"): "a power failure loses blobs that commits name: leave fsync=off to tests",
+}
+
+
+def judged_fact(what: str, value: str) -> Finding:
+    """A fact of a store; unusual if data may be lost with it."""
+    advice = UNSAFE.get((what, value), "")
+    if what == "blob conditional puts" and value == "no":
+        return Finding(what, value, OK, "not needed: commits go to the consensus store")
+    return Finding(what, value, UNUSUAL if advice else OK, advice)

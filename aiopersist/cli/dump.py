@@ -1,0 +1,122 @@
+"""`aiopersist dump`: the contents of a shard as a file of columns."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+from rich.text import Text
+
+from aiopersist.cli.cat import AsOf, Where, condition
+from aiopersist.cli.command import CannotBegin, Invocation
+from aiopersist.cli.files import STDIN, format_of_file
+from aiopersist.cli.formats import BINARY, Format, sink_of
+from aiopersist.cli.layout import ColumnLayout
+from aiopersist.cli.names import ShardName
+from aiopersist.cli.progress import drawn
+from aiopersist.cli.shown import counted
+from aiopersist.cli.when import as_of_option, complete_times
+from aiopersist.data.lazy import pa
+from aiopersist.data.types.schema import Schema
+from aiopersist.progress import progress
+from aiopersist.read.snapshot import Snapshot
+
+
+async def dump(
+    run: Invocation,
+    shard: ShardName,
+    to: Annotated[str, typer.Option(metavar="FILE", help="The file; - is standard output.")],
+    form: Annotated[Format | None, typer.Option("--format", help="parquet, csv, ndjson or arrow.")] = None,
+    as_of: AsOf = None,
+    where: Where = None,
+) -> None:
+    """Write the contents of a shard to a file of columns, which load takes back."""
+    chosen = format_of_file(to, form)
+    if to == STDIN and chosen in BINARY and sys.stdout.isatty():
+        raise CannotBegin(f"{chosen} is not for a terminal: send it to a file or a pipe")
+    time = as_of_option(as_of)
+    async with run.reading() as client:
+        _, schema = await client.schema(shard)
+        is_table = (await client.inspect(shard)).table
+        kept = condition(where, schema)
+        with complete_times(shard, time):
+            async with client.reader(shard, schema) as reader, reader.snapshot(time, wait=False) as snapshot:
+                with written(to) as file:
+                    rows = await drawn(run.err, _write(snapshot, kept, schema, is_table, chosen, file))
+    if to != STDIN:
+        if run.as_json:
+            run.document({"shard": shard, "file": to, "rows": rows})
+        else:
+            run.out.print(Text(f"{shard}: {counted(rows, 'row')} in {to}"), soft_wrap=True)
+
+
+async def _write(
+    snapshot: Snapshot[Any, Any],
+    where: Any,
+    schema: Schema[Any, Any, Any],
+    is_table: bool,
+    form: Format,
+    file: BinaryIO,
+) -> int:
+    """How many rows were written."""
+    others = [] if is_table else ["diff"]
+    layout = ColumnLayout.of_schema(schema, others)
+    columns = layout.parted(_no_rows(schema, others)).schema
+    _check(columns, form)
+    sink = sink_of(form, file, columns)
+    rows = 0
+    with progress("dump", (await snapshot.stats()).updates_max, "rows") as told:
+        async for batch in snapshot.batches(where):
+            await asyncio.to_thread(sink.write, layout.parted(batch.select(["key", "val", *others])))
+            rows += batch.num_rows
+            told.advance(batch.num_rows)
+    sink.close()
+    return rows
+
+
+def _no_rows(schema: Schema[Any, Any, Any], others: list[str]) -> Any:
+    """A batch of contents without a row."""
+    names = ["key", "val", *others]
+    fields = [schema.contents_schema.field(name) for name in names]
+    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in fields], schema=pa.schema(fields))
+
+
+def _check(columns: "pa.Schema", form: Format) -> None:
+    """`CannotBegin` for columns that the format cannot hold, or that could not be read back from it."""
+    is_ = pa.types
+    for field in columns:
+        nested = is_.is_nested(field.type)
+        if (form is Format.CSV and nested) or (form is Format.NDJSON and nested and _has_no_json(field.type)):
+            text = f"{form} has no {field.type}, of which {field.name!r} is: choose parquet, arrow or ndjson"
+            raise CannotBegin(text)
+
+
+def _has_no_json(of: "pa.DataType") -> bool:
+    """Whether something in it is a text in JSON, and no text here."""
+    is_ = pa.types
+    if is_.is_nested(of):
+        return any(_has_no_json(of.field(number).type) for number in range(of.num_fields))
+    return bool(is_.is_binary(of) or is_.is_fixed_size_binary(of) or is_.is_date(of))
+
+
+@contextmanager
+def written(path: str) -> Iterator[BinaryIO]:
+    """A file that is there once it is whole: it is written beside, and renamed. Or standard output."""
+    if path == STDIN:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        return
+    beside = Path(f"{path}.{os.getpid()}.tmp")
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            beside.unlink()

@@ -1,0 +1,53 @@
+"""One call for several shards: which ones, one after the other, and what failed."""
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from rich.text import Text
+
+from aiopersist.cli.command import CannotBegin, Invocation, Problems
+from aiopersist.cli.progress import bar, drawn_in
+from aiopersist.client import Client
+from aiopersist.errors import Error, StorageUnavailable
+
+
+async def chosen(client: Client, shards: list[str] | None, all_: bool) -> list[str]:
+    """The shards that the user named, or all of the location."""
+    if bool(shards) is all_:
+        raise CannotBegin(
+            "name shards, or say --all" if all_ is False else "name shards or say --all, not both"
+        )
+    return list(await client.list_shards()) if all_ else list(dict.fromkeys(shards or ()))
+
+
+async def each(
+    run: Invocation,
+    names: Iterable[str],
+    work: Callable[[str], Coroutine[Any, Any, dict[str, Any]]],
+    told: Callable[[dict[str, Any]], str],
+    doing: str,
+) -> None:
+    """Do `work` for each shard. Its result is written as a line: as JSON, or as `told` says. A shard that
+    fails does not stop the others; at the end the failures are `Problems`. A store that does not answer ends
+    all."""
+    named, failures = list(names), 0
+    with bar(run.err) as progress:
+        # a bar and lines of one terminal must come from one console
+        out = run.err if run.out.is_terminal and run.err.is_terminal else run.out
+        task = progress.add_task(doing, total=len(named))
+        for name in named:
+            try:
+                result = {"shard": name, **await drawn_in(progress, work(name), name)}
+            except StorageUnavailable:
+                raise
+            except Error as error:
+                failures += 1
+                result = {"shard": name, "error": f"{type(error).__name__}: {error}"}
+            if run.as_json:
+                run.line(result)
+            else:
+                text = result.get("error") or told(result)
+                out.print(Text(f"{name}: {text}"), soft_wrap=True)
+            progress.advance(task)
+    if failures:
+        raise Problems(f"{failures} of {len(named)} shards failed")

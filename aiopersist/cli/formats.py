@@ -1,0 +1,137 @@
+"""Rows on their way out: to standard output or to a file, batch by batch."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, BinaryIO, Protocol
+
+import pydantic_core
+
+from aiopersist.data.lazy import ipc, pa, pq
+
+
+class Format(StrEnum):
+    """How contents are written."""
+
+    TABLE = "table"
+    NDJSON = "ndjson"
+    CSV = "csv"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+BINARY = {Format.PARQUET, Format.ARROW}
+
+
+class RowSink(Protocol):
+    """What takes batches. `close` writes what a format has at its end."""
+
+    def write(self, batch: "pa.RecordBatch") -> None: ...
+    def close(self) -> None: ...
+
+
+def sink_of(form: Format, file: BinaryIO, schema: "pa.Schema") -> RowSink:
+    """A sink of that format for batches of that schema."""
+    if form is Format.PARQUET:
+        return ParquetSink(file, schema)
+    if form is Format.ARROW:
+        return ArrowSink(file, schema)
+    return NdjsonSink(file) if form is Format.NDJSON else CsvSink(file, schema)
+
+
+class NdjsonSink:
+    """A row a line."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, batch: "pa.RecordBatch") -> None:
+        self._file.write("".join(as_json(row) + "\n" for row in batch.to_pylist()).encode())
+
+    def close(self) -> None:
+        """There is no end to write."""
+
+
+class CsvSink:
+    """A line of names, then a row a line."""
+
+    def __init__(self, file: BinaryIO, schema: "pa.Schema") -> None:
+        self._file = file
+        self._write([schema.names])
+
+    def write(self, batch: "pa.RecordBatch") -> None:
+        self._write(row.values() for row in batch.to_pylist())
+
+    def _write(self, rows: Iterable[Iterable[Any]]) -> None:
+        self._file.write("".join(",".join(map(quoted, row)) + "\n" for row in rows).encode())
+
+    def close(self) -> None:
+        """There is no end to write."""
+
+
+class ParquetSink:
+    """A Parquet file; a batch is a row group."""
+
+    def __init__(self, file: BinaryIO, schema: "pa.Schema") -> None:
+        self._writer = pq.ParquetWriter(pa.PythonFile(_Flowing(file), mode="w"), schema, compression="zstd")
+
+    def write(self, batch: "pa.RecordBatch") -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class ArrowSink:
+    """An Arrow IPC stream."""
+
+    def __init__(self, file: BinaryIO, schema: "pa.Schema") -> None:
+        self._writer = ipc.new_stream(pa.PythonFile(_Flowing(file), mode="w"), schema)
+
+    def write(self, batch: "pa.RecordBatch") -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Flowing:
+    """A file that Arrow writes from its beginning to its end, and leaves open: a pipe has no position."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._at = 0
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.flush()
+
+
+def quoted(value: Any) -> str:
+    """A value as a cell of CSV: an empty cell is null, an empty text is in quotes."""
+    text = cell(value)
+    if value is not None and (not text or any(character in text for character in '",\r\n')):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def cell(value: Any) -> str:
+    """A value alone: texts as they are, all else as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else as_json(value).strip('"')
+
+
+def as_json(value: Any) -> str:
+    return pydantic_core.to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()

@@ -1,0 +1,294 @@
+"""`aiopersist load`: files of columns into a shard or a table, in one commit.
+
+The rows stream from the files through Arrow into parts, so memory does not grow with them. What cannot be
+stored is refused with its file and row, and nothing is written: the commit is the last step.
+"""
+
+import base64
+import os
+import re
+from collections.abc import AsyncIterator, Collection, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from aiopersist.cli.appending import DIFF, append_rows, overwrite_rows
+from aiopersist.cli.command import CannotBegin, Invocation, Problems
+from aiopersist.cli.files import STDIN, Types, bad_rows, batches_of, check_there, format_of_file, opened
+from aiopersist.cli.formats import Format
+from aiopersist.cli.layout import ColumnLayout, columns_in, in_micros
+from aiopersist.cli.names import ShardName
+from aiopersist.cli.progress import drawn
+from aiopersist.cli.shown import counted
+from aiopersist.cli.tables import key_type
+from aiopersist.client import Client
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import InvalidUpdate, UnknownShard
+from aiopersist.progress import Progressing, progress
+from aiopersist.table.overwrite import overwrite
+
+ROW = re.compile(r"\brow \d+: ")
+TEXTS = (Format.CSV, Format.NDJSON)
+
+
+class LoadMode(StrEnum):
+    """What becomes of what is there."""
+
+    APPEND = "append"
+    UPSERT = "upsert"
+    OVERWRITE = "overwrite"
+
+
+REFUSED = {
+    (LoadMode.APPEND, True): "is a table, with one val per key: say --mode upsert, or overwrite",
+    (LoadMode.UPSERT, False): "is no table: say --mode append, or overwrite",
+}
+"""Why a mode is none for what is there, by whether that is a table."""
+
+
+async def load(
+    run: Invocation,
+    shard: ShardName,
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files; - is standard input.")],
+    key: Annotated[list[str], typer.Option(help="A column of the key; several make a struct.")],
+    form: Annotated[Format | None, typer.Option("--format", help="parquet, csv, ndjson or arrow.")] = None,
+    mode: Annotated[
+        LoadMode | None,
+        typer.Option(help="upsert: a table; append: to a shard; overwrite: all.", show_default=False),
+    ] = None,
+) -> None:
+    """Load files into a table, or into a shard, in one commit."""
+    formats = [format_of_file(path, form) for path in files]
+    check_there(files)
+    async with run.writing(make=True) as client:
+        known, is_table = await _known(client, shard)
+        mode = mode or (LoadMode.UPSERT if is_table else LoadMode.APPEND)
+        if known is not None and (refusal := REFUSED.get((mode, is_table))):
+            raise CannotBegin(f"{shard!r} {refusal}")
+        has_diff = mode is LoadMode.APPEND or (mode is LoadMode.OVERWRITE and not is_table)
+        source = Source(files, formats, tuple(dict.fromkeys(key)), has_diff, known)
+        async with _empty_told(client, shard, known is None):
+            rows = await drawn(run.err, _loaded(client, shard, is_table, source, mode))
+    if run.as_json:
+        run.document({"shard": shard, "mode": mode, "rows": rows, "new": known is None})
+    else:
+        new = f", a new {'shard' if mode is LoadMode.APPEND else 'table'}" if known is None else ""
+        run.out.print(Text(f"{shard}: {counted(rows, 'row')} loaded{new}"), soft_wrap=True)
+
+
+async def _known(client: Client, shard: str) -> tuple[Schema[Any, Any, Any] | None, bool]:
+    """The schema of the shard, if it is there, and whether it is a table, or will be."""
+    try:
+        _, schema = await client.schema(shard)
+    except UnknownShard:
+        return None, True
+    return schema, (await client.inspect(shard)).table
+
+
+async def _loaded(client: Client, shard: str, is_table: bool, source: "Source", mode: LoadMode) -> int:
+    """How many rows were loaded."""
+    with progress("load", source.size, "bytes") as told:
+        source.told = told  # which reports also behind this: the steps after it report for themselves
+    rows = source.rows()
+    try:
+        await _store(client, shard, is_table, source.schema, rows, mode)
+    except InvalidUpdate as error:
+        reason = str(error) if error.row is None else ROW.sub("", str(error), count=1)  # it counts from 0 on
+        raise Problems(f"{source.place(error.row)}{reason}; nothing was written") from error
+    finally:
+        rows.close()
+    return source.read
+
+
+@asynccontextmanager
+async def _empty_told(client: Client, shard: str, is_new: bool) -> AsyncIterator[None]:
+    """A load that fails within, after it has made its shard, says so: its types are those of the file."""
+    try:
+        yield
+    except Problems as error:
+        if is_new and shard in await client.list_shards():
+            hint = f"aiopersist drop {shard} --yes takes it away"
+            raise Problems(f"{error}; {shard!r} was made, and is empty: {hint}") from error
+        raise
+
+
+async def _store(
+    client: Client,
+    shard: str,
+    is_table: bool,
+    schema: Schema[Any, Any, Any],
+    rows: Iterator[Any],
+    mode: LoadMode,
+) -> None:
+    if mode is LoadMode.APPEND:
+        await append_rows(client, shard, schema, rows)
+    elif mode is LoadMode.OVERWRITE and not is_table:
+        await overwrite_rows(client, shard, schema, rows)
+    else:
+        types = key_type(schema.key.arrow("key")), schema.val.arrow("val")
+        table = client.table(shard, *types, resident=False)
+        await (overwrite(table, rows) if mode is LoadMode.OVERWRITE else table.put_many(rows))
+
+
+@dataclass(eq=False)
+class Source:
+    """The rows of some files, as columns `key` and `val`; read once."""
+
+    files: Sequence[str]
+    formats: Sequence[Format]
+    key: tuple[str, ...]
+    has_diff: bool
+    """Whether a column `diff` has the diffs."""
+    known: Schema[Any, Any, Any] | None
+    """The schema of the shard; `None`: that of the first file."""
+    told: Progressing | None = None
+    read: int = 0
+    """Rows so far."""
+    starts: list[int] = field(default_factory=list)
+    """The number of the first row of each file."""
+    _layout: ColumnLayout | None = None
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all files, if that is known."""
+        if STDIN in self.files:
+            return None
+        return sum(os.path.getsize(path) for path in self.files)
+
+    @property
+    def schema(self) -> Schema[Any, Any, Any]:
+        """The schema of the shard, or, for a new one, that of the first file."""
+        if self.known is None:
+            path, form = self.files[0], self.formats[0]
+            if path == STDIN:
+                raise Problems("standard input says no types: it is loaded into a shard that is there")
+            with bad_rows(path), opened(path, form) as file:
+                columns, _ = batches_of(file, form, lambda names: {})
+            layout = self._laid_out(path, columns)
+            try:
+                fields = [in_micros(columns.field(name)) for name in layout.columns]
+                fields = [f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in fields]
+                self.known = layout.schema(pa.schema(fields))
+            except TypeError as error:
+                raise Problems(f"{path}: {error}") from None
+        return self.known
+
+    def place(self, row: int | None) -> str:
+        """The file of a row, and its number there, for people: from 1 on."""
+        if row is None or not self.starts:
+            return f"{self.files[max(len(self.starts) - 1, 0)]}: "
+        number = max(n for n, start in enumerate(self.starts) if start <= row)
+        return f"{self.files[number]}, row {row - self.starts[number] + 1}: "
+
+    def rows(self) -> "Generator[pa.Table, None, None]":
+        """All rows, block by block."""
+        schema, before = self.schema, 0
+        for path, form in zip(self.files, self.formats, strict=True):
+            self.starts.append(self.read)
+            with bad_rows(path), opened(path, form) as file:
+                columns, batches = batches_of(file, form, self._types(schema, form))
+                layout = self._laid_out(path, columns)
+                _check_fields(path, layout, schema)
+                for batch in batches:
+                    yield self._joined(batch, layout, schema, form, path)
+                    self.read += batch.num_rows
+                    if self.told is not None and path != STDIN:
+                        self.told.tell(before + min(file.tell(), os.path.getsize(path)), self.size)
+            before += 0 if path == STDIN else os.path.getsize(path)
+
+    def _laid_out(self, path: str, columns: "pa.Schema") -> ColumnLayout:
+        if not columns.names:
+            raise Problems(f"{path}: it is empty, and names no columns; nothing was written")
+        if missing := [name for name in self.key if name not in columns.names]:
+            raise Problems(f"{path}: no column {missing[0]!r}; there are {', '.join(columns.names)}")
+        others = [name for name in columns.names if not (self.has_diff and name == DIFF)]
+        if len(set(others)) < len(others):
+            raise Problems(f"{path}: two columns have the same name")
+        layout = ColumnLayout.of_columns(others, self.key)
+        if not layout.val:
+            raise Problems(f"{path}: there is no column beside those of the key")
+        return layout
+
+    def _types(self, schema: Schema[Any, Any, Any], form: Format) -> Types:
+        """The types in which the texts of a file are read: what a text cannot hold stays a text."""
+
+        def types(names: Collection[str]) -> dict[str, pa.DataType]:
+            if form not in TEXTS:
+                return {}
+            fields = columns_in(schema, self.key, names).items()
+            return {name: _text_type(field.type, form) for name, field in fields} | (
+                {DIFF: pa.int64()} if self.has_diff else {}
+            )
+
+        return types
+
+    def _joined(
+        self, batch: Any, layout: ColumnLayout, schema: Schema[Any, Any, Any], form: Format, path: str
+    ) -> "pa.Table":
+        table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+        joined = layout.joined(_in_micros(table))
+        if form in TEXTS:
+            for at, half in enumerate(("key", "val")):
+                wanted = schema.arrow_schema.field(half).type
+                joined = joined.set_column(at, half, _from_texts(joined.column(half), wanted, path))
+        if self.has_diff and DIFF in table.schema.names:
+            joined = joined.append_column(DIFF, table.column(DIFF))
+        return joined
+
+
+def _check_fields(path: str, layout: ColumnLayout, schema: Schema[Any, Any, Any]) -> None:
+    """`Problems` unless the columns of the val are its fields."""
+    val = schema.arrow_schema.field("val").type
+    if layout.is_val_whole or not pa.types.is_struct(val):
+        return
+    fields = [field.name for field in val]
+    if missing := [name for name in fields if name not in layout.val]:
+        raise Problems(f"{path}: no column {missing[0]!r}: the fields of the val are {', '.join(fields)}")
+    if others := [name for name in layout.val if name not in fields]:
+        text = f"{path}: column {others[0]!r} is no field of the val: these are {', '.join(fields)}"
+        raise Problems(text)
+
+
+def _in_micros(table: "pa.Table") -> "pa.Table":
+    """The same with microseconds for nanoseconds, which cannot be stored. Arrow's error, if some would be
+    lost."""
+    fields = pa.schema([in_micros(field) for field in table.schema])
+    return table if fields.equals(table.schema) else table.cast(fields)
+
+
+def _text_type(of: "pa.DataType", form: Format) -> "pa.DataType":
+    is_ = pa.types
+    if is_.is_binary(of) or is_.is_fixed_size_binary(of) or (form is Format.NDJSON and is_.is_date(of)):
+        return pa.string()
+    return of
+
+
+def _from_texts(column: Any, wanted: "pa.DataType", path: str) -> Any:
+    """Texts that stand for dates and bytes, as these; fields of a struct each."""
+    is_ = pa.types
+    if is_.is_struct(wanted) and is_.is_struct(column.type):
+        inner = {field.name: field.type for field in wanted}
+        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        parts = [
+            _from_texts(part, inner.get(field.name, field.type), path)
+            for part, field in zip(whole.flatten(), whole.type, strict=True)
+        ]
+        names = [field.name for field in whole.type]
+        return pa.StructArray.from_arrays(parts, names, mask=whole.is_null())
+    if not is_.is_string(column.type):
+        return column
+    if is_.is_binary(wanted) or is_.is_fixed_size_binary(wanted):
+        return pa.array([_bytes(text, path) for text in column.to_pylist()], pa.binary())
+    return pc.cast(column, wanted) if is_.is_date(wanted) else column
+
+
+def _bytes(text: str | None, path: str) -> bytes | None:
+    try:
+        return None if text is None else base64.urlsafe_b64decode(text)
+    except ValueError:
+        raise Problems(f"{path}: {str(text)[:40]!r} is no URL-safe base64; nothing was written") from None

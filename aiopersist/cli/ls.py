@@ -1,0 +1,96 @@
+"""`aiopersist ls`: the shards of a location, a line each."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.measure import Measurement
+
+from aiopersist.cli.command import Invocation, Problems
+from aiopersist.cli.names import complete
+from aiopersist.cli.progress import drawn
+from aiopersist.cli.shown import NOTHING, plain_table, record, safe, short_frontier, shown_age, shown_bytes
+from aiopersist.maintenance.overview import ShardSummary
+from aiopersist.runtime import SYSTEM
+from aiopersist.web.words import growth_text
+
+
+class SortBy(StrEnum):
+    """What the lines are sorted by: names ascending, all else with the greatest first."""
+
+    NAME = "name"
+    BYTES = "bytes"
+    BATCHES = "batches"
+    UPDATES = "updates"
+    GROWTH = "growth"
+    WRITTEN = "written"
+    LAG = "lag"
+    HOLDS = "holds"
+
+
+ORDERS: dict[SortBy, Callable[[ShardSummary], Any]] = {
+    SortBy.BYTES: lambda s: -s.bytes,
+    SortBy.BATCHES: lambda s: -s.batches,
+    SortBy.UPDATES: lambda s: -s.updates,
+    SortBy.GROWTH: lambda s: -(s.bytes_per_s or 0),
+    SortBy.WRITTEN: lambda s: -(s.written_at or 0),
+    SortBy.LAG: lambda s: -(s.lag_updates or 0),
+    SortBy.HOLDS: lambda s: -s.holds,
+}
+SHORT = ("name", "kind", "since", "upper", "batches", "bytes", "written")
+LONG = (*SHORT, "updates", "growth", "parts", "holds", "subs", "lag", "seqno", "id")
+NUMBERS = ("batches", "bytes", "updates", "growth", "parts", "holds", "subs", "lag", "seqno")
+
+
+async def ls(
+    run: Invocation,
+    prefix: Annotated[
+        str, typer.Argument(help="Only names that begin with it.", autocompletion=complete)
+    ] = "",
+    sort: Annotated[
+        SortBy, typer.Option(help="Names ascending; all else, the greatest first.")
+    ] = SortBy.NAME,
+    long: Annotated[bool, typer.Option("--long", "-l", help="All columns.")] = False,
+) -> None:
+    """List shards, tables and Indexed with their frontiers and sizes."""
+    async with run.reading() as client:
+        found = await drawn(run.err, client.overview(prefix))
+    if sort in ORDERS:
+        found.sort(key=ORDERS[sort])
+    if run.as_json:
+        run.document([summary.model_dump(mode="json") for summary in found])
+    elif found:
+        columns = LONG if long else tuple(dict.fromkeys((*SHORT, sort)))
+        table = plain_table(*(name.upper() for name in columns), right=tuple(n.upper() for n in NUMBERS))
+        lines = [_cells(summary, SYSTEM.wall()) for summary in found]
+        for cells in lines:
+            table.add_row(*(cells[name] for name in columns))
+        if not long or Measurement.get(run.out, run.out.options, table).maximum < run.out.width:
+            run.out.print(table)
+        else:
+            for cells in lines:
+                run.out.print(record({name: cells[name] for name in columns}), "")
+    if damaged := [summary for summary in found if summary.problem]:
+        raise Problems("; ".join(f"{s.name!r} cannot be read: {s.problem}" for s in damaged))
+
+
+def _cells(summary: ShardSummary, now: float) -> dict[str, Any]:
+    kind = f"indexed({summary.streams})" if summary.streams is not None else summary.kind
+    return {
+        "name": safe(summary.name),
+        "kind": f"{kind}, finalized" if summary.finalized else kind,
+        "since": short_frontier(summary.since, summary.clock),
+        "upper": short_frontier(summary.upper, summary.clock),
+        "batches": f"{summary.batches:,}",
+        "bytes": shown_bytes(summary.bytes),
+        "written": NOTHING if summary.written_at is None else f"{shown_age(now - summary.written_at)} ago",
+        "updates": f"{summary.updates:,}",
+        "growth": NOTHING if summary.bytes_per_s is None else growth_text(summary.bytes_per_s),
+        "parts": f"{summary.parts:,}",
+        "holds": str(summary.holds),
+        "subs": str(summary.subscriptions),
+        "lag": NOTHING if summary.lag_updates is None else f"{summary.lag_updates:,}",
+        "seqno": NOTHING if summary.seqno is None else str(summary.seqno),
+        "id": summary.shard_id,
+    }

@@ -1,0 +1,36 @@
+"""`aiopersist serve`: the inspector of a location."""
+
+from typing import Annotated
+
+import typer
+
+from aiopersist.cli.command import CannotBegin, Invocation
+
+
+async def serve(
+    run: Invocation,
+    host: Annotated[
+        str, typer.Option(help="Listen here; beyond loopback, visitors need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8321,
+    write: Annotated[
+        bool, typer.Option("--write", help="Offer compaction, collection, fsck and retention, too.")
+    ] = False,
+) -> None:
+    """Serve pages that show the location, until a signal ends it."""
+    try:
+        from aiopersist.web.serve import serve as serve_pages
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        raise CannotBegin(f"{name} is not installed: pip install 'aiopersist[web]'") from error
+
+    def tell(address: str) -> None:
+        run.line({"address": address}) if run.as_json else run.out.print(
+            address, soft_wrap=True, markup=False, highlight=False
+        )
+
+    async with run.writing() if write else run.reading() as client:
+        try:
+            await serve_pages(client, host, port, write=write, tell=tell)
+        except OSError as error:
+            raise CannotBegin(f"cannot listen on {host} port {port}: {error.strerror or error}") from error

@@ -1,0 +1,255 @@
+"""Conditions as text, for people at a command line or before a page: `key >= "a" and val.amount > 3`.
+
+    condition  = and_ {"or" and_}
+    and_       = not_ {"and" not_}
+    not_       = "not" not_ | comparison
+    comparison = operand [sign operand | ["not"] "in" "(" value {"," value} ")" | "is" ["not"] "null"]
+               | "(" condition ")"
+    operand    = value | column
+    sign       = "=" | "==" | "!=" | "<>" | "<" | "<=" | ">" | ">="
+    value      = number | text | "true" | "false"
+
+A column is `key`, `val`, a field of a struct by its path (`val.amount`), or by its name alone if only one
+field has it; backticks surround any other name. A text is in single or double quotes; a quote within it is
+doubled. It takes the type of the column that it is compared with: an instant, a date, a decimal, bytes. Words
+may be in capitals.
+
+As in SQL, a comparison with null is neither true nor false, and only what is true is kept. The text becomes a
+`pyarrow.compute` expression, value by value: nothing of it is ever run.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.part.select import check_where, resolve_columns
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import InvalidUsage, UsageKind
+
+TOKENS_MAX = 2_000  # Arrow walks an expression recursively
+DEPTH_MAX = 50  # of parentheses and `not`
+
+_NAME = r"(?:[^\W\d]\w*|`[^`]+`)"
+_TOKEN = re.compile(
+    rf"""\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.]))
+    |(?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
+    |(?P<name>{_NAME}(?:\.{_NAME})*)
+    |(?P<sign><=|>=|<>|!=|==|[=<>(),-])
+    |(?P<end>\Z))""",
+    re.VERBOSE,
+)
+_SIGNS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_WORDS = {"and", "or", "not", "in", "is", "null", "true", "false"}
+
+
+def parse_where(text: str, schema: Schema[Any, Any, Any]) -> Any:
+    """The condition that `text` says, for `where=` of snapshots of that schema. `InvalidUsage` of kind
+    `INVALID_COLUMN` shows the place in the text."""
+    return _Parser(text, schema).whole()
+
+
+class _Token(NamedTuple):
+    kind: str
+    """`number`, `text`, `name`, `end`; of a sign or a word, that itself."""
+    text: str
+    at: int
+
+
+class _Operand(NamedTuple):
+    """A column, as an expression of its type; or a value, which has no type yet."""
+
+    what: Any
+    type: pa.DataType | None
+    at: int
+
+
+class _Parser:
+    """Recursive descent; each method takes the tokens of its rule."""
+
+    def __init__(self, text: str, schema: Schema[Any, Any, Any]) -> None:
+        self._text = text
+        self._schema = schema
+        self._tokens = self._split()
+        self._depth = 0
+
+    def whole(self) -> Any:
+        found = self._condition()
+        if self._next.kind != "end":
+            raise self._error(f"{self._next.text!r} is one thing too many")
+        try:
+            check_where(found, self._schema)
+        except InvalidUsage as error:
+            raise self._error(str(error), 0) from None
+        return found
+
+    # --- tokens ----------------------------------------------------------------------------------
+
+    def _split(self) -> list[_Token]:
+        """The tokens, the last one first."""
+        tokens: list[_Token] = []
+        at = 0
+        while not tokens or tokens[-1].kind != "end":
+            match = _TOKEN.match(self._text, at)
+            if match is None or len(tokens) == TOKENS_MAX:
+                at += len(self._text[at:]) - len(self._text[at:].lstrip())
+                problem = "the condition is too long" if match else "this is no name, number, text or sign"
+                raise self._error(problem, at)
+            kind = str(match.lastgroup)
+            text, at = match[kind], match.end()
+            word = text.lower()
+            token_kind = word if kind == "sign" or (kind == "name" and word in _WORDS) else kind
+            tokens.append(_Token(token_kind, text, match.start(kind)))
+        return tokens[::-1]
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[-1]
+
+    def _take(self, *kinds: str) -> _Token | None:
+        """The next token, if it is of one of these kinds."""
+        return self._tokens.pop() if self._next.kind in kinds else None
+
+    def _expect(self, kind: str) -> _Token:
+        if (token := self._take(kind)) is None:
+            raise self._error(f"expected {kind}")
+        return token
+
+    def _error(self, problem: str, at: int | None = None) -> InvalidUsage:
+        at = self._next.at if at is None else at
+        shown = f"{self._text[max(at - 40, 0) : at]} >>> {self._text[at : at + 40]}".strip()
+        text = f"{problem}, at character {at + 1}: {shown}"
+        return InvalidUsage(UsageKind.INVALID_COLUMN, text, where=self._text, at=at)
+
+    # --- rules -----------------------------------------------------------------------------------
+
+    def _condition(self) -> Any:
+        found = self._and()
+        while self._take("or"):
+            found = found | self._and()
+        return found
+
+    def _and(self) -> Any:
+        found = self._not()
+        while self._take("and"):
+            found = found & self._not()
+        return found
+
+    def _not(self) -> Any:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise self._error("the condition is nested too deep")
+        try:
+            if self._take("not"):
+                return ~self._not()
+            if self._take("("):
+                found = self._condition()
+                self._expect(")")
+                return found
+            return self._comparison()
+        finally:
+            self._depth -= 1
+
+    def _comparison(self) -> Any:
+        left = self._operand()
+        if sign := self._take(*_SIGNS):
+            right = self._operand()
+            if left.type is None and right.type is None:
+                raise self._error("two values are compared, and no column", left.at)
+            return _SIGNS[sign.kind](self._value(left, right.type), self._value(right, left.type))
+        if left.type is None:
+            raise self._error("expected a comparison", left.at)
+        if self._take("is"):
+            negated = self._take("not")
+            self._expect("null")
+            return left.what.is_valid() if negated else left.what.is_null()
+        negated = self._take("not")
+        if self._take("in"):
+            found = self._in(left)
+            return ~found & left.what.is_valid() if negated else found
+        if negated:
+            raise self._error("expected in")
+        if not pa.types.is_boolean(left.type):
+            raise self._error("expected a comparison")
+        return left.what
+
+    def _in(self, left: _Operand) -> Any:
+        self._expect("(")
+        values = [self._literal()]
+        while self._take(","):
+            values.append(self._literal())
+        self._expect(")")
+        return left.what.isin(pa.array([self._value(v, left.type).as_py() for v in values], left.type))
+
+    def _literal(self) -> _Operand:
+        found = self._operand()
+        if found.type is not None:
+            raise self._error("expected a value, not a column", found.at)
+        return found
+
+    def _operand(self) -> _Operand:
+        at = self._next.at
+        if token := self._take("name"):
+            return self._column(token)
+        if token := self._take("text"):
+            quote = token.text[0]
+            return _Operand(token.text[1:-1].replace(quote * 2, quote), None, at)
+        if token := self._take("true", "false"):
+            return _Operand(token.kind == "true", None, at)
+        minus = "-" if self._take("-") else ""
+        if token := self._take("number"):
+            text = minus + token.text
+            return _Operand(int(text) if text.lstrip("-").isdigit() else float(text), None, at)
+        raise self._error("expected a column or a value")
+
+    def _column(self, token: _Token) -> _Operand:
+        name = token.text.replace("`", "")
+        try:
+            (path,) = resolve_columns([name], self._schema).values()
+        except InvalidUsage as error:
+            raise self._error(str(error).removeprefix(f"{error.kind}: "), token.at) from None
+        of = self._schema.arrow_schema.field(path[0]).type
+        for step in path[1:]:
+            of = of.field(step).type
+        return _Operand(pc.field(*path), of, token.at)
+
+    def _value(self, operand: _Operand, of: pa.DataType | None) -> Any:
+        """The operand, a value as one of that type."""
+        if operand.type is not None:
+            return operand.what
+        try:
+            return _scalar(operand.what, of)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            problem = f"{operand.what!r} cannot be compared with a column of type {of}"
+            raise self._error(problem, operand.at) from None
+
+
+def _scalar(value: Any, of: pa.DataType | None) -> Any:
+    if isinstance(value, bool) or pa.types.is_boolean(of):
+        if not (isinstance(value, bool) and pa.types.is_boolean(of)):
+            raise TypeError
+        return pa.scalar(value)
+    if isinstance(value, float) and pa.types.is_integer(of):
+        return pa.scalar(value)  # Arrow compares both as floats
+    if isinstance(value, str) is not (_is_of_text(of)):
+        raise TypeError
+    if pa.types.is_decimal(of):
+        return pa.scalar(str(value)).cast(of)
+    return pa.scalar(value).cast(of) if isinstance(value, str) else pa.scalar(value, of)
+
+
+def _is_of_text(of: pa.DataType) -> bool:
+    """Whether values of the type are written as texts: all but numbers."""
+    return not (pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of))

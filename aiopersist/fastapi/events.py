@@ -1,0 +1,87 @@
+"""The text of server-sent events, and the place of each in its feed.
+
+Each event is one change, and its id is the place behind it. A feed has cursors behind steps, and a step has
+many changes, so a place is a cursor, a tilde, and how many changes behind it were sent. Steps that are read
+again have the same changes in the same order, though perhaps cut elsewhere, so a feed that goes on from there
+sends each change once.
+
+Data is JSON in one line: JSON escapes line ends within texts, so no key or val can make an event of its own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json
+
+from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.table.feed import Change
+
+PAST_MARK = "~"  # no cursor has it
+PAST_MAX = 2**53
+HEARTBEAT = b":\n\n"  # a comment
+
+
+class EventPlace(NamedTuple):
+    """Where a stream stands: behind a cursor, and so many changes."""
+
+    cursor: str
+    past: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.cursor}{PAST_MARK}{self.past}" if self.past else self.cursor
+
+
+def place_of(text: str) -> EventPlace:
+    """The place of an id; `InvalidUsage` of kind `INVALID_CURSOR` for what cannot be one."""
+    cursor, mark, past = text.partition(PAST_MARK)
+    if not mark:
+        return EventPlace(cursor)
+    if not (past.isascii() and past.isdigit() and len(past) <= 16 and int(past) < PAST_MAX):
+        raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{shown(text, 40)} is no id of an event")
+    return EventPlace(cursor, int(past))
+
+
+def event(name: str, data: Any, place: EventPlace | None = None) -> bytes:
+    """An event with its name and its data as JSON, as pydantic writes it; bytes as base64."""
+    written = to_json(data, bytes_mode="base64", inf_nan_mode="null")
+    head = "" if place is None else f"id: {place}\n"
+    return b"%bevent: %b\ndata: %b\n\n" % (head.encode(), name.encode(), written)
+
+
+def only_place(place: EventPlace) -> bytes:
+    """No event, but the id that a client comes back with."""
+    return f"id: {place}\n\n".encode()
+
+
+def change_events(changes: Iterable[Change[Any, Any]], name: str, places: Iterable[EventPlace]) -> bytes:
+    """One event for each change."""
+    return b"".join(
+        event(name, change._asdict(), place) for change, place in zip(changes, places, strict=True)
+    )
+
+
+class StepEvents(NamedTuple):
+    """The changes of a step that are still to be sent, and the places behind them."""
+
+    changes: Sequence[Change[Any, Any]]
+    places: Sequence[EventPlace]
+    behind: EventPlace
+    """The place behind the step."""
+    left: int
+    """Changes behind the step that were sent before."""
+
+    def slices(self, size: int) -> Iterator[tuple[Sequence[Change[Any, Any]], Sequence[EventPlace]]]:
+        """So many at once."""
+        for start in range(0, len(self.changes), size):
+            chosen = slice(start, start + size)
+            yield self.changes[chosen], self.places[chosen]
+
+
+def step_events(place: EventPlace, left: int, changes: Sequence[Change[Any, Any]], cursor: str) -> StepEvents:
+    """The events of the step with these `changes`, which begins at the cursor of `place` and ends at
+    `cursor`; `left` changes were sent before."""
+    sent, behind = min(left, len(changes)), EventPlace(cursor)
+    places = [EventPlace(place.cursor, number) for number in range(sent + 1, len(changes))]
+    if sent < len(changes):
+        places.append(behind)
+    return StepEvents(changes[sent:], places, behind, left - sent)

@@ -1,0 +1,156 @@
+"""What a location holds, a line for each shard: for people who look for the one that matters.
+
+A summary comes from a state that is read anew and then dropped. So an overview takes the memory of its
+lines, whatever the states are.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import Literal
+
+from pydantic import BaseModel
+
+from aiopersist.errors import Corruption
+from aiopersist.frontier import Antichain
+from aiopersist.maintenance.inspect import Growth, growth_of
+from aiopersist.progress import progress
+from aiopersist.resource import in_order
+from aiopersist.shard.catalog import IndexedId, ShardId, names
+from aiopersist.shard.log import load
+from aiopersist.shard.stack import Stack
+from aiopersist.state.model import Clock, State
+from aiopersist.subscription.view import views_of
+
+AHEAD = 16  # states that are read at the same time
+
+ShardKind = Literal["shard", "table", "indexed"]
+
+
+class ShardSummary(BaseModel, frozen=True):
+    """One shard, table or `Indexed` at its newest version, in a line."""
+
+    name: str
+    shard_id: str
+    kind: ShardKind
+    clock: Clock = Clock.LOGICAL
+    """What its times mean: `logical` ones count, those of `wall` are microseconds since 1970."""
+    since: Antichain | None = None
+    """`None` for an `Indexed`, whose streams have a since and a seal each."""
+    upper: Antichain | None = None
+    """`None` for an `Indexed`."""
+    finalized: bool = False
+    seqno: int | None = None
+    """The newest version; `None` for a name that was taken, and nothing written yet."""
+    written_at: float | None = None
+    """When the newest version was written, in Unix seconds. Heartbeats and maintenance write versions,
+    too."""
+    streams: int | None = None
+    """Of an `Indexed`."""
+    batches: int = 0
+    parts: int = 0
+    updates: int = 0
+    """In its parts, before they are consolidated."""
+    blob_bytes: int = 0
+    """Bytes of the blobs of its parts."""
+    inline_bytes: int = 0
+    """Bytes of the parts that its state holds."""
+    holds: int = 0
+    """Readers, named holds, critical sinces, subscriptions, a policy of retention: each may keep history."""
+    subscriptions: int = 0
+    lag_updates: int | None = None
+    """The most updates that a subscription has before it, at most so many; `None` without subscriptions."""
+    updates_per_s: float | None = None
+    """How fast it grew of late, on a wall clock: by its newest batches that reach back about a minute,
+    without the updates that a compaction has cancelled; `None` if none does."""
+    bytes_per_s: float | None = None
+    problem: str | None = None
+    """Why its state cannot be read: then the figures say nothing."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its parts."""
+        return self.blob_bytes + self.inline_bytes
+
+
+async def find_names(stack: Stack, prefix: str = "") -> list[tuple[str, ShardId]]:
+    """The names in use that begin with `prefix`, sorted, with the ids of their shards and `Indexed`s, which
+    may have the same name. Four requests, and two more for every few hundred names."""
+    found = [*(await names(stack, ShardId)).items(), *(await names(stack, IndexedId)).items()]
+    return sorted(pair for pair in found if pair[0].startswith(prefix))
+
+
+async def overview(stack: Stack, prefix: str) -> list[ShardSummary]:
+    """See `Client.overview`."""
+    named, found = await find_names(stack, prefix), list[ShardSummary]()
+    with progress("overview", len(named), "shards") as step:
+        async for summary in summaries(stack, named):
+            found.append(summary)
+            step.advance(1)
+    return found
+
+
+async def summaries(stack: Stack, named: Iterable[tuple[str, ShardId]]) -> AsyncIterator[ShardSummary]:
+    """The summaries of these shards, in their order. For each a read of the head, of the rollup and of the
+    diffs since then."""
+    now = await stack.consensus.now()
+    async for summary in in_order(
+        [partial(_summary, stack, name, shard, now) for name, shard in named], AHEAD, stack.supervisor
+    ):
+        yield summary
+
+
+async def _summary(stack: Stack, name: str, shard: ShardId, now: float) -> ShardSummary:
+    kind: ShardKind = "indexed" if isinstance(shard, IndexedId) else "shard"
+    try:
+        state = await load(stack, shard)
+    except Corruption as error:
+        return ShardSummary(name=name, shard_id=shard, kind=kind, problem=str(error))
+    if state is None:
+        return ShardSummary(name=name, shard_id=shard, kind=kind)
+    return summary_of(name, state, now)
+
+
+def summary_of(name: str, state: State, now: float) -> ShardSummary:
+    """The summary of a state, at a moment of the consensus store's clock."""
+    parts = list(state.parts)
+    blob_bytes = sum(part.size for part in parts if part.key is not None)
+    lags = [view.lag_updates for view in views_of(state, now).values() if not view.expired]
+    streams = state.streams
+    grown = None if streams is not None or state.clock is not Clock.WALL else _growth(state, now)
+    return ShardSummary(
+        name=name,
+        shard_id=state.shard,
+        kind="indexed" if streams is not None else "table" if state.table else "shard",
+        clock=state.clock,
+        since=None if streams else state.since,
+        upper=None if streams else state.upper,
+        finalized=state.finalized,
+        seqno=state.seqno,
+        written_at=state.at,
+        streams=None if streams is None else len(streams.names),
+        batches=len(state.batches) if streams is None else _batches_of_streams(state),
+        parts=len(parts),
+        updates=sum(part.rows for part in parts),
+        blob_bytes=blob_bytes,
+        inline_bytes=sum(part.size for part in parts) - blob_bytes,
+        holds=_holds(state),
+        subscriptions=len(state.subscriptions),
+        lag_updates=max(lags, default=None),
+        updates_per_s=grown and grown.updates_per_s,
+        bytes_per_s=grown and grown.bytes_per_s,
+    )
+
+
+def _growth(state: State, now: float) -> Growth | None:
+    batches = reversed(state.batches.values())
+    return growth_of(((b.lower, b.len, sum(part.size for part in b.parts)) for b in batches), now)
+
+
+def _batches_of_streams(state: State) -> int:
+    assert state.streams is not None
+    return sum(len(a.unsealed) + len(a.trace) for a in state.streams.arrangements.values())
+
+
+def _holds(state: State) -> int:
+    readers = sum(1 for reader in state.readers.values() if reader.since.elements)
+    return readers + len(state.critical) + len(state.retention) + len(state.subscriptions)

@@ -1,0 +1,331 @@
+"""The live counts of one client. Only its event loop adds to them; any thread may ask for a view.
+
+A count is a plain int, since it is on the path of every append: no lock, no label, nothing that waits. A view
+copies one count after the other, so two of them may be a moment apart.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from aiopersist.measure.view import (
+    BOUNDS_S,
+    CacheView,
+    HandlesView,
+    Histogram,
+    LeasesView,
+    MetricsView,
+    QueuesView,
+    RequestsView,
+    WorkView,
+)
+
+
+class Latencies:
+    """How often something took how long, so far: a bisection and two additions each time."""
+
+    __slots__ = ("_buckets", "seconds")
+
+    def __init__(self) -> None:
+        self._buckets = [0] * (len(BOUNDS_S) + 1)
+        self.seconds = 0.0
+        """The sum."""
+
+    def add(self, seconds: float) -> None:
+        """It took so long once more."""
+        self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        self.seconds += seconds
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self._buckets)
+
+    def view(self) -> Histogram:
+        """As it is now."""
+        buckets = tuple(self._buckets)
+        return Histogram(buckets=buckets, count=sum(buckets), seconds=self.seconds)
+
+
+class OpMetrics:
+    """The requests to one operation of a store. `bytes` are those of values, sent or received."""
+
+    __slots__ = ("bytes", "count", "errors", "latencies")
+
+    def __init__(self, latencies: Latencies | None = None) -> None:
+        self.count = self.errors = self.bytes = 0
+        self.latencies = latencies or Latencies()
+
+    @property
+    def seconds(self) -> float:
+        """How long they took together."""
+        return self.latencies.seconds
+
+    @property
+    def in_flight(self) -> int:
+        """How many are under way."""
+        return max(self.count - self.latencies.count, 0)  # another thread may see one count before the other
+
+
+class WorkCounts:
+    """Long work of one kind."""
+
+    def __init__(self, latencies: Latencies) -> None:
+        self.running = self.failures = 0
+        self.latencies = latencies
+
+    def view(self) -> WorkView:
+        """As it is now."""
+        return WorkView(running=self.running, failures=self.failures, duration=self.latencies.view())
+
+
+class OngoingWork:
+    """A piece of long work that is under way."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = True
+        """Whether it does anything; if another process did it, it counts as if it had not begun."""
+
+
+class Observed(NamedTuple):
+    """What is read when a view is asked for."""
+
+    failures: int = 0
+    cache: CacheView = CacheView()
+    queues: QueuesView = QueuesView()
+    handles: HandlesView = HandlesView()
+
+
+_named: WeakValueDictionary[str, "Metrics"] = WeakValueDictionary()
+"""The open clients of this process."""
+
+
+class Metrics(Mapping[str, OpMetrics]):
+    """What one client has done. Called, it gives a `MetricsView`; as a mapping it has the requests to both
+    stores, by `blob.<method>` and `consensus.<method>`."""
+
+    enabled = True
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.name = ""
+        self.now = now
+        """Seconds of a clock that never goes back."""
+        self.observe: Callable[[], Observed] = Observed
+        """Set by the client."""
+        self._began = now()
+        self._ops: dict[str, OpMetrics] = {}
+        self._retries: Counter[str] = Counter()
+        self._commits = self._latencies("commit")
+        self._stash = self._latencies("stash")
+        self._work = {kind: WorkCounts(self._latencies(kind)) for kind in ("compaction", "collection")}
+        self._versions = self._mismatches = self._refusals = self._lost_answers = 0
+        self._appends = self._rows = self._stalls = 0
+        self._heartbeats = self._late = self._failed_heartbeats = self._lost_leases = 0
+
+    def _latencies(self, what: str, op: str | None = None) -> Latencies:
+        """Where the seconds of `what` are added up."""
+        return Latencies()
+
+    # --- the life of the client ------------------------------------------------------------------
+
+    def begin(self, wanted: str) -> None:
+        """The client has a name of its own among the open clients of this process from now on: `wanted`, or
+        with a number. One that is opened again finds its old name free."""
+        number, name = 1, wanted or "1"
+        while _named.setdefault(name, self) is not self:
+            number += 1
+            name = f"{wanted}-{number}" if wanted else str(number)
+        self.name = name
+
+    def end(self) -> None:
+        """The client is closed: nothing waits any more, its name is free, and it need not stay in memory."""
+        observed = self.observe()._replace(queues=QueuesView(), handles=HandlesView())
+        self.observe = lambda: observed
+        if _named.get(self.name) is self:
+            del _named[self.name]
+
+    # --- requests, as a mapping ------------------------------------------------------------------
+
+    def __getitem__(self, op: str) -> OpMetrics:
+        return self._ops.get(op) or OpMetrics()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ops)
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def op(self, name: str) -> OpMetrics:
+        """The counts of that operation, to add to."""
+        found = self._ops.get(name)
+        if found is None:
+            found = self._ops[name] = OpMetrics(self._latencies("request", name))
+        return found
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def retried(self, op: str) -> None:
+        """A failed request is repeated; `op` is a method of a store."""
+        self._retries[op] += 1
+
+    def committed(self, began: float, versions: int) -> None:
+        """A commit, which began at `began` by `now`, is durable."""
+        self._commits.add(self.now() - began)
+        self._versions += versions
+
+    def stash_changed(self, began: float) -> None:
+        """A change of a stash, which began at `began` by `now`, is durable."""
+        self._stash.add(self.now() - began)
+
+    def lost_race(self) -> None:
+        """Another process wrote the version that a commit wanted."""
+        self._mismatches += 1
+
+    def refused(self) -> None:
+        """The newest state refuses a command."""
+        self._refusals += 1
+
+    def unanswered(self) -> None:
+        """The answer to a compare-and-set was lost."""
+        self._lost_answers += 1
+
+    def appended(self, rows: int) -> None:
+        """An append of so many updates is durable."""
+        self._appends += 1
+        self._rows += rows
+
+    def stalled(self) -> None:
+        """A wait was so long that it was logged."""
+        self._stalls += 1
+
+    def heartbeat(self, *, late: bool) -> None:
+        """A heartbeat succeeded."""
+        self._heartbeats += 1
+        self._late += late
+
+    def heartbeat_failed(self) -> None:
+        """It is repeated."""
+        self._failed_heartbeats += 1
+
+    def lease_lost(self) -> None:
+        """A heartbeat found no registration to renew."""
+        self._lost_leases += 1
+
+    @contextmanager
+    def work(self, kind: str) -> Iterator[OngoingWork]:
+        """Surrounds a piece of long work: `compaction` or `collection`."""
+        counts = self._work[kind]
+        work, began = OngoingWork(), self.now()
+        counts.running += 1
+        try:
+            yield work
+        except Exception:
+            counts.failures += 1
+            raise
+        else:
+            if work.done:
+                counts.latencies.add(self.now() - began)
+        finally:
+            counts.running -= 1
+
+    # --- the view --------------------------------------------------------------------------------
+
+    def __call__(self) -> MetricsView:
+        """All of it, as it is now, as a frozen value with a JSON form. No request."""
+        observed, requests = self.observe(), {op: self._request(op) for op in list(self._ops)}
+        return MetricsView(
+            client=self.name,
+            enabled=self.enabled,
+            age_s=self.now() - self._began,
+            requests=requests,
+            commits=self._commits.view(),
+            versions=self._versions,
+            mismatches=self._mismatches,
+            refusals=self._refusals,
+            lost_answers=self._lost_answers,
+            appends=self._appends,
+            rows=self._rows,
+            stash=self._stash.view(),
+            cache=observed.cache,
+            compactions=self._work["compaction"].view(),
+            collections=self._work["collection"].view(),
+            queues=self._queues(observed.queues),
+            handles=observed.handles,
+            leases=LeasesView(
+                heartbeats=self._heartbeats,
+                late=self._late,
+                failures=self._failed_heartbeats,
+                lost=self._lost_leases,
+            ),
+            stalls=self._stalls,
+            failures=observed.failures,
+        )
+
+    def _request(self, op: str) -> RequestsView:
+        found = self._ops[op]
+        return RequestsView(
+            count=found.count,
+            errors=found.errors,
+            retries=self._retries[op.partition(".")[2]],
+            in_flight=found.in_flight,
+            bytes=found.bytes,
+            duration=found.latencies.view(),
+        )
+
+    def _queues(self, queues: QueuesView) -> QueuesView:
+        uploads, downloads = self["blob.set"].in_flight, sum(self[op].in_flight for op in _DOWNLOADS)
+        return queues.model_copy(update={"uploads": uploads, "downloads": downloads})
+
+
+_DOWNLOADS = ("blob.get", "blob.get_range")
+
+
+class NoMetrics(Metrics):
+    """Counts nothing."""
+
+    enabled = False
+
+    def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
+        super().__init__(lambda: 0.0)
+
+    def retried(self, op: str) -> None:
+        pass
+
+    def committed(self, began: float, versions: int) -> None:
+        pass
+
+    def stash_changed(self, began: float) -> None:
+        pass
+
+    def lost_race(self) -> None:
+        pass
+
+    def refused(self) -> None:
+        pass
+
+    def unanswered(self) -> None:
+        pass
+
+    def appended(self, rows: int) -> None:
+        pass
+
+    def stalled(self) -> None:
+        pass
+
+    def heartbeat(self, *, late: bool) -> None:
+        pass
+
+    def heartbeat_failed(self) -> None:
+        pass
+
+    def lease_lost(self) -> None:
+        pass
+
+    @contextmanager
+    def work(self, kind: str) -> Iterator[OngoingWork]:
+        yield OngoingWork()

@@ -1,0 +1,156 @@
+"""Commands of copies: a shard that has the history of another one, its *source*, as far as it was copied.
+
+The *mark* of a copy is a critical reader whose id names the source. It holds what history the copy has, and
+its opaque is a digest of the copy's upper. Each append of a copier moves both in its own version. So the
+opaque fits the upper exactly while copiers alone have written, and a shard that anyone else has written is
+never taken for a copy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from aiopersist.errors import Error, IncompatibleSchema, InvalidUsage, OpaqueMismatch, UsageKind
+from aiopersist.frontier import Antichain
+from aiopersist.state.command import Commit, Context, Keep, commit, live, meet_of_holds
+from aiopersist.state.diff import Changes
+from aiopersist.state.model import Clock, CriticalReader, Mark, Retention, State
+from aiopersist.state.writing import AppendHollow
+
+
+def mark_of(source: str) -> str:
+    """The id of the critical reader that marks a copy of the shard of that id."""
+    return f"copy of {source}"
+
+
+def opaque_of(upper: Antichain) -> int:
+    """The opaque of the mark of a copy with that upper."""
+    return int.from_bytes(sha256(repr(upper).encode()).digest()[:8]) >> 1  # of 63 bits
+
+
+def is_copy(state: State, source: str) -> bool:
+    """Whether the shard is a copy of `source` that nobody else has written."""
+    mark = state.critical.get(mark_of(source))
+    return mark is not None and mark.opaque == opaque_of(state.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateCopy:
+    """Create a shard as an empty copy of `source`, the state of another shard, unless it exists."""
+
+    shard: str
+    source: State
+    minimum: Antichain
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        if state is not None:
+            return Keep()
+        least, source = self.minimum, self.source
+        kind: dict[str, Any] = {"clock": source.clock} if source.clock is not Clock.LOGICAL else {}
+        if source.table:
+            kind["table"] = True
+        if (policy := source.retention.get(0)) is not None:
+            marks = () if source.is_wall or policy.seconds is None else (Mark(at=context.now, upper=least),)
+            kind["retention"] = {
+                0: Retention(times=policy.times, seconds=policy.seconds, hold=least, marks=marks)
+            }
+        mark = CriticalReader(since=least, opaque=opaque_of(least))
+        critical = {mark_of(source.shard): mark}
+        schemas = dict(source.schemas)
+        return Commit(
+            Changes(shard=self.shard, since=least, upper=least, schemas=schemas, critical=critical, **kind)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CopySchemas:
+    """Add the schemas that the source has gained."""
+
+    schemas: Mapping[int, Mapping[str, Any]]
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if any(known != self.schemas.get(number) for number, known in state.schemas.items()):
+            return Keep(error=IncompatibleSchema("the schemas of the copy are not those of its source"))
+        new = {number: dict(schema) for number, schema in self.schemas.items() if number not in state.schemas}
+        return commit(state, context, schemas=new) if new else Keep()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyMark:
+    """What an append says about a copy: its mark moves to `since`, as far as that is not further already. If
+    the updates are true from `since` on only (`is_exact` is false), the shard's since must move, too."""
+
+    reader: str
+    since: Antichain
+    is_exact: bool
+
+    def refusal(self, state: State) -> Error | None:
+        """Why the shard is not the copy that was looked at."""
+        found, expected = state.critical.get(self.reader), opaque_of(state.upper)
+        if found is not None and found.opaque == expected:
+            return None
+        return OpaqueMismatch(expected, found.opaque if found else None)
+
+    def moved(self, state: State, upper: Antichain) -> dict[str, Any]:
+        """The records of a copy that has come to `upper`: the mark, and the policy, which keeps no more than
+        the source does."""
+        since = state.critical[self.reader].since.join(self.since)
+        policies = {
+            at: policy.replace(hold=policy.hold.join(since)) for at, policy in state.retention.items()
+        }
+        mark = CriticalReader(since=since, opaque=opaque_of(upper))
+        return {"critical": {self.reader: mark}, "retention": policies}
+
+    def added(self, state: State, upper: Antichain, done: Commit) -> Commit | Keep:
+        """`done`, an append up to `upper`, with the mark moved."""
+        changes, records = done.changes, self.moved(state, upper)
+        held = {**records, "subscriptions": changes.subscriptions}
+        since = state.since.join(meet_of_holds(state, changes.drop.get("readers", ()), held))
+        if not self.is_exact and not self.since <= since:
+            text = (
+                f"a hold keeps the copy's history at {since}, which the source has given up: its since is "
+                f"{self.since}. End the hold, then copy again"
+            )
+            return Keep(error=InvalidUsage(UsageKind.INVALID_COPY, text, since=since))
+        if since != state.since:
+            records["since"] = since
+        return Commit(
+            changes.replace(**{name: value for name, value in records.items() if value}), done.result
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCopy:
+    """Move the since of a copy that lacks nothing, as far as holds allow."""
+
+    mark: CopyMark
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        if (refusal := self.mark.refusal(state)) is not None:
+            return Keep(error=refusal)
+        records = self.mark.moved(state, state.upper)
+        if self.happened(state) and records["retention"] == state.retention:
+            return Keep()
+        return commit(state, context, moved=True, **records)
+
+    def happened(self, state: State) -> bool:
+        """Whichever copier moved it: it never goes back."""
+        found = state.critical.get(self.mark.reader)
+        return found is not None and self.mark.since <= found.since
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCopied(AppendHollow):
+    """An append of a copier; `OpaqueMismatch` if anyone else has written."""
+
+    mark: CopyMark | None = None
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        assert self.mark is not None
+        if (refusal := self.mark.refusal(live(state))) is not None:
+            return Keep(error=refusal)
+        done = AppendHollow.__call__(self, state, context)  # `super()` does not know a class with slots
+        return done if isinstance(done, Keep) else self.mark.added(live(state), self.batch.upper, done)

@@ -1,0 +1,101 @@
+"""What tests of applications are given: a clock that they move, and a client whose stores fail when told to.
+
+The pytest plugin, `pytest_aiopersist.py` beside the package, makes fixtures of both.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from aiopersist.client import Client
+from aiopersist.opening import open as open_client
+from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.settings import Settings
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
+
+
+class MovedClock(Runtime):
+    """The clock of the system, and ahead of it as far as it was moved. Give it to `ap.open(runtime=...)`.
+
+    It goes on by itself, so nothing that waits hangs. A move is to the library what a pause of the machine
+    is: now is later, whoever slept until then wakes, and leases that ran out meanwhile are over. It moves
+    all that a client times: the times of shards with a wall clock in memory or SQLite, retention, leases,
+    and delays of retries. It does not move the clocks of Postgres and S3, of other processes, of `asyncio`
+    (its timeouts), or of your own code, unless that asks `now`.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        self._sleepers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    def now(self) -> datetime:
+        """Now, in UTC."""
+        return datetime.fromtimestamp(self.wall(), UTC)
+
+    def move(self, by: timedelta | float) -> None:
+        """Move the clock ahead by a duration, or by seconds, at once; `ValueError` for one below zero. What
+        wakes by it runs when the caller next awaits."""
+        seconds = by.total_seconds() if isinstance(by, timedelta) else by
+        if not seconds >= 0:
+            raise ValueError(f"a clock is moved ahead only, not by {by}")
+        self._ahead_s += seconds
+        for loop, moved in tuple(self._sleepers):
+            loop.call_soon_threadsafe(moved.set)
+
+    def wall(self) -> float:
+        return super().wall() + self._ahead_s
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._ahead_s
+
+    async def sleep(self, seconds: float) -> None:
+        until = self.monotonic() + seconds
+        await super().sleep(0)
+        while (left_s := until - self.monotonic()) > 0:
+            await self._slept(left_s)
+
+    async def _slept(self, seconds: float) -> None:
+        """Until then, or until the clock is moved."""
+        sleeper = (asyncio.get_running_loop(), asyncio.Event())
+        self._sleepers.add(sleeper)
+        try:
+            async with asyncio.timeout(seconds):
+                await sleeper[1].wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._sleepers.discard(sleeper)
+
+
+@dataclass(frozen=True)
+class FaultyClient:
+    """A client on stores in memory, and what decides the outcome of each request to them: `blob` has the
+    methods of `Blob` (`set`, `get_range`), `consensus` those of `Consensus` (`compare_and_set`, `head`)."""
+
+    client: Client
+    blob: Faults
+    consensus: Faults
+
+    def heal(self) -> None:
+        """From now on every request happens, is answered, and is not delayed."""
+        for faults in (self.blob, self.consensus):
+            faults.heal()
+            faults.latency_s = (0.0, 0.0)
+
+
+@asynccontextmanager
+async def open_faulty(settings: Settings, runtime: Runtime = SYSTEM) -> AsyncIterator[FaultyClient]:
+    """A faulty client on fresh stores, which is healed before it is closed."""
+    blob, consensus = MemoryBlob(), MemoryConsensus(runtime=runtime)
+    faults = Faults(runtime=runtime), Faults(runtime=runtime)
+    stores = FaultyBlob(blob, faults[0]), FaultyConsensus(consensus, faults[1])
+    opening = open_client(blob=stores[0], consensus=stores[1], settings=settings, runtime=runtime)
+    async with opening as client:
+        faulty = FaultyClient(client, *faults)
+        try:
+            yield faulty
+        finally:
+            faulty.heal()

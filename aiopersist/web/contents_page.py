@@ -1,0 +1,133 @@
+"""Answers the addresses of contents: a page of rows, a value whole, live changes."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pydantic_core
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+
+from aiopersist.client import Client
+from aiopersist.data.updates.updates import Updates
+from aiopersist.errors import Error, InvalidUsage, NotReadable, UsageKind, shown
+from aiopersist.shard.shard import Shard
+from aiopersist.state.model import Clock
+from aiopersist.web.contents import HOWS, WantedRows, chosen_columns
+from aiopersist.web.known import Known
+from aiopersist.web.readable import Readable, readable, readable_stream, time_lengths
+from aiopersist.web.reading import read_value
+from aiopersist.web.render import rendered
+from aiopersist.web.rows import cells, columns_of, whole
+from aiopersist.web.streams import arrangement_of, read_stream_value
+from aiopersist.web.words import frontier_text, time_text, visible
+
+LIVE_ROWS = 100  # of an event; of the others it has the number
+LIVE_EVERY_S = 0.1  # so that a browser has time to draw: what comes meanwhile is in the next event
+
+
+async def contents(request: Request, client: Client, known: Known) -> Response:
+    """A page of rows."""
+    query = request.query_params
+    shard = await known.shard_soon(client, query.get("name", ""))
+    state, times = shard.state, _times(shard, query.get("stream", ""))
+    scale = None if times is None else times.scale
+    wanted = WantedRows.of(query, scale, state.clock)
+    values: dict[str, Any] = {
+        "name": wanted.name,
+        "wanted": wanted,
+        "scale": scale,
+        "state": state,
+        "has_products": bool(time_lengths(state) - {None}),
+        "sealed": None if times is None else _sealed(shard, wanted.stream),
+        "hows": HOWS,
+        "read": None,
+        "chosen": (),
+    }
+    if times is not None:
+        question = wanted.question(times)
+        read = await known.reads.of(client, shard.id, question)
+        values |= {"question": question, "read": read}
+        if read.page is not None:
+            values["chosen"] = chosen_columns(read.page.columns, wanted.columns)
+    return HTMLResponse(await client._stack.compute(rendered, "contents.html", values))
+
+
+async def value(request: Request, client: Client, known: Known) -> Response:
+    """A value whole, as text or as bytes: never as a page, whatever it has."""
+    query = request.query_params
+    shard = await known.shard(client, query.get("name", ""))
+    wanted, times = WantedRows.of(query, None, shard.state.clock), _times(shard, query.get("stream", ""))
+    if times is None:
+        raise NotReadable(None, shard.state.upper)
+    row, column = query.get("row", ""), query.get("of", "")
+    number = int(row) if row.isascii() and row.isdigit() and len(row) < 6 else -1
+    read = read_stream_value if wanted.stream else read_value
+    found = await read(client, shard.id, wanted.question(times), number, column)
+    if found is None:
+        text = f"row={shown(row)}, of={shown(column)}: the page has no such value"
+        raise InvalidUsage(UsageKind.INVALID_COLUMN, text)
+    data = await client._stack.compute(whole, found)
+    if isinstance(data, str):
+        return Response(data.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8")
+    headers = {"Content-Disposition": 'attachment; filename="value.bin"'}
+    return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+def _times(shard: Shard, stream: str) -> Readable | None:
+    """The times that can be read; `None` where nothing was appended yet. `InvalidUsage` for an `Indexed`
+    without a stream of it, and for a stream of a shard."""
+    state = shard.state
+    if stream or state.streams is not None:
+        return readable_stream(arrangement_of(shard, stream))
+    return readable(state)
+
+
+def _sealed(shard: Shard, stream: str) -> int | None:
+    """The seal of a stream; `None` for a shard."""
+    return arrangement_of(shard, stream).seal if stream else None
+
+
+# --- live --------------------------------------------------------------------------------------------------
+
+
+async def live(request: Request, client: Client, known: Known) -> Response:
+    """The updates that come from now on, as server-sent events. The stream ends with its visitor, and what it
+    holds, too."""
+    shard = await known.shard(client, request.query_params.get("name", ""))
+    if shard.state.streams is not None:
+        text = f"{shard.label} has streams: Indexed.listen follows them"
+        raise InvalidUsage(UsageKind.INVALID_NAME, text)
+    if time_lengths(shard.state) - {None}:
+        raise InvalidUsage(UsageKind.INVALID_TIME, f"{shard.label} has product times: it has no live changes")
+    headers = {"X-Accel-Buffering": "no"}  # proxies hand events on as they come
+    return StreamingResponse(_events(client, shard), media_type="text/event-stream", headers=headers)
+
+
+async def _events(client: Client, shard: Shard) -> AsyncIterator[bytes]:
+    schema, clock = shard.schema(shard.state.schema_id), shard.state.clock
+    try:
+        async with client.reader(shard.id) as reader, reader.listen() as listen:
+            yield _event({"upper": frontier_text(listen.frontier, clock), "rows": [], "more": 0})
+            async for found in listen:
+                if isinstance(found, Updates):
+                    yield await client._stack.compute(_updates_event, found, schema, clock)
+                    await client._stack.runtime.sleep(LIVE_EVERY_S)
+                else:
+                    yield _event({"upper": frontier_text(found.upper, clock), "rows": [], "more": 0})
+    except Error as error:
+        yield _event({"end": str(error)})
+
+
+def _updates_event(updates: Updates[Any, Any, Any], schema: Any, clock: Clock) -> bytes:
+    table = updates.to_arrow()
+    some = table.slice(0, LIVE_ROWS)
+    times, diffs = (some.column(name).to_pylist() for name in ("time", "diff"))
+    rows = [
+        {"cells": [visible(cell.text) for cell in row], "time": time_text(time, clock), "diff": diff}
+        for row, time, diff in zip(cells(some, columns_of(schema)), times, diffs, strict=True)
+    ]
+    return _event({"rows": rows, "more": table.num_rows - some.num_rows})
+
+
+def _event(said: dict[str, Any]) -> bytes:
+    return b"data: " + pydantic_core.to_json(said) + b"\n\n"

@@ -1,0 +1,111 @@
+"""What an inspector keeps of a client between two pages: its census, the last shards, counts under way.
+
+All work that goes on behind a page is a task of the client: it ends with the client.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from aiopersist.client import Client
+from aiopersist.gc.sweep import Usage
+from aiopersist.resource import Supervisor
+from aiopersist.runtime import Runtime
+from aiopersist.shard.catalog import resolve_any
+from aiopersist.shard.shard import Shard
+from aiopersist.web.census import Census
+from aiopersist.web.reading import warm_up_reading
+from aiopersist.web.reads import Reads
+from aiopersist.web.work import Works
+
+T = TypeVar("T")
+
+WAIT_S = 0.15  # for the state of a shard: a page has more to do
+SHARDS_KEPT = 8  # otherwise each page would load the state anew
+
+
+class StillReading(Exception):
+    """A page that cannot be shown yet: it should be asked for again, soon."""
+
+
+class Count(Generic[T]):
+    """Something that takes long to count, and its last result."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.result: T | None = None
+        self.at: float | None = None
+        """When the result came, in Unix seconds."""
+        self.problem: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it is being counted."""
+        return self._task is not None and not self._task.done()
+
+    def begin(self, supervisor: Supervisor, count: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
+        """Count it in the background, unless that is under way."""
+        if not self.running:
+            self._task = supervisor.background(self._count(count), name)
+
+    async def _count(self, count: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        try:
+            self.result, self.problem = await count(), None
+        except Exception as error:  # the page says so
+            self.problem = f"{type(error).__name__}: {error}"
+        self.at = self._runtime.wall()
+
+
+class Known:
+    """See the header. One per client."""
+
+    def __init__(self, client: Client) -> None:
+        client._stack.supervisor.background(client._stack.compute(warm_up_reading), "import what pages need")
+        self.census = Census(client)
+        self.usage: Count[Usage] = Count(client._stack.runtime)
+        self.reads = Reads()
+        self.works = Works()
+        self._shards: OrderedDict[str, Shard] = OrderedDict()
+        self._opening: dict[str, asyncio.Task[Shard]] = {}
+
+    async def shard_soon(self, client: Client, name: str) -> Shard:
+        """As `shard`; `StillReading` if that takes longer than a page may: then it goes on."""
+        task = self._opening.get(name)
+        if task is None:
+            work = self.shard(client, name)
+            task = client._stack.supervisor.spawn(work, "read the state of a shard", abandon=True)
+            self._opening[name] = task
+            task.add_done_callback(lambda task: self._opening.pop(name, None))
+        await asyncio.wait([task], timeout=WAIT_S)
+        if not task.done():
+            raise StillReading
+        return task.result()
+
+    async def shard(self, client: Client, name: str) -> Shard:
+        """The shard or `Indexed` of that name or id, with its newest state; `UnknownShard`,
+        `ShardFinalized`. The last few are kept, so that their next page reads what is new alone."""
+        with client._shards.calls.call():
+            shard = client._shards.at(await resolve_any(client._stack, name), name)
+            await shard.open()
+        self._shards[shard.id] = shard
+        self._shards.move_to_end(shard.id)
+        while len(self._shards) > SHARDS_KEPT:
+            self._shards.popitem(last=False)
+        return shard
+
+
+class KnownByClient:
+    """What is known, by client; nothing keeps a client alive."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
+
+    def of(self, client: Client) -> Known:
+        """What is known of the location of that client."""
+        known = self._known.get(client)
+        if known is None:
+            known = self._known[client] = Known(client)
+        return known

@@ -1,0 +1,318 @@
+"""Reads a page of rows: of the contents at a time, or of what changed between two times.
+
+Rows come in key order. A page begins at a place: a key, and how many rows from that key on were shown before,
+since a key may have many vals. The statistics of parts tell up to which key there are enough rows, and parts
+beyond it are not fetched; row groups before the place are not, either. So a page costs what a page has, as
+far as keys of parts do not overlap; where they do, as in a shard that was never compacted, it costs a look
+into each of these parts.
+
+What a page takes in memory is bounded by `settings.read_memory_bytes`, whatever it skips.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from aiopersist.client import Client
+from aiopersist.data.int64 import compared
+from aiopersist.data.jsonable import column_from_texts, column_texts, from_json
+from aiopersist.data.lazy import import_all, pa, pc, warm_up
+from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
+from aiopersist.data.part.where_text import parse_where
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.frontier import Antichain, Time
+from aiopersist.parts.fetch import Named
+from aiopersist.read.cursor import text_of, values_of
+from aiopersist.read.snapshot import Snapshot, some_batches
+from aiopersist.state.record import HollowPart
+from aiopersist.web.rows import (
+    Cell,
+    Column,
+    KeyBounds,
+    cells,
+    columns_of,
+    key_given,
+    last_needed,
+    values,
+    with_prefix,
+)
+
+PAGE_ROWS = 50
+PAGE_BYTES = 8 * 1024 * 1024  # of the values of a page: with more, it has fewer rows
+KEY_CHARS_MAX = 2048  # of a key in an address
+WIDER = 16  # times as many rows, where those up to a bound were too few
+
+
+class RowPlace(NamedTuple):
+    """Where a page begins."""
+
+    key: str | None = None
+    """As JSON; `None`: at the first row."""
+    past: int = 0
+    """The rows from the key on that lie before the place."""
+    rows: int = 0
+    """All rows that lie before it."""
+
+    @property
+    def text(self) -> str:
+        """For an address."""
+        return "" if self == RowPlace() else text_of([self.key, self.past, self.rows])
+
+    @classmethod
+    def of(cls, text: str) -> RowPlace:
+        """The place again; `InvalidUsage` for what is none."""
+        if not text:
+            return cls()
+        try:
+            return cls._of(values_of(text))
+        except (ValueError, TypeError) as error:
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"after={shown(text, 40)} is no place") from error
+
+    @classmethod
+    def _of(cls, values: Any) -> RowPlace:
+        key, past, rows = values
+        if not isinstance(key, str | None) or not all(type(n) is int and n >= 0 for n in (past, rows)):
+            raise ValueError("types")
+        return cls(key, past, rows)
+
+
+TRAIL_CHARS_MAX = 3000  # of an address, of which servers take some thousand
+
+
+class RowTrail(NamedTuple):
+    """The places of the pages that led to a page, the first one first: to go back."""
+
+    places: tuple[RowPlace, ...] = ()
+
+    def to(self, place: RowPlace) -> RowTrail:
+        """With one page more. An address has no room for all of a long way: then the first ones go."""
+        longer = RowTrail((*self.places, place))
+        while len(longer.text) > TRAIL_CHARS_MAX:
+            longer = RowTrail(longer.places[1 + len(longer.places) // 8 :])
+        return longer
+
+    @property
+    def text(self) -> str:
+        """For an address."""
+        return text_of([[*place] for place in self.places]) if self.places else ""
+
+    @classmethod
+    def of(cls, text: str) -> RowTrail:
+        """The trail again; `InvalidUsage` for what is none."""
+        try:
+            return cls(tuple(map(RowPlace._of, values_of(text)))) if text else cls()
+        except (ValueError, TypeError) as error:
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"before={shown(text, 40)} is no trail") from error
+
+
+class Question(NamedTuple):
+    """Which rows are wanted."""
+
+    as_of: Time
+    since: Time | None = None
+    """What changed after that time; `None`: the contents."""
+    place: RowPlace = RowPlace()
+    how: str = ""
+    """`from`, `is` or `prefix`: what `key` is; empty for all keys."""
+    key: str = ""
+    where: str = ""
+    """A condition that rows fulfil, as text; empty for none."""
+    stream: str = ""
+    """A stream of an `Indexed`; empty for a shard."""
+
+
+class RowsPage(NamedTuple):
+    """A page of rows."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    diffs: tuple[int, ...]
+    following: RowPlace | None
+    """Where the next page begins; `None` behind the last row."""
+
+
+def warm_up_reading() -> None:
+    """Import what a first page would wait for. It takes a second or two: run it on a thread."""
+    warm_up()
+    import_all(("polars", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"))
+
+
+async def read_page(client: Client, shard: str, question: Question) -> RowsPage:
+    """The page. `InvalidUsage` for a key that is none."""
+    async with client.reader(shard) as reader, reader.snapshot(question.as_of, wait=False) as snapshot:
+        found = await _found(snapshot, question)
+        compute = client._stack.compute
+        return await compute(page_of, found, question, snapshot._fetch.schema)
+
+
+async def read_value(client: Client, shard: str, question: Question, row: int, column: str) -> Any:
+    """A value of the page, whole, as a scalar; `None` if there is none."""
+    async with client.reader(shard) as reader, reader.snapshot(question.as_of, wait=False) as snapshot:
+        found = await _found(snapshot, question)
+        by_name = {known.name: known for known in columns_of(snapshot._fetch.schema)}
+        if column not in by_name or not 0 <= row < found.num_rows:
+            return None
+        return values(found, by_name[column])[row]
+
+
+def page_of(found: pa.Table, question: Question, schema: Schema[Any, Any, Any]) -> RowsPage:
+    """The rows of a page, of those that were found from its place on: at least one more, if there is one."""
+    rows = min(found.num_rows, PAGE_ROWS)
+    while rows > 1 and found.slice(0, rows).nbytes > PAGE_BYTES:
+        rows //= 2
+    some, columns = found.slice(0, rows), columns_of(schema)
+    following = None if rows == found.num_rows else _behind(some, question.place, schema)
+    diffs = tuple(some.column("diff").to_pylist())
+    return RowsPage(columns, tuple(cells(some, columns)), diffs, following)
+
+
+def _behind(some: pa.Table, before: RowPlace, schema: Schema[Any, Any, Any]) -> RowPlace:
+    """The place behind these rows. A key that is long, or has no order, is no place: then rows count."""
+    count = some.num_rows
+    if has_conditions(schema.key.codec.arrow_type):
+        (key,) = column_texts(some.column("key").slice(count - 1))
+        if key != before.key and len(key) <= KEY_CHARS_MAX:
+            past = some.filter(is_key(_scalar(key, schema))).num_rows
+            return RowPlace(key, past, before.rows + count)
+    return RowPlace(before.key, before.past + count, before.rows + count)
+
+
+def _scalar(text: str, schema: Schema[Any, Any, Any]) -> Any:
+    return column_from_texts([text], schema.key.codec.arrow_type)[0]
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+
+async def _found(snapshot: Snapshot[Any, Any], question: Question) -> pa.Table:
+    """The rows of a page, and one more if there is one."""
+    schema = snapshot._fetch.schema
+    start, condition = conditions_of(question, schema)
+    wanted = PAGE_ROWS + 1
+    past, found = question.place.past, [_contents_schema(schema).empty_table()]
+    near = [named for named in snapshot._parts if _Near(schema, None, None, question.since)(named)]
+    bounds = [_bounds_of(part, schema) for _, part in near]
+    least, estimate, beyond = _first_leaf(start, schema), 2 * wanted + past, None
+    while True:
+        last = last_needed(bounds, least, estimate)
+        where = _all_of(condition, None if beyond is None else _leaf(schema) > beyond, _up_to(last, schema))
+        near_by = _Near(schema, least, last, question.since)
+        async with aclosing(some_batches(snapshot, where, question.since, near_by)) as batches:
+            async for batch in batches:
+                skipped = min(past, batch.num_rows)
+                past -= skipped
+                found.append(pa.Table.from_batches([batch.slice(skipped, wanted)]))
+                wanted -= found[-1].num_rows
+                if not wanted:
+                    break
+        if not wanted or last is None:
+            return pa.concat_tables(found)
+        least, beyond, estimate = last, last, estimate * WIDER
+
+
+@dataclass(frozen=True)
+class _Near:
+    """The parts that may have rows of a page."""
+
+    schema: Schema[Any, Any, Any]
+    least: Any
+    """The least first field of keys, and the greatest one; `None` for none."""
+    greatest: Any
+    since: Time | None
+
+    def __call__(self, named: Named) -> bool:
+        batch, part = named
+        if isinstance(self.since, int) and batch.upper <= Antichain(self.since + 1):
+            return False
+        bounds = _bounds_of(part, self.schema)
+        if self.least is not None and bounds.high is not None and bounds.high < self.least:
+            return False
+        return self.greatest is None or bounds.low is None or bounds.low <= self.greatest or bounds.nulls > 0
+
+
+def _contents_schema(schema: Schema[Any, Any, Any]) -> Any:
+    return pa.schema([schema.arrow_schema.field(name) for name in ("key", "val", "diff")])
+
+
+def conditions_of(question: Question, schema: Schema[Any, Any, Any]) -> tuple[Any, Any]:
+    """The key at which the rows begin, if any, and the condition that they satisfy; `InvalidUsage` for a key
+    that is none."""
+    try:
+        return _parsed(question, schema)
+    except ValueError as error:
+        text = f"key={shown(question.key)}: {error}"
+        raise InvalidUsage(UsageKind.INVALID_COLUMN, text) from error
+
+
+def _parsed(question: Question, schema: Schema[Any, Any, Any]) -> tuple[Any, Any]:
+    t = schema.key.codec.arrow_type
+    start, conditions = None, [parse_where(question.where, schema)] if question.where else []
+    if question.how and not has_conditions(t):
+        raise ValueError(f"keys of type {t} cannot be compared")
+    if question.how == "prefix":
+        start, condition = with_prefix(question.key, t)
+        conditions.append(condition)
+    elif question.how:
+        start = key_given(question.key, t)
+        conditions.append(is_key(start) if question.how == "is" else at_or_beyond(start))
+    if question.place.key is not None:
+        start = _scalar(question.place.key, schema)
+    if start is not None and question.how != "is":
+        conditions.append(at_or_beyond(start))
+    return start, _all_of(*conditions)
+
+
+def _all_of(*conditions: Any) -> Any:
+    found = None
+    for condition in conditions:
+        if condition is not None:
+            found = condition if found is None else found & condition
+    return found
+
+
+# --- bounds of keys ----------------------------------------------------------------------------------------
+
+
+def _leaf_type(schema: Schema[Any, Any, Any]) -> tuple[tuple[str, ...], Any]:
+    """The path and the type of the first field of keys."""
+    path: tuple[str, ...] = ("key",)
+    t = schema.key.codec.arrow_type
+    while pa.types.is_struct(t) and t.num_fields:
+        path, t = (*path, t.field(0).name), t.field(0).type
+    return path, t
+
+
+def _leaf(schema: Schema[Any, Any, Any]) -> Any:
+    return pc.field(*_leaf_type(schema)[0])
+
+
+def _is_bounded(t: Any) -> bool:
+    """Whether values of the type have bounds that are compared here as rows are."""
+    is_ = pa.types
+    return bool(is_.is_integer(t) or is_.is_string(t) or is_.is_binary(t))
+
+
+def _up_to(last: Any, schema: Schema[Any, Any, Any]) -> Any:
+    """The rows whose first field is at most that; nulls come first."""
+    return None if last is None else (_leaf(schema) <= last) | ~_leaf(schema).is_valid()
+
+
+def _first_leaf(start: Any, schema: Schema[Any, Any, Any]) -> Any:
+    if start is None or not _is_bounded(_leaf_type(schema)[1]):
+        return None
+    for name in _leaf_type(schema)[0][1:]:
+        start = start[name] if start.is_valid else start
+    return start.as_py() if start.is_valid and not pa.types.is_struct(start.type) else None
+
+
+def _bounds_of(part: HollowPart, schema: Schema[Any, Any, Any]) -> KeyBounds:
+    """The bounds of a part, as far as it has any."""
+    path, t = _leaf_type(schema)
+    entry = (part.stats or {}).get(".".join(path))
+    if entry is None or not _is_bounded(t):
+        return KeyBounds(None, None, part.rows)
+    low, high = (None if entry[end] is None else from_json(entry[end], compared(t)) for end in ("min", "max"))
+    return KeyBounds(low, high, part.rows, entry["nulls"])

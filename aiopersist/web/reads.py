@@ -1,0 +1,77 @@
+"""Reads of pages of rows that are under way, and what the last ones found.
+
+A page waits for its rows, but not for long. A read that takes longer goes on as a task of the client; the
+page comes without rows, and asks again. What a read found is kept for a while: contents at one time never
+change. A read that takes very long is given up: a condition may have no rows in a hundred gigabytes.
+"""
+
+import asyncio
+from collections import OrderedDict
+from typing import NamedTuple
+
+from aiopersist.client import Client
+from aiopersist.web.reading import Question, RowsPage, read_page
+from aiopersist.web.streams import read_stream_page
+
+WAIT_S = 0.2  # with what else a page takes, it comes within 300 ms
+GIVE_UP_S = 60.0
+KEPT = 32  # pages of short texts
+AT_ONCE = 2  # reads; the others wait
+
+
+class PageRead(NamedTuple):
+    """The rows of a page, as far as they are known by now."""
+
+    page: RowsPage | None
+    """`None`: it is being read, or was given up."""
+    seconds: float
+    """How long that took, or takes by now."""
+    given_up: bool = False
+
+
+class _Under(NamedTuple):
+    """A read, and when it began."""
+
+    task: asyncio.Task[RowsPage]
+    began: float
+
+
+class Reads:
+    """See the header. One per client."""
+
+    def __init__(self) -> None:
+        self._reads: OrderedDict[tuple[str, Question], _Under] = OrderedDict()
+        self._seconds: dict[tuple[str, Question], float] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def of(self, client: Client, shard: str, question: Question) -> PageRead:
+        """The rows of a page. Raises what the read raised."""
+        stack, key = client._stack, (shard, question)
+        read = self._reads.get(key)
+        if read is None:
+            work = stack.supervisor.spawn(self._read(client, shard, question), "read a page", abandon=True)
+            read = self._reads[key] = _Under(work, stack.runtime.monotonic())
+            work.add_done_callback(lambda task: self._done(key, task, stack.runtime.monotonic() - read.began))
+        self._reads.move_to_end(key)
+        while len(self._reads) > KEPT:
+            self._reads.popitem(last=False)[1].task.cancel()
+        await asyncio.wait([read.task], timeout=WAIT_S)
+        if not read.task.done():
+            return PageRead(None, stack.runtime.monotonic() - read.began)
+        try:
+            return PageRead(read.task.result(), self._seconds.get(key, 0.0))
+        except TimeoutError:
+            return PageRead(None, GIVE_UP_S, given_up=True)
+
+    async def _read(self, client: Client, shard: str, question: Question) -> RowsPage:
+        async with asyncio.timeout(GIVE_UP_S), self._turns:
+            read = read_stream_page if question.stream else read_page
+            return await read(client, shard, question)
+
+    def _done(self, key: tuple[str, Question], task: asyncio.Task[RowsPage], seconds: float) -> None:
+        """Forget a read that failed: the next page tries again."""
+        self._seconds[key] = seconds
+        if task.cancelled() or task.exception() is not None:
+            self._reads.pop(key, None)
+        for gone in self._seconds.keys() - self._reads.keys():
+            del self._seconds[gone]

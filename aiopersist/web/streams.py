@@ -1,0 +1,137 @@
+"""Reads a page of the contents of a stream of an `Indexed`.
+
+A trace is sorted, but unsealed batches are as they were written. So a page sums the whole stream up to its
+time in memory, on a worker thread, and a stream that takes more than `settings.read_memory_bytes` has no
+pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiopersist.client import Client
+from aiopersist.data.lazy import pa
+from aiopersist.data.updates.assemble import concat
+from aiopersist.data.updates.consolidate import contents
+from aiopersist.errors import InvalidUsage, LeaseExpired, UsageKind, shown
+from aiopersist.frontier import Antichain
+from aiopersist.indexed.snapshot import StreamSnapshot
+from aiopersist.parts.fetch import Fetch
+from aiopersist.shard.catalog import resolve_any
+from aiopersist.shard.shard import Shard
+from aiopersist.state.compaction import goodbytes_at_most
+from aiopersist.state.streams import Arrangement
+from aiopersist.web.reading import PAGE_ROWS, Question, RowsPage, conditions_of, page_of
+from aiopersist.web.rows import columns_of, values
+from aiopersist.web.words import size_text
+
+MEMORY_SHARE = 4  # to sum updates takes as many times their goodbytes
+NAMES_TOLD = 8
+PLANS_MAX = 4  # of a client without a lease, whose parts may be replaced while it reads them
+
+
+def arrangement_of(shard: Shard, stream: str) -> Arrangement:
+    """`InvalidUsage` for a stream that is not there, or too large for pages."""
+    streams = shard.state.streams
+    if streams is None or stream not in streams.names:
+        names = sorted(streams.names)[:NAMES_TOLD] if streams else []
+        named = ", ".join(map(shown, names)) or "none"
+        text = f"stream={shown(stream)}: its streams are {named}"
+        raise InvalidUsage(UsageKind.INVALID_NAME, text)
+    found = streams.arrangements.get(stream, Arrangement())
+    size, most = (
+        sum(map(goodbytes_at_most, found.parts)),
+        shard.stack.settings.read_memory_bytes // MEMORY_SHARE,
+    )
+    if size > most:
+        text = (
+            f"stream {shown(stream)} has {size_text(size)} of updates, and pages sum at most "
+            f"{size_text(most)} in memory: read it with Indexed.snapshot"
+        )
+        raise InvalidUsage(UsageKind.INVALID_BOUNDS, text)
+    return found
+
+
+async def read_stream_page(client: Client, shard: str, question: Question) -> RowsPage:
+    """The page. `InvalidUsage` for a key that is none."""
+    found, fetch = await _found(client, shard, question)
+    return await client._stack.compute(page_of, found, question, fetch.schema)
+
+
+async def read_stream_value(client: Client, shard: str, question: Question, row: int, column: str) -> Any:
+    """A value of the page, whole, as a scalar; `None` if there is none."""
+    found, fetch = await _found(client, shard, question)
+    by_name = {known.name: known for known in columns_of(fetch.schema)}
+    if column not in by_name or not 0 <= row < found.num_rows:
+        return None
+    return values(found, by_name[column])[row]
+
+
+async def _found(client: Client, shard: str, question: Question) -> tuple[pa.Table, Fetch]:
+    for plans_left in reversed(range(PLANS_MAX)):
+        try:
+            async with _opened(client, shard, question.stream) as snapshot:
+                tables = await _tables(snapshot, question)
+                fetch = snapshot._fetch
+                return await client._stack.compute(_rows, tables, question, fetch.schema), fetch
+        except LeaseExpired:
+            if not plans_left:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+@asynccontextmanager
+async def _opened(client: Client, name: str, stream: str) -> AsyncIterator[StreamSnapshot[Any, Any]]:
+    """A snapshot of the stream as it is now."""
+    shards = client._shards
+    with shards.calls.call():
+        shard = shards.at(await resolve_any(client._stack, name), name)
+        await shard.hold.acquire()
+    try:
+        snapshot = await _snapshot(shard, stream, client)
+        try:
+            yield snapshot
+        finally:
+            await snapshot.aclose()
+    finally:
+        client._stack.supervisor.spawn(shard.hold.release(), "release a reader")
+
+
+async def _snapshot(shard: Shard, stream: str, client: Client) -> StreamSnapshot[Any, Any]:
+    await shard.open()
+    await shard.hold.ensure()
+    while not shard.hold.registered:
+        await shard.hold.ensure()
+    arrangement = arrangement_of(shard, stream)  # no await from here to the pin
+    streams = shard.state.streams
+    assert streams is not None
+    fetch = Fetch(shard, shard.schema(streams.names[stream]))
+    return StreamSnapshot(client._shards.scope, fetch, shard.hold, arrangement, streams.seqno)
+
+
+async def _tables(snapshot: StreamSnapshot[Any, Any], question: Question) -> list[pa.Table]:
+    """The updates from `question.since` on, if it asks for changes, up to its time. Stored times may lie
+    before since: advanced to it, they are on the same side of both."""
+    as_of, since = question.as_of, question.since
+    assert isinstance(as_of, int)
+    lower = None if since is None else Antichain(_after(since))
+    upper, trace_upper = Antichain(as_of + 1), snapshot._trace_upper
+    trace, unsealed = snapshot._parts()
+    from_trace = await snapshot._table(trace, lower, upper)
+    beyond = trace_upper if lower is None else trace_upper.join(lower)
+    return [from_trace, await snapshot._table(unsealed, beyond, upper)]
+
+
+def _after(time: object) -> int:
+    assert isinstance(time, int)
+    return time + 1
+
+
+def _rows(tables: list[pa.Table], question: Question, schema: Any) -> pa.Table:
+    """The rows of a page, and one more if there is one."""
+    _, condition = conditions_of(question, schema)
+    found = contents(concat(tables, schema), schema)
+    found = found if condition is None else found.filter(condition)
+    return found.slice(question.place.past, PAGE_ROWS + 1)

@@ -1,0 +1,148 @@
+"""Work that visitors may ask for where the inspector was told to offer it: compaction, collection, a check,
+retention. It runs as a task of the client, behind the page that asked for it; pages tell what came of it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from aiopersist.client import Client
+from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.web.words import counted
+
+FORM_BYTES_MAX = 64 * 1024
+TOLD = 8  # pieces of work of a shard whose end is told
+PROBLEMS_TOLD = 20
+UNITS: dict[str, timedelta | None] = {
+    "times": None,
+    "minutes": timedelta(minutes=1),
+    "hours": timedelta(hours=1),
+    "days": timedelta(days=1),
+}
+
+
+class WorkTold(NamedTuple):
+    """A piece of work, and what came of it."""
+
+    title: str
+    began: float
+    """In Unix seconds of this machine."""
+    ended: float | None = None
+    result: str = ""
+    is_bad: bool = False
+
+
+class WorkResult(NamedTuple):
+    """What a piece of work says at its end."""
+
+    text: str
+    is_bad: bool = False
+
+
+Piece = Callable[[Client, str], Awaitable[WorkResult]]
+
+
+async def _compact(client: Client, shard: str) -> WorkResult:
+    await client.force_compaction(shard)
+    return WorkResult("All batches are one.")
+
+
+async def _gc(client: Client, shard: str) -> WorkResult:
+    done = await client.force_gc(shard)
+    return WorkResult(f"Deleted {counted(done.parts, 'part')} and {counted(done.versions, 'version')}.")
+
+
+async def _fsck(client: Client, shard: str) -> WorkResult:
+    report = await client.fsck(shard)
+    read = f"read {counted(report.parts, 'part')} with {counted(report.updates, 'update')}"
+    if report.ok:
+        return WorkResult(f"All is intact: {read}.")
+    problems = "; ".join(report.problems[:PROBLEMS_TOLD])
+    return WorkResult(f"{counted(len(report.problems), 'problem')}, {read}: {problems}", is_bad=True)
+
+
+PIECES: dict[str, tuple[str, Piece]] = {
+    "compact": ("Compaction", _compact),
+    "gc": ("Collection", _gc),
+    "fsck": ("Check", _fsck),
+}
+
+
+def piece_of(form: Mapping[str, str]) -> tuple[str, Piece]:
+    """The work that a form asks for; `InvalidUsage` names the value at fault."""
+    action = form.get("action", "")
+    if action == "retain":
+        return _retention(form.get("keep", ""), form.get("unit", ""))
+    if action not in PIECES:
+        raise InvalidUsage(
+            UsageKind.INVALID_MODE, f"action={shown(action)}: one of {', '.join(PIECES)}, retain"
+        )
+    return PIECES[action]
+
+
+def _retention(keep: str, unit: str) -> tuple[str, Piece]:
+    policy: int | timedelta | None = None
+    if unit != "all":
+        if unit not in UNITS or not (keep.isascii() and keep.isdigit() and len(keep) <= 18):
+            text = f"keep={shown(keep)} {shown(unit)}: a number of {', '.join(UNITS)}, or all"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text)
+        length = UNITS[unit]
+        try:
+            policy = int(keep) if length is None else int(keep) * length
+        except OverflowError as error:
+            text = f"keep={keep} {unit} is longer than the clock counts"
+            raise InvalidUsage(UsageKind.INVALID_TIME, text) from error
+
+    async def retain(client: Client, shard: str) -> WorkResult:
+        await client.retain(shard, policy)
+        return WorkResult(
+            "Maintenance keeps all history." if policy is None else f"Maintenance keeps {keep} {unit}."
+        )
+
+    return "Retention", retain
+
+
+class Works:
+    """The work that goes on, and the last that ended, by shard. One per client."""
+
+    def __init__(self) -> None:
+        self._done: dict[str, deque[WorkTold]] = {}
+        self._running: dict[str, tuple[asyncio.Task[None], WorkTold]] = {}
+
+    def of(self, shard: str) -> list[WorkTold]:
+        """The work on a shard, the newest first."""
+        running = self._running.get(shard)
+        done = list(self._done.get(shard, ()))[::-1]
+        return done if running is None else [running[1], *done]
+
+    def begin(self, client: Client, shard: str, title: str, piece: Piece) -> None:
+        """Begin a piece of work; `InvalidUsage` while another one on the shard goes on."""
+        if shard in self._running:
+            text = f"{self._running[shard][1].title} of this shard is under way: wait for its end"
+            raise InvalidUsage(UsageKind.INVALID_MODE, text)
+        work = WorkTold(title, client._stack.runtime.wall())
+        task = client._stack.supervisor.background(self._run(client, shard, work, piece), title)
+        self._running[shard] = task, work
+        task.add_done_callback(lambda task: self._running.pop(shard, None))
+
+    async def _run(self, client: Client, shard: str, work: WorkTold, piece: Piece) -> None:
+        try:
+            outcome = await piece(client, shard)
+        except Exception as error:  # the page tells
+            outcome = WorkResult(f"{type(error).__name__}: {error}", is_bad=True)
+        done = work._replace(ended=client._stack.runtime.wall(), result=outcome.text, is_bad=outcome.is_bad)
+        self._done.setdefault(shard, deque(maxlen=TOLD)).append(done)
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form that was sent; `InvalidUsage` for one that is too large."""
+    data = b""
+    async for some in request.stream():
+        data += some
+        if len(data) > FORM_BYTES_MAX:
+            raise InvalidUsage(UsageKind.INVALID_MODE, f"a form of more than {FORM_BYTES_MAX:,} bytes")
+    return dict(parse_qsl(data.decode("utf-8", "replace"), keep_blank_values=True))

@@ -1,0 +1,126 @@
+"""Goal: an inspector that may write does the work that its own forms ask for, and nothing for others."""
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+import aiopersist as ap
+from tests.web.kit import pages, words
+
+STRINGS = ap.Schema(str, int)
+ORDERS = {"name": "orders"}
+
+
+async def filled(client: ap.Client) -> None:
+    async with client.writer("orders", STRINGS) as writer:
+        for time in range(5):
+            await writer.compare_and_append([("k", 1, time, 1)], time, time + 1)
+
+
+async def secret_of(http: httpx.AsyncClient) -> str:
+    found = re.search(r'name="form" value="(\w+)"', (await http.get("/shard", params=ORDERS)).text)
+    assert found
+    return found[1]
+
+
+async def outcome(http: httpx.AsyncClient, **form: Any) -> str:
+    """What the page says of the work, once it has ended."""
+    sent = await http.post("/do", data={**ORDERS, "form": await secret_of(http), **form})
+    assert sent.status_code == 303, words(sent)
+    assert sent.headers["location"] == "shard?name=orders#work"
+    while "under way for" in (said := words(await http.get("/shard", params=ORDERS))):
+        await asyncio.sleep(0.01)
+    return said
+
+
+async def test_each_piece_of_work_is_done_and_told(quiet_mem: ap.Client) -> None:
+    await filled(quiet_mem)
+    async with pages(quiet_mem, write=True) as http:
+        assert "All is intact: read 5 parts with 5 updates." in await outcome(http, action="fsck")
+        assert "All batches are one." in await outcome(http, action="compact")
+        assert len((await quiet_mem.inspect("orders")).batches) == 1
+        assert re.search(r"Deleted \d+ parts? and \d+ versions?", await outcome(http, action="gc"))
+        assert "Maintenance keeps 7 days." in await outcome(http, action="retain", keep="7", unit="days")
+        retention = (await quiet_mem.inspect("orders")).retention
+        assert retention is not None
+        assert retention.seconds == 7 * 86_400
+        assert "keeps all history" in await outcome(http, action="retain", keep="", unit="all")
+        assert (await quiet_mem.inspect("orders")).retention is None
+
+
+@pytest.mark.parametrize("change", ["no cookie", "no field", "another field", "another site"])
+async def test_a_form_of_another_site_is_refused(quiet_mem: ap.Client, change: str) -> None:
+    await filled(quiet_mem)
+    async with pages(quiet_mem, write=True) as http:
+        form, headers = {**ORDERS, "action": "compact", "form": await secret_of(http)}, {}
+        if change == "no cookie":
+            http.cookies.clear()
+        elif change == "no field":
+            del form["form"]
+        elif change == "another field":
+            form["form"] = "0" * 32
+        else:
+            headers["Sec-Fetch-Site"] = "same-site"
+        assert (await http.post("/do", data=form, headers=headers)).status_code == 403
+        http.cookies.clear()
+        assert (await http.post("/do", data={**form, "form": ""})).status_code == 403
+    assert len((await quiet_mem.inspect("orders")).batches) == 5
+
+
+async def test_an_inspector_that_only_reads_offers_nothing(quiet_mem: ap.Client) -> None:
+    await filled(quiet_mem)
+    async with pages(quiet_mem) as http:
+        page = await http.get("/shard", params=ORDERS)
+        assert 'action="do"' not in page.text
+        assert "set-cookie" not in page.headers
+        http.cookies.set("aiopersist_form", "x")
+        form = {**ORDERS, "action": "compact", "form": "x"}
+        assert (await http.post("/do", data=form)).status_code == 403
+    assert len((await quiet_mem.inspect("orders")).batches) == 5
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"action": "drop"}, "action='drop': one of compact, gc, fsck, retain"),
+        ({"action": "retain", "keep": "-1", "unit": "days"}, "keep='-1' 'days'"),
+        ({"action": "retain", "keep": "9" * 18, "unit": "days"}, "longer than the clock counts"),
+        ({"action": "retain", "keep": "1", "unit": "years"}, "keep='1' 'years'"),
+        ({"action": "gc", "name": "nowhere"}, "there is no shard"),
+        ({"action": "x" * 70_000}, "more than 65,536 bytes"),
+    ],
+)
+async def test_a_mistake_in_a_form_is_named(quiet_mem: ap.Client, form: dict[str, str], said: str) -> None:
+    await filled(quiet_mem)
+    async with pages(quiet_mem, write=True) as http:
+        secret = await secret_of(http)
+        page = await http.post("/do", data={**ORDERS, "form": secret, **form})
+        assert page.status_code in (400, 404)
+        assert said in words(page)
+
+
+async def test_one_piece_of_work_at_a_time_and_a_failure_is_told(
+    quiet_mem: ap.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(quiet_mem)
+    may_end = asyncio.Event()
+
+    async def fail(shard: str) -> None:
+        await may_end.wait()
+        raise ap.Corruption("<b>it is damaged</b>")
+
+    monkeypatch.setattr(quiet_mem, "force_compaction", fail)
+    async with pages(quiet_mem, write=True) as http:
+        form = {**ORDERS, "form": await secret_of(http), "action": "compact"}
+        assert (await http.post("/do", data=form)).status_code == 303
+        again = await http.post("/do", data={**form, "action": "gc"})
+        assert again.status_code == 400
+        assert "Compaction of this shard is under way" in words(again)
+        may_end.set()
+        while "under way for" in (await http.get("/shard", params=ORDERS)).text:
+            await asyncio.sleep(0.01)
+        page = await http.get("/shard", params=ORDERS)
+    assert "Corruption: &lt;b&gt;it is damaged&lt;/b&gt;" in page.text
