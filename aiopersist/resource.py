@@ -237,14 +237,14 @@ class Scope:
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self._calls: set[_Call] = set()
-        self._children: set[Scope] = set()
+        self._calls: dict[_Call, None] = {}  # no set: the order of its members differs from run to run
+        self._children: dict[Scope, None] = {}
         self.on_close: Callable[[], None] = lambda: None
         """Called once, when the scope ends."""
         self._parent = parent
         if parent is not None:
             parent.check()
-            parent._children.add(self)
+            parent._children[self] = None
 
     def check(self) -> None:
         """Raise `InvalidUsage` unless a call may begin, now and in this loop."""
@@ -290,7 +290,7 @@ class Scope:
         for call in list(self._calls):
             call.interrupt()
         if self._parent is not None:
-            self._parent._children.discard(self)
+            self._parent._children.pop(self, None)
         self.on_close()
         return True
 
@@ -314,12 +314,12 @@ class _Call:
         assert task is not None
         self._task: asyncio.Task[Any] = task
         self._cancelling = task.cancelling()
-        self._scope._calls.add(self)
+        self._scope._calls[self] = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._scope._calls.discard(self)
+        self._scope._calls.pop(self, None)
         if isinstance(error, Error):
             self._scope.sign(error)
         mine = self._interrupted and self._task.uncancel() <= self._cancelling

@@ -97,7 +97,7 @@ class Listen(Resource, Generic[K, V]):
         """How far an interval reaches; `None`: to the upper."""
         self._closing: list[asyncio.Task[None]] = []
         """They make instants complete that this waits for."""
-        session.opened.add(self)
+        session.opened[self] = None
 
     def closes(self, time: int) -> None:
         """From now on, the instant `time` is made complete as soon as it has passed, while this is open."""
@@ -159,7 +159,7 @@ class Listen(Resource, Generic[K, V]):
         for task in self._closing:
             task.cancel()
         await self._puller.aclose()
-        self._session.opened.discard(self)
+        self._session.forget(self)
 
     async def _step(self) -> Step[K, V]:
         held, schema = self._held, self._fetch.schema  # another iterator of steps goes on from here

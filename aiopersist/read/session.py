@@ -42,7 +42,7 @@ class ReadSession(Generic[K, V]):
         """Shared by all handles of the process."""
         self.own = own
         """The hold of this handle alone, if it has one."""
-        self.opened: set[Resource] = set()
+        self.opened: dict[Resource, None] = {}
         """Snapshots and listens that are not closed yet."""
 
     async def release(self) -> None:
@@ -56,6 +56,10 @@ class ReadSession(Generic[K, V]):
                     steps.callback(self.own.stop)
             for opened in self.opened:
                 steps.push_async_callback(opened.aclose)
+
+    def forget(self, closed: Resource) -> None:
+        """It needs no closing any more."""
+        self.opened.pop(closed, None)
 
     # --- holds -----------------------------------------------------------------------------------
 
@@ -112,9 +116,9 @@ class ReadSession(Generic[K, V]):
             as_of = last_before(state.upper)
         self._check_since(state, as_of)
         snapshot: Snapshot[K, V] = Snapshot(
-            self.scope, self.fetch, self.hold, state, as_of, need, self.opened.discard
+            self.scope, self.fetch, self.hold, state, as_of, need, self.forget
         )
-        self.opened.add(snapshot)
+        self.opened[snapshot] = None
         return snapshot
 
     async def _any_complete(self) -> None:

@@ -165,7 +165,7 @@ class Follower:
                     await self._runtime.sleep(next(delays))
                     continue
                 delays = self._runtime.delays()
-                for key in keys & self._by_key.keys():
+                for key in sorted(keys & self._by_key.keys()):  # one order in all runs
                     for entry in self._by_key[key]:
                         entry.is_hinted = True
                         self._ask(entry)

@@ -67,7 +67,7 @@ class Shards:
         )
         self.on_new: Callable[[Shard], None] = lambda shard: None
         """Called with each shard that is seen for the first time."""
-        self._handles: set[Handle] = set()
+        self._handles: dict[Handle, None] = {}  # no set: they are closed in one order
         self._openings: set[asyncio.Future[None]] = set()
         self._recent: deque[Shard] = deque(maxlen=KEPT_FOR_PIECES)
 
@@ -129,7 +129,7 @@ class Shards:
         try:
             with self.scope.call():
                 handle = await opener()
-            self._handles.add(handle)  # a handle that the user drops must be closed, too
+            self._handles[handle] = None  # a handle that the user drops must be closed, too
             handle._scope.on_close = partial(self._ended, handle, handle._scope.on_close)
             if self.calls.closed:
                 await handle.aclose()
@@ -140,7 +140,7 @@ class Shards:
             opening.set_result(None)
 
     def _ended(self, handle: Handle, before: Callable[[], None]) -> None:
-        self._handles.discard(handle)
+        self._handles.pop(handle, None)
         before()
 
     async def _drain(self) -> None:

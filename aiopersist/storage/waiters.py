@@ -24,8 +24,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._futures: dict[str, set[asyncio.Future[None]]] = {}
-        self._watches: dict[str, set[WaitersWatch]] = {}
+        self._futures: dict[str, dict[asyncio.Future[None], None]] = {}
+        self._watches: dict[str, dict[WaitersWatch, None]] = {}
 
     async def wait(self, key: str) -> None:
         """Return when `key` is woken after this call began."""
@@ -37,7 +37,7 @@ class Waiters:
         """A future that is done when `key` is woken after this context was entered."""
         future = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._futures.setdefault(key, set()).add(future)
+            self._futures.setdefault(key, {})[future] = None
         try:
             yield future
         finally:
@@ -57,7 +57,7 @@ class Waiters:
         """Wake the tasks that wait for `keys`; from any thread."""
         with self._lock:
             woken = [future for key in keys for future in self._futures.pop(key, ())]
-            rung = {watch for key in keys for watch in self._watches.pop(key, ()) if watch._hint(key)}
+            rung = [watch for key in keys for watch in self._watches.pop(key, ()) if watch._hint(key)]
         for future in woken:
             _call(future.get_loop(), _finish, future)
         for watch in rung:
@@ -66,7 +66,7 @@ class Waiters:
     def wake_all(self) -> None:
         """Wake all tasks: hints may have been lost, or the store closes."""
         with self._lock:
-            keys = {*self._futures, *self._watches}
+            keys = list({**self._futures, **self._watches})
         self.wake(keys)
 
 
@@ -82,7 +82,7 @@ class WaitersWatch(Watch):
 
     def add(self, key: str) -> None:
         with self._waiters._lock:
-            self._waiters._watches.setdefault(key, set()).add(self)
+            self._waiters._watches.setdefault(key, {})[self] = None
 
     def discard(self, key: str) -> None:
         with self._waiters._lock:
@@ -118,9 +118,9 @@ class WaitersWatch(Watch):
         return len(self._hinted) == 1
 
 
-def _forget(by_key: dict[str, set[W]], key: str, waiter: W) -> None:
-    others = by_key.get(key, set())
-    others.discard(waiter)
+def _forget(by_key: dict[str, dict[W, None]], key: str, waiter: W) -> None:
+    others = by_key.get(key, {})
+    others.pop(waiter, None)
     if not others:
         by_key.pop(key, None)
 
