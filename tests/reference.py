@@ -21,6 +21,7 @@ PACKAGES = (
     "spark",
     "stash",
     "testing.stash",
+    "testing.simulation",
     "testing.storage",
     "web",
 )

@@ -65,6 +65,13 @@ def subscriptions_brief(seed: int) -> Awaitable[Any]:
     return asyncio.to_thread(import_module("tests.subscription.game").play_brief, seed)
 
 
+def worlds(seed: int) -> Awaitable[Any]:
+    def played() -> Any:
+        return import_module("tests.worlds.everything").play(seed).counts  # it has a loop of its own
+
+    return asyncio.to_thread(played)
+
+
 def processes(seed: int) -> Awaitable[Any]:
     return import_module("tests.table.processes").replay(seed)
 
@@ -83,6 +90,7 @@ GAMES: dict[str, Game] = {
         tables_brief,
         subscriptions,
         subscriptions_brief,
+        worlds,
         processes,
     )
 }

@@ -22,6 +22,7 @@ MODULES = (
     "aiopersist.testing.faults",
     "aiopersist.testing.proxy",
     "aiopersist.testing.servers",
+    "aiopersist.testing.simulation",
     "aiopersist.testing.stash",
     "aiopersist.testing.storage",
     "aiopersist.web",

@@ -1,0 +1,232 @@
+"""What happens to the requests of a machine: each goes over the network by itself, whatever becomes of
+its caller.
+
+A request whose caller is cancelled, or whose machine crashes, goes on: it may land afterwards. No answer
+lies: `StorageUnavailable` says that nothing happened, `Indeterminate` that nobody knows
+(`aiopersist/testing/faults.py`)."""
+
+import asyncio
+import random  # noqa: TID251  # everything here comes from a seed
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.watch import TaskWatch, Watch
+from aiopersist.storage.wrapper import READS, Request, WrappedBlob, WrappedConsensus
+
+T = TypeVar("T")
+_TWICE = frozenset({"set", "delete", "truncate", "compare_and_set", "compare_and_set_many"})
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Shares of the requests to which something happens, and how long requests take, in seconds."""
+
+    refused: float = 0.0
+    """It did not happen, and its caller is told so."""
+    lost: float = 0.0
+    """It happened; its answer is lost."""
+    dropped: float = 0.0
+    """It did not happen; its answer is lost."""
+    late: float = 0.0
+    """Its answer is lost, and it happens up to `slow_s` later."""
+    duplicated: float = 0.0
+    """A write happens twice; one answer comes."""
+    slow: float = 0.0
+    """It takes up to `slow_s`."""
+    hints_lost: float = 0.0
+    """A machine gets no hint of commits from its start to its crash."""
+    cut_off: float = 0.0
+    """Each second, the chance of a machine to lose both stores for up to `slow_s`."""
+    full: float = 0.0
+    """Each second, the chance of the stores to refuse all writes for up to `slow_s`."""
+    crashes: float = 0.0
+    """The share of the starts of a supervised program that end in a crash."""
+    latency_s: float = 0.002
+    """Each way of a request takes up to so long, so requests overtake each other."""
+    slow_s: float = 2.0
+
+    def without(self, kind: str) -> "Weather":
+        """The same without one kind of fault."""
+        return replace(self, **{kind: 0.0})
+
+    @property
+    def kinds(self) -> list[str]:
+        """The faults that it has."""
+        names = [field.name for field in fields(self) if field.name not in ("latency_s", "slow_s")]
+        return [name for name in names if getattr(self, name)]
+
+
+CALM = Weather()
+"""Nothing fails; requests take their time."""
+
+STORMY = Weather(
+    refused=0.02, lost=0.02, dropped=0.02, late=0.01, duplicated=0.02, slow=0.01, hints_lost=0.2,
+    cut_off=0.05, full=0.02, crashes=0.5,
+)  # fmt: skip
+"""Everything fails, seldom enough that work gets done."""
+
+
+class Network:
+    """All requests of a world: their dice, counts and trace."""
+
+    def __init__(self, dice: random.Random, weather: Weather, loop: asyncio.AbstractEventLoop) -> None:
+        self.weather = weather
+        self.counts: Counter[str] = Counter()
+        self.full_until = 0.0
+        self._dice = dice
+        self._loop = loop
+        self._under_way: dict[asyncio.Task[Any], None] = {}
+        self._trace = sha256()
+
+    @property
+    def digest(self) -> str:
+        """Of everything that was traced until now."""
+        return self._trace.hexdigest()
+
+    def note(self, *what: object) -> None:
+        """Add to the trace."""
+        self._trace.update(f"{self._loop.time():.9f} {what!r}\n".encode())
+
+    def happens(self, kind: str) -> bool:
+        """Draw whether a fault happens; it is counted."""
+        rate: float = getattr(self.weather, kind)
+        found = (
+            self._dice.random() < rate
+        )  # drawn at rate 0, too: without one fault the others stay as they are
+        self.counts[kind] += found
+        return found
+
+    def send(self, line: "Wire", op: str, act: Request[T]) -> "asyncio.Task[T]":
+        """A request on its way, which nobody can stop."""
+        return self._own(self._carried(line, op, act))
+
+    async def settle(self) -> None:
+        """Wait for every request that is under way."""
+        while self._under_way:
+            await asyncio.wait(list(self._under_way))
+
+    def delay_s(self) -> float:
+        """For one way."""
+        bound = self.weather.slow_s if self.happens("slow") else self.weather.latency_s
+        return self._dice.uniform(0, bound)
+
+    def _own(self, request: Any) -> "asyncio.Task[Any]":
+        task = self._loop.create_task(request)
+        self._under_way[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._under_way.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
+
+    async def _carried(self, line: "Wire", op: str, act: Request[T]) -> T:
+        await self._sleep(self.delay_s())
+        if line.is_cut_off or self.happens("refused"):
+            raise self._told(line, op, StorageUnavailable(f"simulated: {op} was refused"))
+        if op not in READS and self._loop.time() < self.full_until:
+            raise self._told(line, op, StorageUnavailable("simulated: the store is full"))
+        if self.happens("late"):
+            self._own(self._afterwards(line, op, act))
+            raise self._told(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
+        if self.happens("dropped"):
+            raise self._told(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
+        result = await act()
+        self.note(line.name, op, result)
+        if op in _TWICE and self.happens("duplicated"):
+            self._own(self._afterwards(line, op, act, within_s=self.weather.latency_s))
+        await self._sleep(self.delay_s())
+        if line.is_cut_off or self.happens("lost"):
+            raise self._told(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
+        return result
+
+    async def _afterwards(
+        self, line: "Wire", op: str, act: Request[T], within_s: float | None = None
+    ) -> None:
+        await self._sleep(self._dice.uniform(0, self.weather.slow_s if within_s is None else within_s))
+        try:
+            self.note(line.name, "late", op, await act())
+        except ValueError:  # a truncation whose key moved meanwhile: nobody is told
+            self.note(line.name, "late", op, "refused")
+
+    def _told(self, line: "Wire", op: str, error: Exception) -> Exception:
+        self.note(line.name, op, type(error).__name__)
+        return error
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)  # noqa: TID251  # of the virtual clock
+
+
+class Wire:
+    """Between one life of a machine and the stores."""
+
+    def __init__(self, network: Network, name: str, from_world: Callable[..., Any]) -> None:
+        self.network = network
+        self.name = name
+        self.cut_off_until = 0.0
+        self.losing_hints = network.happens("hints_lost")
+        self._from_world = from_world
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether no request gets through."""
+        return self.network._loop.time() < self.cut_off_until
+
+    async def call(self, op: str, act: Request[T]) -> T:
+        """Make a request."""
+        self.network.counts["requests"] += 1
+        sent: asyncio.Task[T] = self._from_world(self.network.send, self, op, act)
+        return await asyncio.shield(sent)
+
+
+class SimulatedBlob(WrappedBlob):
+    """A blob store at the end of a line. Closing it leaves the inner one open."""
+
+    def __init__(self, inner: Blob, line: Wire) -> None:
+        super().__init__(inner)
+        self._line = line
+
+    def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
+        return self._line.call(op, request)
+
+    async def set(self, key: str, data: bytes | memoryview) -> None:
+        await super().set(key, bytes(data))
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        async def listed() -> list[tuple[str, int]]:
+            return [item async for item in self.inner.list(prefix)]
+
+        for item in await self._line.call("list", listed):
+            yield item
+
+    async def aclose(self) -> None:
+        return None
+
+
+class SimulatedConsensus(WrappedConsensus):
+    """A consensus store at the end of a line. Closing it leaves the inner one open."""
+
+    def __init__(self, inner: Consensus, line: Wire) -> None:
+        super().__init__(inner)
+        self._line = line
+
+    def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
+        return self._line.call(op, request)
+
+    async def watch(self, key: str) -> None:
+        if self._line.losing_hints:
+            await asyncio.Event().wait()  # until it is cancelled
+        await self.inner.watch(key)
+
+    def watch_together(self) -> Watch:
+        return TaskWatch(self.watch)
+
+    async def aclose(self) -> None:
+        return None

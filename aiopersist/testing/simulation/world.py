@@ -1,0 +1,224 @@
+"""One world: its scenario is played to the end, and repeats exactly by its seed.
+
+1. `simulate` makes the loop, the stores in memory and the network, all from the seed.
+2. The scenario starts work on machines, crashes them, and checks what should hold.
+3. At its end all machines crash, and what they left behind is taken down outside of the play: nothing of it
+   reaches a store.
+"""
+
+import asyncio
+import gc
+import random  # noqa: TID251  # everything here comes from a seed
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiopersist.client import Client
+from aiopersist.data.lazy import import_all, import_arrow, import_polars, warm_up
+from aiopersist.opening import open as open_client
+from aiopersist.resource import Opening
+from aiopersist.settings import Settings
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.table.open import FILTERS
+from aiopersist.testing.simulation.loop import SimulatedLoop, threads_inline
+from aiopersist.testing.simulation.machine import Machine, SimulatedRuntime, Surroundings
+from aiopersist.testing.simulation.network import STORMY, Network, Weather
+
+T = TypeVar("T")
+Scenario = Callable[["World"], Awaitable[Any]]
+WORLD_S = 30 * 86400.0  # a scenario that is not over by then never ends
+TAKING_DOWN_MAX = 1000  # cancellations of one task
+
+
+@dataclass(frozen=True)
+class Played:
+    """What happened in a world."""
+
+    seed: int
+    digest: str
+    """Of every request, its time and its answer: two runs of a seed have the same."""
+    seconds: float
+    """Of the world's clock."""
+    turns: int
+    counts: Counter[str]
+    """Requests, faults by kind, crashes, and what the scenario counted."""
+    sizes: dict[str, int]
+    """What `World.size` drew."""
+
+
+class World:
+    """What a scenario is given. All its stores, clocks and dice come from `seed`."""
+
+    def __init__(self, seed: int, weather: Weather, sizes: Mapping[str, int], loop: SimulatedLoop) -> None:
+        self.seed = seed
+        self.weather = weather
+        self.dice = random.Random(f"scenario {seed}")
+        """For the scenario's own draws."""
+        self.network = Network(random.Random(f"network {seed}"), weather, loop)
+        self.runtime = SimulatedRuntime(random.Random(f"stores {seed}"), "stores")
+        self.blob = MemoryBlob()
+        self.consensus = MemoryConsensus(runtime=self.runtime)
+        self.machines: dict[str, Machine] = {}
+        self.sizes: dict[str, int] = {}
+        self._given = dict(sizes)
+        self._context = Context()
+        self._around = Surroundings(self.network, self.blob, self.consensus, self.outside)
+        self._loop = loop
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Count here what happens, to see that a scenario is worth its name."""
+        return self.network.counts
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the world began."""
+        return self._loop.time()
+
+    def machine(self, name: str) -> Machine:
+        """The machine of that name. Its clock is up to 30 s wrong, and drifts."""
+        if name not in self.machines:
+            self.machines[name] = Machine(self._around, name, random.Random(f"machine {name} {self.seed}"))
+        return self.machines[name]
+
+    def size(self, name: str, low: int, high: int) -> int:
+        """Draw how many there are of something, `low` to `high`. `search` tries a world with fewer."""
+        drawn = self.dice.randint(low, high)
+        self.sizes[name] = max(low, min(high, self._given.get(name, drawn)))
+        return self.sizes[name]
+
+    def open(self, *, settings: Settings | None = None, maintenance: bool = False) -> Opening[Client]:
+        """A client that nothing happens to: for checks."""
+        return open_client(
+            blob=self.blob,
+            consensus=self.consensus,
+            settings=settings or Settings(),
+            maintenance=maintenance,
+            runtime=self.runtime,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass; no real time does."""
+        await asyncio.sleep(seconds)  # noqa: TID251  # of the virtual clock
+
+    async def heal(self) -> None:
+        """From now on nothing fails, and all requests that were under way have landed."""
+        self.network.weather = Weather(latency_s=self.weather.latency_s)
+        self.network.full_until = 0.0
+        for machine in self.machines.values():
+            machine._line.cut_off_until = 0.0
+        await self.network.settle()
+
+    def outside(self, call: Callable[..., T], *args: Any) -> T:
+        """Call on behalf of no machine."""
+        return self._context.run(call, *args)
+
+    # --- how it is played ------------------------------------------------------------------------
+
+    async def play(self, scenario: Scenario) -> None:
+        """The scenario, with what befalls it meanwhile."""
+        troubles = self._loop.create_task(self._troubles())
+        try:
+            async with asyncio.timeout(WORLD_S):
+                await scenario(self)
+        finally:
+            troubles.cancel()
+
+    async def _troubles(self) -> None:
+        """Each second, what the weather draws."""
+        if not self.weather.full and not self.weather.cut_off:
+            return
+        dice = random.Random(f"troubles {self.seed}")
+        while True:
+            await self.sleep(1.0)
+            if self.network.happens("full"):
+                self.network.full_until = self.now_s + dice.uniform(0, self.weather.slow_s)
+            for machine in list(self.machines.values()):
+                if self.network.happens("cut_off"):
+                    machine.cut_off(dice.uniform(0, self.weather.slow_s))
+
+    async def take_down(self) -> None:
+        """Let what machines left behind end; it is cut off for ever."""
+        for machine in self.machines.values():
+            machine._life.is_over = True
+            self._around.ended.append(machine._life)
+        await self.heal()
+        for life in self._around.ended:
+            life.is_over = False
+            for handle in life.frozen:
+                self._loop._ready.append(handle)
+            life.frozen.clear()
+        for _ in range(TAKING_DOWN_MAX):
+            tasks = [task for life in self._around.ended for task in life.tasks if not task.done()]
+            if not tasks:
+                return
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0.01)
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    weather: Weather = STORMY,
+    sizes: Mapping[str, int] | None = None,
+) -> Played:
+    """Play `scenario(world)` in the world of that seed; what happened. Raises what it raises, with a note
+    that names the seed. Takes no longer than its own work, whatever it waits for. The same seed, scenario
+    and version of Python and of the library give the same world, step by step."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _simulated(scenario, seed, weather, sizes or {})
+    with ThreadPoolExecutor(1) as thread:  # a loop runs here: this one needs a thread of its own
+        return thread.submit(_simulated, scenario, seed, weather, sizes or {}).result()
+
+
+def _simulated(scenario: Scenario, seed: int, weather: Weather, sizes: Mapping[str, int]) -> Played:
+    import_arrow()  # else the first world would differ from all others
+    import_polars()
+    import_all([*FILTERS, "pyarrow.parquet"])
+    warm_up()
+    with _collecting_by_hand():
+        return _within_its_loop(scenario, seed, weather, sizes)
+
+
+def _within_its_loop(scenario: Scenario, seed: int, weather: Weather, sizes: Mapping[str, int]) -> Played:
+    loop = SimulatedLoop(random.Random(f"loop {seed}"))
+    asyncio.set_event_loop(loop)
+    world = World(seed, weather, sizes, loop)
+    try:
+        with threads_inline(loop):
+            try:
+                loop.run_until_complete(world.play(scenario))
+                return Played(
+                    seed, world.network.digest, loop.time(), loop.turns, world.counts.copy(), world.sizes
+                )
+            finally:
+                loop.run_until_complete(world.take_down())
+                loop.run_until_complete(loop.shutdown_asyncgens())
+    except BaseException as error:
+        error.add_note(f"seed {seed}, {weather}, sizes {world.sizes}")
+        raise
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+@contextmanager
+def _collecting_by_hand() -> Iterator[None]:
+    """What nobody has any more goes at the same step in all runs: the loop collects (`loop.py`)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()  # what was there before is not looked at again
+    try:
+        yield
+    finally:
+        gc.collect()  # this world
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
