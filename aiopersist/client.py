@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from aiopersist.compact.shared_compaction import Goal, SharedCompaction, compact_piece, shared_compaction
-from aiopersist.data.lazy import is_warm, pa, warm_up
+from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.updates import Updates
 from aiopersist.frontier import Antichain, Time
@@ -118,7 +118,7 @@ class Client(Root):
         `clock="wall"` creates one whose times are microseconds since 1970; `None`: as stored, `"logical"` for
         a new shard. `CodecMismatch` if the shard has another schema, `INVALID_CLOCK` for another clock. One
         commit, two for a new shard."""
-        return open_writer(self._shards, shard, schema, clock, self._ready_to_write)
+        return open_writer(self._shards, shard, schema, clock)
 
     @overload
     def reader(
@@ -586,7 +586,5 @@ class Client(Root):
             await store.aclose()
 
     async def _ready_to_write(self) -> None:
-        """Import the modules that the first writer needs, on a worker thread."""
-        if not is_warm():
-            await self._stack.compute(warm_up)
-        self._maintenance.expect_writes()
+        """Be ready for updates of any size and type."""
+        await self._stack.ready_to_convert()

@@ -113,6 +113,59 @@ async def test_who_reads_a_little_waits_for_no_import_but_pyarrow(tmp_path: Path
     assert run.stdout.split("\n")[:2] == ["20", "[]"]
 
 
+APPEND = """
+import asyncio, sys, threading
+import aiopersist as ap
+
+SLOW = {"pandas", "polars", "pyarrow.parquet", "pyarrow.dataset"}
+on_the_loop = []
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in SLOW and threading.current_thread() is threading.main_thread():
+            on_the_loop.append(name)
+
+VALUES = {bytes: lambda n: b"%d" % n, str: str, int: int, list[int]: lambda n: [n]}
+
+async def append(kind):
+    sys.meta_path.insert(0, Watch())
+    val = {"bytes": bytes, "str": str, "int": int, "list": list[int]}[kind]
+    key = str if kind == "list" else val
+    schema, of_key, of_val = ap.Schema(key=key, val=val), VALUES[key], VALUES[val]
+    async with ap.open(sys.argv[1]) as client, client.writer("t", schema) as w:
+        for n in range(150):
+            rows = [(of_key(i), of_val(n), n, 1) for i in range(10)]
+            await w.compare_and_append(rows, n, n + 1)
+        await w.write([(of_key(i), of_val(i)) for i in range(10)])
+        batch = await w.builder(w.upper)
+        await batch.add(of_key(1), of_val(2), 151, 1)
+        await w.compare_and_append_batch([await batch.finish(152)], 151, 152)
+        try:
+            await w.write([(of_key(1), None)])
+        except ap.InvalidUpdate:
+            pass
+        await client.force_compaction("t")
+        async with client.reader("t", schema) as r, r.snapshot() as s:
+            print(len(await s.rows()))
+    print(on_the_loop)
+    print(sorted({"pandas", "polars"} & set(sys.modules)))
+
+asyncio.run(append(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["bytes", "str", "int", "list"])
+async def test_who_appends_plain_values_imports_neither_pandas_nor_polars(kind: str, tmp_path: Path) -> None:
+    """Goal: a new process pays for what it uses; what it imports later, it imports beside the event loop."""
+    command = [sys.executable, "-c", APPEND, str(tmp_path), kind]
+    run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    rows, on_the_loop, heavy, _ = run.stdout.split("\n")
+    assert int(rows) >= 150
+    assert on_the_loop == "[]"
+    if kind != "list":
+        assert heavy == "[]"
+
+
 TABLES = """
 import asyncio, sys, threading
 import aiopersist as ap

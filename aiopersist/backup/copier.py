@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from aiopersist.backup.plan import CopyStep, int_of, plan_copy
 from aiopersist.backup.reading import PinnedState, pinned
 from aiopersist.backup.target import CopyAppend, check_copy, move_since, writing
-from aiopersist.data.int64 import int64_scalar
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import int64_scalar
 from aiopersist.errors import OpaqueMismatch, Unsupported, UpperMismatch
 from aiopersist.frontier import Antichain
 from aiopersist.parts.fetch import Selection

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import pydantic_core
 
-from aiopersist.data.int64 import compared, int64_array, integer_of
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import compared, int64_array, integer_of, one
 
 
 def to_json(scalar: pa.Scalar) -> Any:
@@ -66,7 +66,7 @@ def from_json(value: Any, t: pa.DataType) -> Any:
 def scalar_from_json(value: Any, t: pa.DataType) -> pa.Scalar:
     """The value of a leaf again, even if Python cannot represent it."""
     kept = compared(t)
-    scalar = pa.scalar(from_json(value, kept), kept)
+    scalar = one(from_json(value, kept), kept)[0]
     return scalar if kept == t else scalar.cast(t)
 
 
@@ -291,7 +291,7 @@ def _scalar(text: str) -> pa.Scalar:
 
 
 def _one(text: str) -> pa.Array:
-    """A column of this text, without `pa.array`, as `data/int64.py` makes those of integers."""
+    """A column of this text, without `pa.array`, as `data/plain.py` makes those of integers."""
     data = text.encode()
     offsets = pa.py_buffer(array("i", [0, len(data)]))
     return pa.StringArray.from_buffers(1, offsets, pa.py_buffer(data))

@@ -27,6 +27,7 @@ class _Module:
 
 
 ARROW = ("pyarrow", "pyarrow.compute", "pyarrow.ipc")
+PARQUET = ("pyarrow.parquet",)
 
 
 def are_imported(names: Iterable[str]) -> bool:
@@ -86,6 +87,7 @@ else:
     pl = _Module("polars")
 
 __all__ = [
+    "PARQUET",
     "are_imported",
     "arrow_is_imported",
     "ds",

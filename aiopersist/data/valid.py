@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import bool_scalar
 from aiopersist.data.refusal import Refusal
 
 Array = Any
@@ -157,7 +158,7 @@ def _check_dictionary(array: Array) -> None:
     except Refusal as e:
         faulty = [at for at in range(len(entries)) if not _is_sound(entries.slice(at, 1))]
         rows = pc.is_in(indices, pa.array(faulty, indices.type))
-        row = pc.index(rows, pa.scalar(True)).as_py()
+        row = pc.index(rows, bool_scalar(True)).as_py()
         if row >= 0:
             raise Refusal(row, f"in a dictionary: {e.reason}") from e
 
@@ -235,7 +236,7 @@ def _last_at_most(offsets: Array, at: int) -> int:
 def list_of(array: Array, element: int) -> int:
     """The row of the list that holds an element of the flattened array; for any kind of list."""
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()))
-    row: int = pc.index(pc.greater(ends, element), pa.scalar(True)).as_py()
+    row: int = pc.index(pc.greater(ends, element), bool_scalar(True)).as_py()
     return row
 
 
@@ -245,7 +246,7 @@ def list_of(array: Array, element: int) -> int:
 def null_where_none_may_be(array: Array, field: pa.Field) -> int | None:
     """The first row with a null where the field, or a field within it, is not nullable."""
     if array.null_count and not field.nullable:
-        row: int = pc.index(array.is_null(), pa.scalar(True)).as_py()
+        row: int = pc.index(array.is_null(), bool_scalar(True)).as_py()
         return row
     if pa.types.is_struct(field.type):
         return _null_in_struct(array, field)

@@ -1,6 +1,5 @@
 """Opens an `Indexed`: to own it, or to follow along."""
 
-from aiopersist.data.lazy import import_polars, is_warm, warm_up
 from aiopersist.indexed.commands import Leave, TakeOver
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.errors import UnknownStream
@@ -26,9 +25,7 @@ async def _opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, back
     """The `Indexed` of that name. It has its own view of the state, so it sees the versions of other
     instances of this process as those of other processes. A request for the name, one for the state, and two
     commits (one for a reader)."""
-    if not is_warm():
-        await stack.compute(warm_up)
-    stack.supervisor.background(stack.compute(import_polars), "import polars")
+    await stack.ready_to_convert()
     if readonly:
         found = await catalog.find(stack, name, IndexedId)
         shard = None if found is None else Shard(stack, found, name)

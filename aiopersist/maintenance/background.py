@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from aiopersist.data.lazy import import_polars
 from aiopersist.errors import ShardFinalized
 from aiopersist.failures import Backoff
 from aiopersist.gc.collect import can_collect
@@ -55,7 +54,6 @@ class Maintenance:
         self._retained: dict[str, ShardTasks] = {}
         self._limits = CompactionLimits.of(stack.settings)
         self._looking: asyncio.Task[None] | None = None
-        self._is_loading = False
 
     def add(self, shard: Shard) -> None:
         """Be ready to maintain `shard`, and do the maintenance that its commits owe in the background. The
@@ -64,12 +62,6 @@ class Maintenance:
         shard.register.on_commit = tasks.begin_due if self._background else tasks.ignore
         if self._background and self._looking is None:
             self._looking = self._stack.supervisor.background(self._look_at_idle_shards(), "look at shards")
-
-    def expect_writes(self) -> None:
-        """Appends will come: import the modules that compactions need, once, on a thread."""
-        if self._background and not self._is_loading:
-            self._is_loading = True
-            self._stack.supervisor.background(self._stack.compute(import_polars), "import polars")
 
     def of(self, shard: Shard) -> ShardMaintenance:
         """Its maintenance, for work on demand."""

@@ -84,6 +84,7 @@ class SortedParts:
         whole = await self._stack.compute_few(table.nbytes, sort_and_consolidate, table)
         size, encoded = goodbytes(whole), None
         if whole.num_rows and size >= self._inline_max_bytes:
+            await self._stack.ready_to_encode(self._schema)
             encoded = await self._stack.compute_few(size, self._encode, whole)
         self._count(whole)
         if encoded is not None:

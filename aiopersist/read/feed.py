@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
+from aiopersist.data.plain import empty_table
 from aiopersist.data.updates.assemble import at_time
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain, minimum, successor
@@ -219,7 +220,7 @@ class UpdateFeed(Resource, Generic[K, V]):
                 self._taken = await self._next()
             rows = self._taken.updates.num_rows
             made = await self._session.fetch.stack.compute_rows(rows, form, self._taken)
-            nothing = self._session.schema.arrow_schema.empty_table()
+            nothing = empty_table(self._session.schema.arrow_schema)
             self._behind_last, self._taken = self._taken._replace(updates=nothing), None
             return made
 
@@ -247,7 +248,7 @@ class UpdateFeed(Resource, Generic[K, V]):
             self._batch = pa.Table.from_batches([*_batches(self._batch), following])
         batch, self._batch, as_of = self._batch, following, self._within.as_of
         schema = self._session.schema
-        updates = schema.arrow_schema.empty_table() if batch is None else at_time(batch, as_of, schema)
+        updates = empty_table(schema.arrow_schema) if batch is None else at_time(batch, as_of, schema)
         if following is None:
             self._contents = self._within = None
             position = Position(frontier=successor(as_of))

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 
+from aiopersist.data.lazy import PARQUET, are_imported, import_all, import_polars, is_warm, warm_up
+from aiopersist.data.types.schema import Schema, plain_types
 from aiopersist.measure.metrics import Metrics, NoMetrics, OngoingWork
 from aiopersist.measure.tracing import NO_TRACING, Tracing
 from aiopersist.resource import Supervisor
@@ -105,6 +107,21 @@ class Stack:
             yield replace(self, thread=thread)
         finally:
             thread.shutdown(wait=False)
+
+    async def ready_to_convert(self, schema: Schema[Any, Any, Any] | None = None) -> None:
+        """Import what the conversion of Python values needs, a second at the first time, on a worker thread;
+        nothing where the `schema` has plain values. What many updates need is imported after that, beside
+        the caller."""
+        plain = None if schema is None else plain_types(schema)
+        if not is_warm() and (plain is None or not plain.by_buffers):
+            await self.compute(warm_up)
+            self.supervisor.background(self.compute(import_polars), "import polars")
+
+    async def ready_to_encode(self, schema: Schema[Any, Any, Any]) -> None:
+        """Import what parts and their statistics need, the first time, on a worker thread."""
+        if not are_imported(PARQUET):
+            await self.compute(import_all, PARQUET)
+        await self.ready_to_convert(schema)
 
     async def compute_rows(self, rows: int, work: Callable[..., T], *args: Any) -> T:
         """`work(*args)` on so many rows: on a worker thread unless they are few."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import bool_scalar
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.spark.maps import as_maps, shown_type
@@ -163,7 +164,7 @@ def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
     if least is None or least == greatest == 1:
         return table
     if least < 0:
-        row = pc.index(pc.less(diffs, 0), pa.scalar(True)).as_py()
+        row = pc.index(pc.less(diffs, 0), bool_scalar(True)).as_py()
         text = f"it is there {diffs[row]} times, and cannot be repeated: expand=false gives {DIFF} instead"
         raise InvalidUpdate(text, row=row)
     counts = diffs.combine_chunks() if isinstance(diffs, pa.ChunkedArray) else diffs

@@ -180,8 +180,7 @@ async def remove_new_shard(client: Client, plan: WritePlan) -> None:
 
 def writer_of(client: Client, plan: WritePlan) -> Opening[Writer]:
     """A writer of the shard, also of a table: the plan says that its rule is kept."""
-    ready = client._ready_to_write
-    return open_writer(client._shards, plan.shard, plan.schema, None, ready, tables=plan.table)
+    return open_writer(client._shards, plan.shard, plan.schema, None, tables=plan.table)
 
 
 # --- a writer for tasks that hooks run ---------------------------------------------------------------

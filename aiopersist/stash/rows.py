@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import anyio.to_thread
 
-from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
+from aiopersist.data.plain import int64_array, int64_scalar
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import short
 from aiopersist.data.types.schema import Schema

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
+from aiopersist.data.plain import empty_table
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.nested import Instances, Lists, Structs
 from aiopersist.data.types.readable import check_readable
@@ -162,7 +163,7 @@ class Kind(Generic[K, V]):
         new = [(key, val, 1) for key, val in changes.items() if val is not None]
         schema = self.schema.arrow_schema
         if not gone and not new:
-            return schema.empty_table()
+            return empty_table(schema)
         keys, vals, diffs = zip(*gone, *new, strict=True)
         columns = [
             column_from_texts(keys, schema.field("key").type),

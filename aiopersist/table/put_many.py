@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from aiopersist.data.plain import empty_table
 from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.parts.upload import chunks_on_a_thread
 from aiopersist.state.once import Once
@@ -51,7 +52,7 @@ async def replace_contents(member: TableMember, group: TableCommits, entries: An
     """Make entries of any number the contents, at one time: keys that are not among them are deleted."""
     bulk = Bulk(member, group.turn, whole=True)
     try:
-        await bulk.add(member.view.kind.schema.arrow_schema.empty_table())  # there may be no entries
+        await bulk.add(empty_table(member.view.kind.schema.arrow_schema))  # there may be no entries
         async with aclosing(_tables(bulk, entries)) as tables:
             async for table in tables:
                 await bulk.add(table)

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.wanted import WantedKeys
+from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.merge import rows_below
 from aiopersist.data.updates.order import row_key
@@ -28,7 +29,7 @@ class Replacing:
 
     def __init__(self, kind: Kind[Any, Any]) -> None:
         self._kind = kind
-        self._waiting: pa.Table = kind.schema.arrow_schema.empty_table()
+        self._waiting: pa.Table = empty_table(kind.schema.arrow_schema)
         self._settled: pa.Table = self._waiting
         self._new: dict[str, str | None] = {}
         self._old: dict[str, str | None] = {}

@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.data.part.select import project, resolve_columns
+from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.updates import polars_frame
@@ -177,7 +178,7 @@ class Table(Resource, Generic[K, V]):
         chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
             if snapshot is None:
-                table = self.schema.contents_schema.empty_table()
+                table = empty_table(self.schema.contents_schema)
             else:
                 table = await snapshot.to_arrow(chosen)
         return table.drop_columns(["diff"]) if columns is None else _projected(table, columns, self.schema)

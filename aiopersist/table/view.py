@@ -26,9 +26,9 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any
 
-from aiopersist.data.int64 import int64_scalar
 from aiopersist.data.jsonable import SLICE_ROWS
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import int64_scalar
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.errors import LeaseExpired, ShardFinalized, SinceViolation
 from aiopersist.frontier import Antichain, last_before, minimum

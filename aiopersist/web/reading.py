@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aiopersist.client import Client
-from aiopersist.data.int64 import compared
 from aiopersist.data.jsonable import column_from_texts, column_texts, from_json
 from aiopersist.data.lazy import import_all, pa, pc, warm_up
 from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
 from aiopersist.data.part.where_text import parse_where
+from aiopersist.data.plain import compared
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time

@@ -1,6 +1,5 @@
 """Opens writers."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from aiopersist.data.types.schema import Schema, checked_schema
@@ -19,17 +18,15 @@ def open_writer(
     name: str,
     schema: Schema[K, V, Any],
     clock: str | None,
-    ready: Callable[[], Awaitable[None]],
     *,
     tables: bool = False,
 ) -> Opening[WriteHandle[K, V]]:
-    """See `Client.writer`; `ready` is awaited before the first request. `tables`: also of a table, for who
-    keeps its rule of one val per key."""
+    """See `Client.writer`. `tables`: also of a table, for who keeps its rule of one val per key."""
 
     async def open_handle() -> WriteHandle[K, V]:
         checked_schema(schema)
         kept = _checked_clock(clock, schema)
-        await ready()
+        await shards.stack.ready_to_convert(schema)
         return await WriteHandle.open(await shards.named(name), schema, shards.scope, kept, tables=tables)
 
     return shards.opening(open_handle, f"client.writer({name!r}, ...)")

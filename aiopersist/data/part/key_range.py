@@ -23,10 +23,10 @@ from itertools import accumulate, pairwise, takewhile
 from operator import and_
 from typing import Any, NamedTuple
 
-from aiopersist.data.int64 import compared
 from aiopersist.data.jsonable import from_json, to_json
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.stats import BOUND_BYTES, leaf_types
+from aiopersist.data.plain import compared
 from aiopersist.data.types.schema import Schema
 
 

@@ -29,6 +29,7 @@ from aiopersist.data.part.layout import layout, writable
 from aiopersist.data.part.ranges import Ranges
 from aiopersist.data.part.stats import Record, collect, if_computable, key_lower, merge, trim
 from aiopersist.data.part.wanted import WantedKeys
+from aiopersist.data.plain import empty_table
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import retyped
 from aiopersist.data.types.schema import Schema
@@ -244,7 +245,7 @@ def read_rows(
         keys = _as_stored(file.read_row_groups(row_groups, columns=["key"], use_threads=False), of_key)
         rows = wanted.rows(keys.column("key"))
         if not rows:
-            return arrow.empty_table()
+            return empty_table(arrow)
         options = {"row_groups": row_groups, "columns": of_others.names, "use_threads": False}
         batches = file.iter_batches(batch_size=rows.stop, **options)
         others = _as_stored(_within(batches, rows), of_others)

@@ -19,6 +19,7 @@ from typing import Any
 from aiopersist.data.jsonable import scalar_from_json
 from aiopersist.data.lazy import ds, fs, pa, pc
 from aiopersist.data.part.stats import leaf_paths, leaf_types
+from aiopersist.data.plain import empty_table
 from aiopersist.data.types.annotations import of_arrow
 from aiopersist.data.types.codec import Codec, Field
 from aiopersist.data.types.nested import Structs
@@ -148,7 +149,7 @@ def prune(
         )
         for i, record in enumerate(records)
     ]
-    bindable = _with_flat(schema.arrow_schema.empty_table(), schema).schema
+    bindable = _with_flat(empty_table(schema.arrow_schema), schema).schema
     dataset = ds.FileSystemDataset(fragments, bindable, layout)
     try:
         kept = {int(fragment.path) for fragment in dataset.get_fragments(filter=where)}

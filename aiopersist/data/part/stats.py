@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from json import dumps
 from typing import Any, NamedTuple, TypeVar
 
-from aiopersist.data.int64 import compared
 from aiopersist.data.jsonable import from_json, to_json
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import compared, empty_table, one
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.order import row_key
@@ -100,7 +100,7 @@ def decode_stats(record: Mapping[str, Any], schema: Schema[Any, Any, Any]) -> di
 
 def key_lower(table: pa.Table | pa.RecordBatch) -> Any:
     """A lower bound of the keys of a sorted table with rows, as JSON: the first key, cut if it is long."""
-    return to_json(pa.array([_cut_key(table.column("key")[0])], table.schema.field("key").type)[0])
+    return to_json(one(_cut_key(table.column("key")[0]), table.schema.field("key").type)[0])
 
 
 def decode_key_lower(stored: Any, schema: Schema[Any, Any, Any]) -> Any:
@@ -110,13 +110,13 @@ def decode_key_lower(stored: Any, schema: Schema[Any, Any, Any]) -> Any:
 
 def leaf_types(schema: Schema[Any, Any, Any]) -> dict[str, pa.DataType]:
     """The Arrow type of every leaf column, by dotted name."""
-    leaves = _named_leaves(schema.arrow_schema.empty_table())
+    leaves = _named_leaves(empty_table(schema.arrow_schema))
     return {name: _bound_type(leaf.type) for name, (_, leaf) in leaves.items()}
 
 
 def leaf_paths(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
     """The path of every leaf column, by dotted name."""
-    return {name: path for name, (path, _) in _named_leaves(schema.arrow_schema.empty_table()).items()}
+    return {name: path for name, (path, _) in _named_leaves(empty_table(schema.arrow_schema)).items()}
 
 
 def _named_leaves(table: pa.Table | pa.RecordBatch) -> dict[str, tuple[tuple[str, ...], Any]]:
@@ -162,7 +162,7 @@ def _of_leaf(leaf: Any) -> dict[str, Any]:
 def _cut(scalar: Any) -> Any:
     """A lower bound of at most `BOUND_BYTES`."""
     value = scalar.as_py() if _is_long(scalar) else None
-    return scalar if value is None else pa.scalar(_prefix(value), _bound_type(scalar.type))
+    return scalar if value is None else one(_prefix(value), _bound_type(scalar.type))[0]
 
 
 def _rounded_up(scalar: Any) -> Any:
@@ -171,7 +171,7 @@ def _rounded_up(scalar: Any) -> Any:
         return scalar
     prefix = _prefix(scalar.as_py())
     above = _text_above(prefix) if isinstance(prefix, str) else _bytes_above(prefix)
-    return pa.scalar(above, _bound_type(scalar.type))
+    return one(above, _bound_type(scalar.type))[0]
 
 
 def _is_long(scalar: Any) -> bool:
@@ -228,7 +228,7 @@ def _merged(entries: list[dict[str, Any]], t: pa.DataType) -> dict[str, Any]:
 
 def _order(value: Any, t: pa.DataType) -> Any:
     kept = compared(t)
-    table = pa.table([pa.array([from_json(value, kept)], kept)], ["key"])
+    table = pa.table([one(from_json(value, kept), kept)], ["key"])
     return row_key(table, 0, ("key",))
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
 
-from aiopersist.data.int64 import compared
 from aiopersist.data.jsonable import from_json
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import compared
 
 
 class WantedKeys:

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiopersist.data.floats import canonical
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import bool_scalar
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import short
 from aiopersist.data.valid import list_of, null_where_none_may_be
@@ -165,7 +166,7 @@ def _cast_list(array: Array, wanted: pa.DataType) -> Array:
 def _cast_fixed(array: Array, wanted: pa.DataType) -> Array:
     """Product times: lists of one length, none null."""
     lengths = pc.list_value_length(array)
-    row = pc.index(pc.fill_null(pc.equal(lengths, wanted.list_size), False), pa.scalar(False)).as_py()
+    row = pc.index(pc.fill_null(pc.equal(lengths, wanted.list_size), False), bool_scalar(False)).as_py()
     if row >= 0:
         raise Refusal(row, f"{array[row].as_py()} is no tuple of {wanted.list_size}")
     try:

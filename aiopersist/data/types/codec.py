@@ -21,11 +21,14 @@ from zoneinfo import ZoneInfo
 
 from aiopersist.data.floats import canonical, exact_float, narrowed
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import bool_scalar, made_by_buffers, plain_array
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.valid import check_array, null_where_none_may_be
 from aiopersist.errors import Unsupported
 
 NONE = type(None)
+PLAIN_ROWS = 512  # of more values `pa.array` makes a column sooner
+PLAIN_BYTES = 1024 * 1024  # of their text: far below the 2 GiB of an array
 DEPTH_MAX = 32  # of types within each other: Parquet's readers take 100 levels, of which a list is two
 
 
@@ -154,6 +157,7 @@ class Plain(BuiltIn):
         self.accepted = accepted
         self.exact = {*accepted, NONE}
         self.floating = pa.types.is_floating(arrow_type)
+        self.by_buffers = made_by_buffers(arrow_type) and accepted in ((bytes,), (str,), (int,))
 
     def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
         if not types <= self.exact:
@@ -182,6 +186,8 @@ class Plain(BuiltIn):
         return self._array([v if type(v) in self.exact else _without_class(v) for v in values], types)
 
     def _array(self, values: Sequence[Any], types: set[type]) -> pa.Array:
+        if self.by_buffers and types == {*self.accepted} and _are_few(values):
+            return plain_array(values, self.arrow_type)
         if not self.floating:
             return pa.array(values, self.arrow_type)
         if types - {float, NONE}:
@@ -200,6 +206,13 @@ class Plain(BuiltIn):
 
     def _check_values(self, values: Sequence[Any]) -> None:
         """Refuse values that Arrow would accept and change."""
+
+
+def _are_few(values: Sequence[Any]) -> bool:
+    """Whether the values, plain ones of one type, are few and short."""
+    if len(values) > PLAIN_ROWS:
+        return False
+    return isinstance(values[0], int) or sum(map(len, values)) <= PLAIN_BYTES
 
 
 class Moments(Plain):
@@ -371,7 +384,7 @@ def _checked(codec: Codec, values: Sequence[Any]) -> pa.Array:
     check_array(array)
     if null_where_none_may_be(array, pa.field("", codec.arrow_type, nullable=False)) is not None:
         raise ValueError("gave null where there may be none")
-    return canonical(array.filter(pa.repeat(pa.scalar(True), len(array))))  # a copy
+    return canonical(array.filter(pa.repeat(bool_scalar(True), len(array))))  # a copy
 
 
 def _decode_own(codec: Codec, array: pa.Array) -> list[Any]:

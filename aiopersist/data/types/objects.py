@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import bool_scalar
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import NONE, BuiltIn, short
 from aiopersist.errors import Unsupported
@@ -47,7 +48,7 @@ class Enums(BuiltIn):
     def check_stored(self, array: pa.Array) -> None:
         """Rows write the member's own name, so an alias would be another value than its member."""
         known = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array(list(self._own()), pa.string())))
-        row = pc.index(known, pa.scalar(False)).as_py()
+        row = pc.index(known, bool_scalar(False)).as_py()
         if row >= 0:
             raise Refusal(row, f"{short(array[row].as_py())} is no member of {self.name}")
 

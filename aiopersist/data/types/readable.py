@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiopersist.data.int64 import integer_of
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import integer_of
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import Field, Plain
 from aiopersist.data.types.nested import Lists, Structs

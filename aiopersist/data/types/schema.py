@@ -11,9 +11,10 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from aiopersist.data.lazy import ipc, pa
+from aiopersist.data.plain import made_by_buffers
 from aiopersist.data.types.codec import BuiltIn, Codec, Field, check_storable
 from aiopersist.errors import Corruption, shown
 
@@ -22,6 +23,19 @@ __all__ = ["Codec", "Schema"]
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T", int, tuple[int, ...])
+
+
+def plain_types(schema: Schema[Any, Any, Any]) -> PlainTypes | None:
+    """Set if all columns of the schema hold bytes, str or int, and no nulls."""
+    return schema._plain
+
+
+class PlainTypes(NamedTuple):
+    """The Python types of the columns of a schema that has only bytes, str and int."""
+
+    kinds: tuple[type, ...]
+    by_buffers: bool
+    """Whether all columns are `made_by_buffers`: then converting rows imports nothing."""
 
 
 class Schema(Generic[K, V, T]):
@@ -80,6 +94,18 @@ class Schema(Generic[K, V, T]):
     def contents_schema(self) -> pa.Schema:
         """The columns `key`, `val`, `diff` of contents at one time."""
         return pa.schema([self.arrow_schema.field(name) for name in ("key", "val", "diff")])
+
+    @cached_property
+    def _plain(self) -> PlainTypes | None:
+        if self.time != 1 or self.own:
+            return None
+        kinds: list[type] = []
+        for field in (self.key, self.val):
+            accepted = getattr(field.codec, "accepted", None)
+            if field.nullable or accepted not in ((bytes,), (str,), (int,)):
+                return None
+            kinds.append(accepted[0])
+        return PlainTypes((*kinds, int, int), all(map(made_by_buffers, self.arrow_schema.types)))
 
     def same_as(self, other: Schema[Any, Any, Any]) -> bool:
         """Whether both have the same identity: equal Arrow types and nullability, equal own codecs."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiopersist.data.int64 import int64_scalar
 from aiopersist.data.lazy import pa
+from aiopersist.data.plain import empty_table, int64_scalar
 from aiopersist.data.types.schema import Schema
 from aiopersist.frontier import Time
 
@@ -16,7 +16,7 @@ JOINED_BYTES_MAX = 4 * 1024 * 1024  # copied in about a millisecond
 def concat(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
     """The updates of all tables, table after table, without a copy; an empty table for none."""
     if not tables:
-        return schema.arrow_schema.empty_table()
+        return empty_table(schema.arrow_schema)
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
 

@@ -22,9 +22,9 @@ from contextlib import suppress
 from functools import reduce
 from typing import Any
 
-from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.jsonable import to_json
 from aiopersist.data.lazy import pa, pc, pl
+from aiopersist.data.plain import int64_array, int64_scalar
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from aiopersist.data.lazy import ipc, pa, pc
+from aiopersist.data.plain import bool_scalar, empty_table, int64_array
 from aiopersist.data.refusal import Refusal, TooMuchText
 from aiopersist.data.types.cast import cast_column
 from aiopersist.data.types.codec import Field, short
@@ -169,7 +170,7 @@ def _batches(value: Any) -> Any:
             return pa.RecordBatchReader.from_stream(value)
         rows = pa.array(value)
         if rows.null_count:  # of a null struct Arrow would make a row of nulls
-            at = pc.index(rows.is_null(), pa.scalar(True)).as_py()
+            at = pc.index(rows.is_null(), bool_scalar(True)).as_py()
             raise InvalidUpdate(f"no table of updates: row {at} of an array of structs is null")
         return [pa.RecordBatch.from_struct_array(rows)]
     except (TypeError, ValueError) as e:
@@ -229,7 +230,7 @@ def _from_rows(
     rows: Sequence[Any], fields: list[pa.Field], schema: Schema[Any, Any, Any], diff: int | None
 ) -> pa.Table:
     if not rows:
-        return pa.schema(fields).empty_table()
+        return empty_table(pa.schema(fields))
     names = [field.name for field in fields]
     columns = _columns(rows, names, diff)
     arrays = [_encode(name, values, schema) for name, values in zip(names, columns, strict=True)]
@@ -292,7 +293,7 @@ def _encode_ints(values: Sequence[Any], least: int, name: str) -> pa.Array:
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= TIME_MAX:
                 low = "0" if least == 0 else "-2**63"
                 raise Refusal(row, f"{name} {short(value)} is no int in [{low}, 2**63)")
-    return pa.array(values, pa.int64())
+    return int64_array(values)
 
 
 def _encode_times(values: Sequence[Any], schema: Schema[Any, Any, Any]) -> pa.Array:
@@ -338,9 +339,9 @@ def _copied(table: pa.Table) -> pa.Table:
     """The table in memory of its own. An empty list may have a child array whose offset lies beyond its
     buffers: a filter makes a sound child, and IPC, which is faster, does not."""
     if not table.num_rows:
-        return table.schema.empty_table()
+        return empty_table(table.schema)
     if any(_has_lists(field.type) for field in table.schema):
-        return table.filter(pa.repeat(pa.scalar(True), table.num_rows))
+        return table.filter(pa.repeat(bool_scalar(True), table.num_rows))
     batches = [ipc.read_record_batch(b.serialize(), table.schema) for b in table.to_batches()]
     return pa.Table.from_batches(batches, table.schema)
 
@@ -393,6 +394,6 @@ def _check_times(times: Any) -> None:
     flat = pa.chunked_array([chunk.flatten() for chunk in times.chunks], pa.int64()) if is_product else times
     least = pc.min(flat).as_py()
     if least is not None and least < 0:
-        at = pc.index(pc.less(flat, 0), pa.scalar(True)).as_py()
+        at = pc.index(pc.less(flat, 0), bool_scalar(True)).as_py()
         row = at // times.type.list_size if is_product else at
         raise Refusal(row, f"time {times[row].as_py()} is not in [0, 2**63)")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiopersist.data.lazy import pa
+from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
 from aiopersist.data.updates.order import row_key
@@ -43,7 +44,7 @@ class Merge:
     """
 
     def __init__(self, runs: int, schema: Schema[Any, Any, Any], *, final: bool = False) -> None:
-        empty = schema.arrow_schema.empty_table()
+        empty = empty_table(schema.arrow_schema)
         self._runs = [_Run(empty) for _ in range(runs)]
         self._schema = schema
         self._final = final
@@ -96,7 +97,7 @@ class Merge:
         return min((run.last for run in self._runs if not run.at_end and run.last is not None), default=None)
 
     def _settled(self, taken: list[pa.Table]) -> pa.Table:
-        table = pa.concat_tables([self._schema.arrow_schema.empty_table(), *taken])
+        table = pa.concat_tables([empty_table(self._schema.arrow_schema), *taken])
         return contents(table, self._schema) if self._final else sort_and_consolidate(table)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from aiopersist.data.int64 import compared, integer_of
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import compared, integer_of
 from aiopersist.data.types.cast import retyped
 from aiopersist.data.updates.times import components, from_components
 

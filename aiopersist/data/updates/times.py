@@ -10,8 +10,8 @@ from functools import reduce
 from itertools import chain
 from typing import Any
 
-from aiopersist.data.int64 import int64_array, int64_scalar
 from aiopersist.data.lazy import pa, pc, pl
+from aiopersist.data.plain import int64_array, int64_scalar
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, Time
 

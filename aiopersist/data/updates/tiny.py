@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa
+from aiopersist.data.plain import made_by_buffers, plain_array
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import same_kind
-from aiopersist.data.types.schema import Schema
+from aiopersist.data.types.schema import Schema, plain_types
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.data.updates.convert import UPDATE, as_table
 from aiopersist.frontier import TIME_MAX
@@ -36,9 +37,10 @@ class Tiny(NamedTuple):
 def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     """The updates as `sort_and_consolidate(to_table(...))` would give them, if they are a short list of valid
     `(key, val, time, diff)` tuples of bytes, str and int, or a short table of such columns; else `None`."""
-    kinds = _kinds(schema)
-    if kinds is None:
+    plain = plain_types(schema)
+    if plain is None:
         return None
+    kinds = plain.kinds
     columns = _of_rows(updates) if type(updates) is list else _of_arrow(updates, schema)
     if columns is None or any(set(map(type, c)) != {kind} for c, kind in zip(columns, kinds, strict=True)):
         return None
@@ -102,10 +104,8 @@ class PlainRows:
     together with others."""
 
     def __init__(self, schema: Schema[Any, Any, Any]) -> None:
-        kinds, is_ = _kinds(schema), pa.types
-        types = [schema.arrow_schema.field(name).type for name in ("key", "val")]
-        varies = (is_.is_binary, is_.is_large_binary, is_.is_string, is_.is_large_string, is_.is_int64)
-        self._kinds = kinds if kinds and all(any(is_of(t) for is_of in varies) for t in types) else None
+        plain = plain_types(schema)
+        self._kinds = plain.kinds if plain is not None and plain.by_buffers else None
 
     def size(self, row: tuple[Any, Any, Any, Any]) -> int | None:
         """The goodbytes of the update; `None` if it must go the general way."""
@@ -142,19 +142,6 @@ def _width(kind: type, values: Sequence[Any]) -> int:
     return 8 * len(values) if kind is int else sum(len(value.encode()) for value in values)
 
 
-def _kinds(schema: Schema[Any, Any, Any]) -> tuple[type, ...] | None:
-    """The Python types of the columns, if all are plain and not nullable; else `None`."""
-    if schema.time != 1 or schema.own:
-        return None
-    kinds = []
-    for field in (schema.key, schema.val):
-        exact = getattr(field.codec, "accepted", None)
-        if field.nullable or exact not in ((bytes,), (str,), (int,)):
-            return None
-        kinds.append(exact[0])
-    return (*kinds, int, int)
-
-
 def _summed(updates: list[tuple[Any, Any, int, int]]) -> list[tuple[Any, Any, int, int]] | None:
     """The updates sorted and summed; `None` if a sum is beyond 64 bits."""
     distinct = {update[:3] for update in updates}
@@ -171,4 +158,8 @@ def _summed(updates: list[tuple[Any, Any, int, int]]) -> list[tuple[Any, Any, in
 def _batch(rows: list[tuple[Any, Any, int, int]], schema: Schema[Any, Any, Any]) -> pa.RecordBatch:
     columns = schema.arrow_schema
     values = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return pa.RecordBatch.from_arrays([pa.array(c, t) for c, t in zip(values, columns.types)], schema=columns)
+    arrays = [
+        plain_array(column, t) if made_by_buffers(t) else pa.array(column, t)
+        for column, t in zip(values, columns.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
