@@ -59,7 +59,9 @@ def test_what_cannot_be_stored_is_refused(value: Any, t: pa.DataType, error: typ
 
 @pytest.mark.parametrize("t", [*VALUES, *OTHERS], ids=str)
 def test_a_table_without_rows(t: pa.DataType) -> None:
-    schema = pa.schema([pa.field("a", t, nullable=pa.types.is_null(t)), pa.field("b", t, metadata={"of": "b"})])
+    schema = pa.schema(
+        [pa.field("a", t, nullable=pa.types.is_null(t)), pa.field("b", t, metadata={"of": "b"})]
+    )
     table = empty_table(schema)
     table.validate(full=True)
     assert table.equals(schema.empty_table(), check_metadata=True)
