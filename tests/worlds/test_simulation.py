@@ -3,7 +3,6 @@ wrong, no time is waited for, and a world that fails is found, made smaller and 
 played again."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -89,9 +88,7 @@ def test_no_time_is_waited_for_and_clocks_of_machines_are_wrong() -> None:
         drifted = [world.machine(name).runtime.wall() - world.runtime.wall() for name in "ab"]
         assert ahead[0] != ahead[1] and drifted != ahead
 
-    began = time.process_time()
     assert simulate(scenario, 1, CALM).seconds > 86400
-    assert time.process_time() - began < 86400
 
 
 def test_ready_tasks_run_in_any_order() -> None:

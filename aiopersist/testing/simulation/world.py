@@ -66,7 +66,7 @@ class World:
         self.sizes: dict[str, int] = {}
         self._given = dict(sizes)
         self._context = Context()
-        self._around = Surroundings(self.network, self.blob, self.consensus, self.outside)
+        self._around = Surroundings(self.network, self.blob, self.consensus, self._outside)
         self._loop = loop
 
     @property
@@ -113,13 +113,13 @@ class World:
             machine._line.cut_off_until = 0.0
         await self.network.settle()
 
-    def outside(self, call: Callable[..., T], *args: Any) -> T:
+    def _outside(self, call: Callable[..., T], *args: Any) -> T:
         """Call on behalf of no machine."""
         return self._context.run(call, *args)
 
     # --- how it is played ------------------------------------------------------------------------
 
-    async def play(self, scenario: Scenario) -> None:
+    async def _play(self, scenario: Scenario) -> None:
         """The scenario, with what befalls it meanwhile."""
         troubles = self._loop.create_task(self._troubles())
         try:
@@ -141,7 +141,7 @@ class World:
                 if self.network.happens("cut_off"):
                     machine.cut_off(dice.uniform(0, self.weather.slow_s))
 
-    async def take_down(self) -> None:
+    async def _take_down(self) -> None:
         """Let what machines left behind end; it is cut off for ever."""
         for machine in self.machines.values():
             machine._life.is_over = True
@@ -194,12 +194,12 @@ def _within_its_loop(scenario: Scenario, seed: int, weather: Weather, sizes: Map
     try:
         with threads_inline(loop):
             try:
-                loop.run_until_complete(world.play(scenario))
+                loop.run_until_complete(world._play(scenario))
                 return Played(
                     seed, world.network.digest, loop.time(), loop.turns, world.counts.copy(), world.sizes
                 )
             finally:
-                loop.run_until_complete(world.take_down())
+                loop.run_until_complete(world._take_down())
                 loop.run_until_complete(loop.shutdown_asyncgens())
     except BaseException as error:
         error.add_note(f"seed {seed}, {weather}, sizes {world.sizes}")
