@@ -23,7 +23,7 @@ class Background:
         self._maintenance = maintenance
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(core.stack.settings.compactions_max)
-        self._is_owed = False  # whether a round is due though nothing has changed: something failed
+        self._is_owed = False  # whether a round is due though nothing has changed: work failed, or is answered
         self._failing: dict[str, Backoff] = {}  # by stream whose compactions fail
 
     def start(self) -> None:
@@ -87,6 +87,8 @@ class Background:
         except Exception as error:
             self._failed(stream, error)
         else:
+            # A round that ran between the commit and the answer asked for nothing: the request was in flight.
+            self._is_owed = True
             if not isinstance(response, Exception):
                 self._failing.pop(stream, None)
 

@@ -246,6 +246,24 @@ async def test_the_background_drains_and_compacts_by_itself() -> None:
         assert sorted(await read(ix, a)) == [("k", t, 6, 1) for t in range(6)]
 
 
+async def test_a_round_while_a_compaction_is_answered_is_not_the_last() -> None:
+    """Goal: a round between a commit of a compaction and its answer asks for nothing, as the request is in
+    flight; the answer brings another round, which asks for what is left. Rounds come in every turn here."""
+    async with ap.open("mem://", settings=ap.Settings(indexed_step_s=1e-6)) as client:
+        async with client.indexed("ix", background=False) as ix:
+            a, _ = await two(ix)
+            for t in range(12):
+                await ix.write([(a, at(t))])
+                await ix.seal([a], t + 1)
+                await ix.step()
+            await ix.allow_compaction([(a, 12)])
+            assert len((await ix.inspect(a)).trace) > 3
+        async with client.indexed("ix") as ix, asyncio.timeout(50):
+            while len((view := await ix.inspect(a)).trace) > 3 or view.in_flight:
+                await asyncio.sleep(0.001)
+            assert sorted(await read(ix, a)) == [("k", t, 12, 1) for t in range(12)]
+
+
 def test_settings_have_what_the_specification_names() -> None:
     assert ap.Settings().listen_queue_max > 0
     assert timedelta(seconds=ap.Settings().indexed_step_s) > timedelta(0)

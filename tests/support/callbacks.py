@@ -1,6 +1,7 @@
 """Counts the work of callbacks of the loop, alike on every machine: calls of functions, not time."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ class Steps:
 
 @contextmanager
 def steps() -> Iterator[Steps]:
-    """Count until the end. What the caller does between two awaits is a callback, too."""
+    """Count until the end. What the caller does between two awaits is a callback, too; what the collector does
+    with the garbage of others is none."""
     found, run = Steps(), asyncio.events.Handle._run
 
     def counted(handle: asyncio.Handle) -> None:
@@ -28,9 +30,12 @@ def steps() -> Iterator[Steps]:
         found.most = max(found.most, found.now)
 
     asyncio.events.Handle._run = counted  # type: ignore[method-assign]
+    gc.collect()
+    gc.disable()
     sys.setprofile(found.count)
     try:
         yield found
     finally:
         sys.setprofile(None)
+        gc.enable()
         asyncio.events.Handle._run = run  # type: ignore[method-assign]
