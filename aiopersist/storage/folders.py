@@ -6,6 +6,7 @@ folders above it, and the parent of each is fsynced.
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 
 from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
@@ -44,18 +45,18 @@ def fsync_folder(path: str) -> None:
         os.close(fd)
 
 
-def make_folder(path: str) -> None:
-    """Make the folder and those above it, durably. If the fsync of a parent fails, the new folder is removed
-    again: a second fsync would report a success that means nothing."""
+def make_folder(path: str, *, durable: bool = True) -> None:
+    """Make the folder and those above it, durably if asked for. If the fsync of a parent fails, the new
+    folder is removed again: a second fsync would report a success that means nothing. Raises
+    `FileNotFoundError` if another process removes a folder above at this moment."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
-    make_folder(parent)
-    try:
-        os.mkdir(path)
-    except FileExistsError:  # another process made it at this moment, and may not have fsynced it yet
-        if not os.path.isdir(path):
-            raise
+    make_folder(parent, durable=durable)
+    while not _made_here(path) and not _is_folder(path):
+        pass  # another process made it, and removed it again
+    if not durable:
+        return
     try:
         fsync_folder(parent)
     except OSError:
@@ -64,6 +65,29 @@ def make_folder(path: str) -> None:
         except OSError:  # no longer empty: another process uses it, and makes it durable
             pass
         raise
+
+
+def _made_here(path: str) -> bool:
+    """Make the folder; false if something is there. Another process may have made a folder at this moment,
+    and may not have fsynced its name yet."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a folder is there; false if nothing is, `FileExistsError` if something else is."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        if not os.path.islink(path):
+            return False
+        mode = 0
+    if not stat.S_ISDIR(mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return True
 
 
 def make_root(folder: str, scheme: str, make: Callable[[str], None] = make_folder) -> None:

@@ -349,6 +349,27 @@ async def test_a_writer_loses_nothing_while_others_remove_folders(tmp_path: Path
         await blob.aclose()
 
 
+@pytest.mark.parametrize("fsync", [True, False])
+async def test_a_folder_that_another_makes_and_removes_at_once(
+    tmp_path: Path, fsync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a folder that was there a moment ago is in nobody's way."""
+    mkdir, met = os.mkdir, []
+
+    def too_late(path: str, *args: int) -> None:
+        if path.endswith("/b") and not met:
+            met.append(path)
+            raise FileExistsError(errno.EEXIST, "it was there", path)
+        mkdir(path, *args)
+
+    monkeypatch.setattr(os, "mkdir", too_late)
+    blob = FilesBlob(tmp_path / "root", fsync)
+    await blob.set("a/b/c", b"x")
+    assert await blob.get("a/b/c") == b"x"
+    assert met
+    await blob.aclose()
+
+
 async def test_few_folders_are_held_open(tmp_path: Path) -> None:
     """Goal: a store of many folders does not use up the descriptors of the process."""
     blob = FilesBlob(tmp_path, False)

@@ -20,8 +20,8 @@ class Steps:
 
 @contextmanager
 def steps() -> Iterator[Steps]:
-    """Count until the end. What the caller does between two awaits is a callback, too; what the collector does
-    with the garbage of others is none."""
+    """Count until the end. What the caller does between two awaits is a callback, too; what the collector
+    does with the garbage of others is none."""
     found, run = Steps(), asyncio.events.Handle._run
 
     def counted(handle: asyncio.Handle) -> None:

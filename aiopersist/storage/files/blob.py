@@ -26,7 +26,6 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from io import FileIO
 from itertools import islice
 from typing import TypeVar
@@ -203,7 +202,7 @@ class FilesBlob(Blob):
     def _make_tmp(self, folder: str) -> None:
         if not self._has_tmp:
             self._check_root()
-            (make_folder if self._fsync else partial(os.makedirs, exist_ok=True))(folder)
+            make_folder(folder, durable=self._fsync)
             self._has_tmp = True
 
     def _remove(self, paths: Sequence[str]) -> None:

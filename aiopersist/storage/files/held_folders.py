@@ -66,10 +66,7 @@ class HeldFolders:
             return os.dup(fd)
 
     def _made(self, folder: str) -> int:
-        if self._fsync:
-            make_folder(folder)
-        else:
-            os.makedirs(folder, exist_ok=True)
+        make_folder(folder, durable=self._fsync)
         fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
             if self._fsync:  # another process that made it may not have done so yet
