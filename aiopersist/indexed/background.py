@@ -23,9 +23,7 @@ class Background:
         self._maintenance = maintenance
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(core.stack.settings.compactions_max)
-        self._is_owed = (
-            False  # whether a round is due though nothing changed: work failed, or is answered
-        )
+        self._is_owed = False  # whether a round is due though nothing changed: work failed, or is answered
         self._failing: dict[str, Backoff] = {}  # by stream whose compactions fail
 
     def start(self) -> None:
