@@ -526,7 +526,7 @@ class Client(Root):
         since, and return once that is applied. In memory are `settings.compaction_memory_bytes`, whatever the
         size of the shard."""
         with self._shards.calls.call():
-            await self._maintenance.of(await self._shards.existing(shard)).force_compaction()
+            await self._maintenance.force_compaction(await self._shards.existing(shard))
 
     async def force_gc(self, shard: str) -> Collected:
         """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Returns a count

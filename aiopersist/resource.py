@@ -12,6 +12,7 @@
 
 import asyncio
 import os
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
@@ -174,7 +175,13 @@ class Supervisor:
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, abandon: bool = False) -> asyncio.Task[Any]:
         """Run `work`, whose outcome the caller awaits or has given up. When the supervisor closes, `work`
         has a moment to end by itself, unless the caller said `abandon`."""
-        task = asyncio.create_task(work, name=name)
+        return self._own(asyncio.create_task(work, name=name), abandon=abandon)
+
+    def begin(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """`spawn`; the first step of `work` is taken at once, where that can be (`begun`)."""
+        return self._own(begun(work, name))
+
+    def _own(self, task: asyncio.Task[Any], *, abandon: bool = False) -> asyncio.Task[Any]:
         (self._loops if abandon else self._tasks).add(task)
         task.add_done_callback(self._done)
         self._last = self._last or when_cancelled(self._end_unclosed, "end the tasks of a client")
@@ -217,6 +224,15 @@ class Supervisor:
         self._loops.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures.report(task.get_name(), error)
+
+
+def begun(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """A task whose first step, up to where it waits, was taken: a turn of the loop less. On Python 3.11, and
+    where the loop makes tasks in a way of its own, it is taken in the next turn, as usual."""
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
+        return asyncio.Task(work, loop=loop, name=name, eager_start=True)
+    return loop.create_task(work, name=name)
 
 
 class Scope:

@@ -7,7 +7,8 @@ off (`backoff.py`); a later commit that owes the same tries again. Idle shards a
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -15,7 +16,7 @@ from weakref import WeakValueDictionary
 from aiopersist.errors import ShardFinalized
 from aiopersist.failures import Backoff
 from aiopersist.gc.collect import can_collect
-from aiopersist.maintenance.due import Weights, all_inputs, due, inputs_wanted
+from aiopersist.maintenance.due import Weights, all_inputs, commits_between, due, inputs_wanted
 from aiopersist.maintenance.shard import LOOK, SINCE, ShardMaintenance
 from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
@@ -28,6 +29,7 @@ PAUSE_MIN_S = 0.05  # between two looks
 PAUSE_MAX_S = 1.0  # so that a new policy is seen
 LOOKS_AT_ONCE = 8
 GATHER = 0.25  # of the time between looks: a shard due within it is looked at together with those due now
+COMPACTIONS = ("compact little of", "compact")  # the small ones, and the large ones
 SMALL_AT_ONCE = 4  # as many as there are worker threads
 
 
@@ -66,6 +68,13 @@ class Maintenance:
     def of(self, shard: Shard) -> ShardMaintenance:
         """Its maintenance, for work on demand."""
         return self._shards[shard.id].maintenance
+
+    async def force_compaction(self, shard: Shard) -> None:
+        """Make all batches one. What compacts the shard in the background ends before, and begins no more
+        until then: both would read and write the same updates."""
+        tasks = self._shards[shard.id]
+        async with tasks.without_compactions():
+            await tasks.maintenance.force_compaction()
 
     def keep(self, shard: Shard, *, retained: bool) -> None:
         """Maintain a shard whose policy was set here also while no handle is open; `retained=False`: no
@@ -128,6 +137,8 @@ class ShardTasks:
         self._seen: object = None  # differs once anything was written since the last look
         self._ended = False
         self._weights = Weights()
+        self._looked_at = 0  # the version
+        self._forced = 0  # compactions on demand, which do all that is due
         self.due_at = self.next_look()
 
     @property
@@ -137,6 +148,9 @@ class ShardTasks:
     def begin_due(self, state: State) -> None:
         """Begin the work that is due after a commit of this process."""
         settings = self.shard.stack.settings
+        if 0 < state.seqno - self._looked_at < commits_between(settings):
+            return  # the look at idle shards finds what the last commits owe
+        self._looked_at = state.seqno
         owes = due(state, settings, self._weights)
         if owes.since:
             self._move_since()
@@ -155,6 +169,20 @@ class ShardTasks:
         self._ended = True
         for task in self.running:
             task.cancel()
+
+    @asynccontextmanager
+    async def without_compactions(self) -> AsyncIterator[None]:
+        """No compaction of the background runs within."""
+        self._forced += 1
+        try:
+            running = [task for what in COMPACTIONS if (task := self._tasks.get(what)) is not None]
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+            yield
+        finally:
+            self._forced -= 1
 
     @property
     def is_known(self) -> bool:
@@ -220,7 +248,9 @@ class ShardTasks:
         self, wanted: Callable[[State, Settings], float], *, large: bool, claims_all: bool = False
     ) -> None:
         """Begin the large compactions, or the small ones."""
-        what, limit = ("compact", self._limits.large) if large else ("compact little of", self._limits.small)
+        if self._forced:
+            return
+        what, limit = COMPACTIONS[large], self._limits.large if large else self._limits.small
         work = partial(self.maintenance.compact, wanted, large=large, claims_all=claims_all)
         self._begin(what, partial(self._compact_then_collect, limit, work))
 

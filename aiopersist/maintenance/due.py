@@ -55,6 +55,12 @@ class Weights:
         return self._known.values()
 
 
+def commits_between(settings: Settings) -> int:
+    """From one look at what is due to the next: half as many as are worth a compaction of blobs, and few of
+    those that are worth a rollup, so the work begins hardly later, and a commit seldom pays for a look."""
+    return max(min(settings.compaction_inputs_min // 2, settings.rollup_every // 16), 1)
+
+
 def due(state: State, settings: Settings, weights: Weights) -> Due:
     """The maintenance owed by the process that has just committed `state`."""
     policy, weighed = state.retention.get(0), weights.of(state)

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.part.inline import decode_inline
+from aiopersist.data.part.inline import decode_inline, decode_inline_parts
 from aiopersist.data.part.part import (
     PartIndex,
     checked,
@@ -37,7 +37,7 @@ from aiopersist.data.part.select import apply_where, prune
 from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.types.evolve import adapt
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.assemble import concat
+from aiopersist.data.updates.assemble import concat, joined
 from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, Error, LeaseExpired, MissingPart
@@ -53,16 +53,13 @@ from aiopersist.storage.blob import Blob
 
 T = TypeVar("T")
 
-
 Slabs: TypeAlias = "Iterator[pa.Table]"
 """Tables that are decoded as they are taken, on a thread."""
 Named = tuple[HollowBatch, HollowPart]
 """A part, and the batch that names it."""
 
 GAP_BYTES = 256 * 1024  # a smaller gap between two ranges is fetched too: another request costs more
-BOUNDS_BYTES = (
-    128  # of updates, whose conversion takes as long as comparing keys with the bounds of a row group
-)
+BOUNDS_BYTES = 128  # of updates: their conversion takes as long as a look at the bounds of a row group
 INDEXES_BYTES = 2 * MIB  # of encoded indexes that stay parsed: few rows may be read again and again
 
 
@@ -172,7 +169,7 @@ class Fetch:
             async for index, offset, data, numbers in ranges:
                 rows_max = _slab_rows(part, index, slab_bytes)
                 tables = iter_row_groups(index, (offset, data), numbers, schema, rows_max)
-                yield (self._selected(table, batch, part, selection) for table in tables)
+                yield (self._selected(table, [batch], part, selection) for table in tables)
 
     async def index(self, part: HollowPart, reader: str) -> PartIndex:
         """The index in the footer of a blob. One request."""
@@ -234,7 +231,7 @@ class Fetch:
             return await self._matches_in_blob(batch, part, selection, reader)
 
         def decode(data: bytes) -> "pa.Table":
-            return self._selected(decode_part(data, part, schema), batch, part, selection)
+            return self._selected(decode_part(data, part, schema), [batch], part, selection)
 
         return await self._read(part, None, part.size, reader, decode)
 
@@ -255,7 +252,7 @@ class Fetch:
                     table = read_row_groups(index, [(offset, data)], numbers, schema)
                 else:
                     table = read_rows(index, (offset, data), numbers, schema, by_keys)
-                return self._selected(table, batch, part, selection)
+                return self._selected(table, [batch], part, selection)
 
             tables.append(await self._read(part, offset, length, reader, decode))
         return concat(tables, self.schema)
@@ -318,19 +315,22 @@ class Fetch:
 
     def _inline(self, named: Sequence[Named], selection: Selection) -> "pa.Table":
         tables = []
-        for batch, part in named:
-            assert part.inline is not None
+        for _, group in groupby(named, key=lambda named: _read_alike(named[1])):
+            alike = list(group)
+            first, parts = alike[0][1], [(part.inline or b"", part.checksum) for _, part in alike]
             try:
-                table = decode_inline(part.inline, self.shard.schema(part.schema_id), part.checksum)
+                table = decode_inline_parts(parts, self.shard.schema(first.schema_id))
             except Corruption as error:
                 error.shard_id = self.shard.id
                 raise
-            tables.append(self._selected(table, batch, part, selection))
+            table = joined([table], self.schema)
+            tables.append(self._selected(table, [batch for batch, _ in alike], first, selection))
         return concat(tables, self.schema)
 
     def _selected(
-        self, table: "pa.Table", batch: HollowBatch, part: HollowPart, selection: Selection
+        self, table: "pa.Table", batches: Sequence[HollowBatch], part: HollowPart, selection: Selection
     ) -> "pa.Table":
+        """What `selection` asks for of a table of `part`, or of parts that are read alike, of `batches`."""
         if part.schema_id != self.schema_id:
             table = adapt(table, self.schema)
         if part.rewrite is not None:
@@ -338,10 +338,15 @@ class Fetch:
         if part.truncated is not None:
             lower, upper = part.truncated
             table = filter_times(table, lower=lower, upper=upper)
-        table = table if selection.covers(batch) else selection.apply(table)
+        table = table if all(map(selection.covers, batches)) else selection.apply(table)
         if selection.keys is not None and table.num_rows:
             table = selection.keys.of(table)
         return table if selection.where is None else apply_where(table, selection.where, self.schema)
+
+
+def _read_alike(part: HollowPart) -> Hashable:
+    """Parts for which this is equal are read in the same way."""
+    return part.schema_id, part.rewrite, part.truncated
 
 
 def _content(batch: HollowBatch, part: HollowPart) -> Hashable:

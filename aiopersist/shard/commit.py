@@ -25,7 +25,7 @@ decides for all: if it is ours, all are; if it is another's, none is and none ev
 settle its own shard by itself, and all reach the same answer."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, NamedTuple
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
@@ -177,9 +177,11 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
     only if it won: its refusal, or its determinate error, says nothing about the first."""
     is_first = not sending.sent
     sending.sent += 1
-    sending.statement = attempts[0].register.stack.supervisor.spawn(_statement(attempts), "write a version")
+    answer = asyncio.get_running_loop().create_future()
+    statement = _told(_statement(attempts), answer)
+    sending.statement = attempts[0].register.stack.supervisor.begin(statement, "write a version")
     try:
-        ours: bool = await asyncio.shield(sending.statement)
+        ours: bool = await answer  # a cancellation ends this wait, not the statement
     except (Corruption, InvalidUsage):
         raise
     except Exception as error:
@@ -187,6 +189,23 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
             raise
         return error
     return ours if ours or is_first else None
+
+
+async def _told(statement: Awaitable[bool], answer: asyncio.Future[bool]) -> bool:
+    """The result of `statement`, which `answer` tells as well, in the same turn of the loop: the end of a
+    task is told one turn later."""
+    try:
+        ours = await statement
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    except BaseException as error:
+        if not answer.done():
+            answer.set_exception(error)
+        raise
+    if not answer.done():
+        answer.set_result(ours)
+    return ours
 
 
 async def _statement(attempts: Sequence[Attempt]) -> bool:

@@ -26,6 +26,11 @@ class Record(BaseModel):
         val_json_bytes="base64",
     )
 
+    def __eq__(self, other: object) -> bool:
+        """Whether `other` is the same kind of record with equal values; `BaseModel` compares as much in many
+        steps, and each commit compares a version with what its bytes say."""
+        return type(other) is type(self) and self.__dict__ == other.__dict__
+
     @classmethod
     def of(cls, **values: Any) -> Self:
         """The record with these values and the defaults, unchecked."""

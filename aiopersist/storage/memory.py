@@ -197,7 +197,7 @@ class MemoryConsensus(Consensus):
         return self._shared.waiters.watch()
 
     async def now(self) -> float:
-        await self._begin()
+        self._check()
         return self._runtime.wall()
 
     def attached(self, name: str, make: Callable[[], T]) -> T:

@@ -14,8 +14,9 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence, Set, Sized
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -46,7 +47,7 @@ from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpire
 from aiopersist.write.assemble import AppendableBatch, assembled, check_append
 from aiopersist.write.batch import Batch, inside
 from aiopersist.write.outcome import Committed, NotCommitted, PendingAppend, UnsettledCall, wait_briefly
-from aiopersist.write.session import Session
+from aiopersist.write.session import Session, in_turns
 from aiopersist.write.staged import StagedBatch
 
 
@@ -266,10 +267,8 @@ async def _append_once(intents: Sequence[AppendIntent], joined: Sequence[Intent]
         try:
             for intent in intents:
                 await intent.prepare()
-            async with AsyncExitStack() as turns:
-                for intent in sorted(intents, key=lambda i: i.session.shard.id):  # one order: no deadlock
-                    await turns.enter_async_context(intent.session.turn())
-                await _append_all(intents, joined)
+            in_order = sorted(intents, key=lambda i: i.session.shard.id)  # the same for all: no deadlock
+            await in_turns([i.session for i in in_order], partial(_append_all, intents, joined))
         finally:
             deletions = [task for intent in intents for task in intent.release()]
             await wait_briefly(deletions)

@@ -6,8 +6,7 @@ first.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiopersist.errors import Indeterminate
@@ -106,17 +105,23 @@ class Session:
 
     # --- turns and outcomes ----------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    def turn(self) -> "_Turn":
         """The handle's turn for one append. There is a registration, and the append before is settled."""
+        return _Turn(self)
+
+    async def _begin_turn(self) -> None:
         await self.ensure_registered()
-        async with self._turn:
-            self._appending = asyncio.current_task()
-            try:
-                await self._settle()
-                yield
-            finally:
-                self._appending = None
+        await self._turn.acquire()
+        self._appending = asyncio.current_task()
+        try:
+            await self._settle()
+        except BaseException:
+            self._end_turn()
+            raise
+
+    def _end_turn(self) -> None:
+        self._appending = None
+        self._turn.release()
 
     async def idle(self) -> None:
         """Wait until no append of this handle is under way, and no outcome unknown."""
@@ -153,6 +158,8 @@ class Session:
 
     async def _settle(self) -> None:
         """Decide the pending append, if there is one, and tidy up after it."""
+        if self.pending is None and not self._settling.locked():
+            return
         async with self._settling:
             if (append := self.pending) is None:
                 return
@@ -213,3 +220,27 @@ class Session:
             return
         if not registration.in_use:
             await registration.expire()
+
+
+class _Turn:
+    """See `Session.turn`. A class, since a generator takes longer, and each append has a turn."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def __aenter__(self) -> None:
+        await self._session._begin_turn()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._session._end_turn()
+
+
+async def in_turns(sessions: Sequence[Session], work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work in the turns of all these handles, which are taken in their order."""
+    if not sessions:
+        await work()
+        return
+    async with sessions[0].turn():
+        await in_turns(sessions[1:], work)

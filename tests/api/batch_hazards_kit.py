@@ -67,6 +67,14 @@ class Blobs(MemoryBlob):
         await super().delete(keys)
 
 
+class Versions(MemoryConsensus):
+    """Versions whose clock takes a turn of the loop, as that of a server at times."""
+
+    async def now(self) -> float:
+        await asyncio.sleep(0)
+        return await super().now()
+
+
 @dataclass
 class Rig:
     client: ap.Client
@@ -108,7 +116,7 @@ async def rig(runtime: Runtime = SYSTEM, **limits: Any) -> AsyncIterator[Rig]:
         client = await stack.enter_async_context(
             ap.open(
                 blob=blob,
-                consensus=FaultyConsensus(MemoryConsensus(place, runtime=runtime), faults),
+                consensus=FaultyConsensus(Versions(place, runtime=runtime), faults),
                 settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
                 maintenance=False,
                 runtime=runtime,

@@ -227,3 +227,38 @@ async def test_a_shared_compaction_claims_after_a_pause(
                 await shared.apply(results)
             assert len(ended) == 2
             assert len((await client.inspect("t")).batches) == 1
+
+
+async def test_a_compaction_on_demand_does_not_wait_for_one_in_the_background() -> None:
+    """Goal: the one in the background ends, and its work is part of the other; later ones begin as usual."""
+    settings = ap.Settings(inline_writes_single_max_bytes=0, compaction_inputs_min=2)
+    blobs, name = Blobs("mem://on-demand"), "mem://on-demand"
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    async with (
+        ap.open(blob=blobs, consensus=name, settings=settings) as client,
+        client.writer("t", SCHEMA) as w,
+        asyncio.timeout(50),
+    ):
+
+        async def hang(key: str) -> None:
+            if writer_of(key) != w.writer_id and not begun.is_set():
+                begun.set()
+                await goes_on.wait()
+
+        async def append(time: int) -> None:
+            await w.compare_and_append([(f"k{time}", time, time, 1)], time, time + 1)
+
+        blobs.after_set, time = hang, 0
+        while not begun.is_set():
+            await append(time)
+            time += 1
+        await client.force_compaction("t")
+        assert len((await client.inspect("t")).batches) == 1
+        goes_on.set()
+        compactions = client.metrics().compactions.duration.count
+        while client.metrics().compactions.duration.count == compactions:
+            await append(time)
+            time += 1
+        async with client.reader("t", SCHEMA) as r, r.snapshot() as s:
+            assert len(await s.rows()) == time
+    await blobs.aclose()

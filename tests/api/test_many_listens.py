@@ -5,7 +5,7 @@ import asyncio
 from typing import Any
 
 import aiopersist as ap
-from aiopersist.data.part.inline import decode_inline
+from aiopersist.data.part.inline import decode_inline_parts
 from tests.support.schemas import SCHEMA
 
 LISTENS = 400
@@ -17,9 +17,9 @@ async def test_many_listens_of_one_shard(monkeypatch: Any) -> None:
 
     def counted(*args: Any) -> Any:
         decoded.append(1)
-        return decode_inline(*args)
+        return decode_inline_parts(*args)
 
-    monkeypatch.setattr("aiopersist.parts.fetch.decode_inline", counted)
+    monkeypatch.setattr("aiopersist.parts.fetch.decode_inline_parts", counted)
     async with (
         ap.open("mem://", maintenance=False) as client,
         client.writer("s", SCHEMA) as writer,
