@@ -10,6 +10,7 @@ compaction function of differential dataflow ("advance_by", McSherry et al.).
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple, final
 
 from aiopersist.errors import InvalidUsage, UsageKind, shown
@@ -88,7 +89,7 @@ class Antichain:
 
     def less_equal(self, time: Time) -> bool:
         """Whether `time` is at or beyond an element: not yet passed by this frontier."""
-        if len(self.elements) == 1 and type(self.elements[0]) is int and type(time) is int:
+        if type(time) is int and len(self.elements) == 1 and type(self.elements[0]) is int:
             return self.elements[0] <= time  # a shortcut for most calls
         return any(less_equal(e, _same_shape(self, time)) for e in self.elements)
 
@@ -100,7 +101,7 @@ class Antichain:
         found = _comparable(other)
         if found is None:
             return NotImplemented
-        if len(found.elements) == 1:  # a shortcut for most calls
+        if len(found.elements) == 1:  # most frontiers have one element
             return self.less_equal(found.elements[0])
         return all(self.less_equal(t) for t in found.elements)
 
@@ -127,7 +128,7 @@ class Antichain:
         return Antichain(*self.elements, *frontier(other).elements)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Antichain) and self.elements == other.elements
+        return type(other) is Antichain and self.elements == other.elements
 
     def __hash__(self) -> int:
         return hash(self.elements)
@@ -145,9 +146,7 @@ class Antichain:
 
         return core_schema.no_info_plain_validator_function(
             _from_json,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda frontier: frontier.elements
-            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(attrgetter("elements")),
         )
 
 
@@ -263,9 +262,11 @@ def _same_length(a: Antichain, b: Antichain) -> None:
 
 
 def _from_json(value: Any) -> Antichain:
-    if isinstance(value, Antichain):
+    if type(value) is Antichain:
         return value
     try:
+        if type(value) is list and len(value) == 1 and type(value[0]) is int:  # a shortcut for most frontiers
+            return Antichain(value[0])
         return Antichain(*(tuple(e) if isinstance(e, list) else e for e in value))
     except InvalidUsage as e:  # pydantic turns it into a ValidationError that names the field
         raise ValueError(str(e)) from e

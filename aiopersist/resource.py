@@ -12,7 +12,6 @@
 
 import asyncio
 import os
-import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
@@ -22,6 +21,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
+from aiopersist.beginning import begun
 from aiopersist.ending import ended, when_cancelled
 from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.failures import Failures
@@ -224,15 +224,6 @@ class Supervisor:
         self._loops.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures.report(task.get_name(), error)
-
-
-def begun(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """A task whose first step, up to where it waits, was taken: a turn of the loop less. On Python 3.11, and
-    where the loop makes tasks in a way of its own, it is taken in the next turn, as usual."""
-    loop = asyncio.get_running_loop()
-    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
-        return asyncio.Task(work, loop=loop, name=name, eager_start=True)
-    return loop.create_task(work, name=name)
 
 
 class Scope:

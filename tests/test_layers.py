@@ -27,7 +27,7 @@ ORDER = (
     ("errors",),
     ("frontier", "settings"),
     ("runtime",),
-    ("ending", "failures", "measure", "plain", "progress"),
+    ("beginning", "ending", "failures", "measure", "plain", "progress"),
     ("resource",),
     ("data", "storage", "state"),
     ("shard", "stash"),

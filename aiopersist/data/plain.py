@@ -4,8 +4,8 @@ it is installed, which takes a second. A process that reads, or appends plain va
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,8 +20,7 @@ def int64_array(values: Iterable[int]) -> pa.Int64Array:
 
 def made_by_buffers(t: pa.DataType) -> bool:
     """Whether `plain_array` makes columns of the type."""
-    is_ = pa.types
-    return bool(is_.is_int64(t) or is_text(t) or is_.is_binary(t) or is_.is_large_binary(t))
+    return maker(t) is not None
 
 
 def is_text(t: pa.DataType) -> bool:
@@ -31,12 +30,28 @@ def is_text(t: pa.DataType) -> bool:
 def plain_array(values: Sequence[Any], t: pa.DataType) -> pa.Array:
     """The values, all of them int, str or bytes as `t` says, as a column. `OverflowError` for an int beyond
     64 bits or for bytes beyond the offsets of `t`, `UnicodeError` for a text that has no UTF-8."""
-    if pa.types.is_int64(t):
-        return int64_array(values)
-    if is_text(t):
-        values = [value.encode() for value in values]
-    is_large = pa.types.is_large_string(t) or pa.types.is_large_binary(t)
-    offsets = array("q" if is_large else "i", accumulate(map(len, values), initial=0))
+    make = maker(t)
+    assert make is not None
+    return make(values)
+
+
+def maker(t: pa.DataType) -> Callable[[Sequence[Any]], pa.Array] | None:
+    """`plain_array` of that type, for many calls; `None` for types of which it makes no columns."""
+    is_ = pa.types
+    if is_.is_int64(t):
+        return int64_array
+    if not (is_text(t) or is_.is_binary(t) or is_.is_large_binary(t)):
+        return None
+    offset = "q" if is_.is_large_string(t) or is_.is_large_binary(t) else "i"
+    return partial(_text_array if is_text(t) else _bytes_array, t, offset)
+
+
+def _text_array(t: pa.DataType, offset: str, values: Sequence[str]) -> pa.Array:
+    return _bytes_array(t, offset, [value.encode() for value in values])
+
+
+def _bytes_array(t: pa.DataType, offset: str, values: Sequence[bytes]) -> pa.Array:
+    offsets = array(offset, accumulate(map(len, values), initial=0))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
     return pa.Array.from_buffers(t, len(values), buffers)
 

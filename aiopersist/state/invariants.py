@@ -98,16 +98,18 @@ def check_version(diff: Diff, before: State | None, after: State) -> None:
     leaves out."""
     if before is not None:
         for follows in (versions_are_contiguous, frontiers_never_go_back):
-            _must(follows(before, after), follows.__name__, before, after)
+            if not follows(before, after):
+                raise _broken(follows.__name__, before, after)
     for is_so in (trace_ends_at_upper, subscriptions_hold):
-        _must(is_so(after), is_so.__name__, after)
+        if not is_so(after):
+            raise _broken(is_so.__name__, after)
     for holds in (new_batches_are_last, new_blobs_are_registered, changed_streams_hold):
-        _must(holds(diff, before, after), holds.__name__, diff)
+        if not holds(diff, before, after):
+            raise _broken(holds.__name__, diff)
 
 
-def _must(holds: bool, name: str, *about: object) -> None:
-    if not holds:
-        raise AssertionError(f"a version that must not be written: {name} does not hold", *about)
+def _broken(name: str, *about: object) -> AssertionError:
+    return AssertionError(f"a version that must not be written: {name} does not hold", *about)
 
 
 ALL = (

@@ -9,12 +9,12 @@ their columns are, and a program without the models reads dicts.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from aiopersist.data.lazy import ipc, pa
-from aiopersist.data.plain import made_by_buffers
+from aiopersist.data.plain import made_by_buffers, maker
 from aiopersist.data.types.codec import BuiltIn, Codec, Field, check_storable
 from aiopersist.errors import Corruption, shown
 
@@ -34,6 +34,8 @@ class PlainTypes(NamedTuple):
     """The Python types of the columns of a schema that has only bytes, str and int."""
 
     kinds: tuple[type, ...]
+    makers: tuple[Callable[[Sequence[Any]], pa.Array], ...]
+    """Make the columns."""
     by_buffers: bool
     """Whether all columns are `made_by_buffers`: then converting rows imports nothing."""
 
@@ -105,7 +107,9 @@ class Schema(Generic[K, V, T]):
             if field.nullable or accepted not in ((bytes,), (str,), (int,)):
                 return None
             kinds.append(accepted[0])
-        return PlainTypes((*kinds, int, int), all(map(made_by_buffers, self.arrow_schema.types)))
+        types = self.arrow_schema.types
+        makers = tuple(maker(t) or partial(pa.array, type=t) for t in types)
+        return PlainTypes((*kinds, int, int), makers, all(map(made_by_buffers, types)))
 
     def same_as(self, other: Schema[Any, Any, Any]) -> bool:
         """Whether both have the same identity: equal Arrow types and nullability, equal own codecs."""

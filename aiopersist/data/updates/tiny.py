@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.plain import made_by_buffers, plain_array
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import same_kind
 from aiopersist.data.types.schema import Schema, plain_types
@@ -42,15 +41,16 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
         return None
     kinds = plain.kinds
     columns = _of_rows(updates) if type(updates) is list else _of_arrow(updates, schema)
-    if columns is None or any(set(map(type, c)) != {kind} for c, kind in zip(columns, kinds, strict=True)):
+    if columns is None:
         return None
-    if any(sum(map(len, c)) > TINY_BYTES for c, kind in zip(columns, kinds, strict=True) if kind is not int):
-        return None
+    for column, kind in zip(columns, kinds, strict=True):
+        if set(map(type, column)) != {kind} or (kind is not int and sum(map(len, column)) > TINY_BYTES):
+            return None
     _, _, times, diffs = columns
     least, greatest = min(times), max(times)
     if least < 0 or greatest > TIME_MAX or min(diffs) < DIFF_MIN or max(diffs) > DIFF_MAX:
         return None
-    rows = _summed(updates if type(updates) is list else list(zip(*columns, strict=True)))
+    rows = _summed(updates if type(updates) is list else list(zip(*columns, strict=True)), diffs)
     if rows is None:
         return None
     try:
@@ -142,11 +142,13 @@ def _width(kind: type, values: Sequence[Any]) -> int:
     return 8 * len(values) if kind is int else sum(len(value.encode()) for value in values)
 
 
-def _summed(updates: list[tuple[Any, Any, int, int]]) -> list[tuple[Any, Any, int, int]] | None:
-    """The updates sorted and summed; `None` if a sum is beyond 64 bits."""
+def _summed(
+    updates: list[tuple[Any, Any, int, int]], diffs: Sequence[int]
+) -> list[tuple[Any, Any, int, int]] | None:
+    """The updates, which have these diffs, sorted and summed; `None` if a sum is beyond 64 bits."""
     distinct = {update[:3] for update in updates}
     if len(distinct) == len(updates):
-        return sorted(update for update in updates if update[3])
+        return sorted(updates if all(diffs) else [update for update in updates if update[3]])
     sums = dict.fromkeys(distinct, 0)
     for key, val, time, diff in updates:
         sums[key, val, time] += diff
@@ -156,10 +158,8 @@ def _summed(updates: list[tuple[Any, Any, int, int]]) -> list[tuple[Any, Any, in
 
 
 def _batch(rows: list[tuple[Any, Any, int, int]], schema: Schema[Any, Any, Any]) -> pa.RecordBatch:
-    columns = schema.arrow_schema
-    values = zip(*rows, strict=True) if rows else ((), (), (), ())
-    arrays = [
-        plain_array(column, t) if made_by_buffers(t) else pa.array(column, t)
-        for column, t in zip(values, columns.types, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+    plain = plain_types(schema)
+    assert plain is not None
+    columns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    arrays = [make(column) for make, column in zip(plain.makers, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema)

@@ -1,0 +1,84 @@
+"""Goal: a small append keeps its budget: turns of the event loop, tasks, and calls of functions. They are
+counted, so the test says the same on every machine. `docs/performance.md` has the budget."""
+
+import asyncio
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import aiopersist as ap
+
+SCHEMA = ap.Schema(key=bytes, val=bytes)
+APPENDS = 20
+EAGER = sys.version_info >= (3, 12)  # tasks can take their first step at once
+TURNS = 2 if EAGER else 3
+TASKS = 1  # the statement, which goes on when its caller is cancelled
+CALLS = {"tuples": 800, "table": 860}  # for ten rows, Python's and C's
+
+
+class Spent:
+    """What was spent in the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.turns = self.tasks = self.calls = 0
+
+    def called(self, frame: Any, event: str, arg: Any) -> None:
+        self.calls += event in ("call", "c_call")
+
+
+@contextmanager
+def counted() -> Iterator[Spent]:
+    """Count until the end; the collector is off, since it calls for the garbage of others."""
+    spent, loop_type = Spent(), asyncio.BaseEventLoop
+    run_once = loop_type._run_once  # type: ignore[attr-defined]
+
+    def turn(self: Any) -> None:
+        spent.turns += 1
+        run_once(self)
+
+    class CountedTask(asyncio.Task[Any]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            spent.tasks += 1
+            super().__init__(*args, **kwargs)
+
+    gc.collect()
+    gc.disable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop_type, "_run_once", turn)
+        patch.setattr(asyncio, "Task", CountedTask)
+        patch.setattr(asyncio.tasks, "Task", CountedTask)
+        sys.setprofile(spent.called)
+        try:
+            yield spent
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+
+
+def updates(kind: str, time: int) -> Any:
+    rows = [(b"key %d" % n, b"v" * 64, time, 1) for n in range(10)]
+    if kind == "tuples":
+        return rows
+    types = {"key": pa.binary(), "val": pa.binary(), "time": pa.int64(), "diff": pa.int64()}
+    columns = dict(zip(types, zip(*rows, strict=True), strict=True))
+    return pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
+
+
+@pytest.mark.parametrize("kind", CALLS)
+async def test_an_append_of_ten_rows_keeps_its_budget(kind: str) -> None:
+    async with ap.open("mem://", maintenance=False) as client, client.writer("t", SCHEMA) as w:
+        given = [updates(kind, time) for time in range(2 * APPENDS)]
+        for time in range(APPENDS):
+            await w.compare_and_append(given[time], time, time + 1)
+        with counted() as spent:
+            for time in range(APPENDS, 2 * APPENDS):
+                await w.compare_and_append(given[time], time, time + 1)
+    print(spent.turns / APPENDS, spent.tasks / APPENDS, spent.calls / APPENDS)
+    assert spent.tasks == TASKS * APPENDS
+    assert spent.turns <= TURNS * APPENDS + 1
+    assert spent.calls <= CALLS[kind] * APPENDS
