@@ -21,11 +21,10 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from aiopersist.beginning import begun
 from aiopersist.ending import ended, when_cancelled
 from aiopersist.errors import Error, InvalidUsage, UsageKind
 from aiopersist.failures import Failures
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.runtime import SYSTEM, Runtime, begun
 
 RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end the rest
 UNCLOSED_S = 0.5  # the same where the loop ends and nothing was closed
@@ -38,6 +37,7 @@ class Closeable(Protocol):
 R = TypeVar("R", bound=Closeable)
 T = TypeVar("T")
 E = TypeVar("E", bound=Error)
+Job = Coroutine[Any, Any, Any]
 
 
 class Resource(ABC):
@@ -172,22 +172,16 @@ class Supervisor:
         """Whether it has ended its tasks."""
         return self._closed
 
-    def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, abandon: bool = False) -> asyncio.Task[Any]:
-        """Run `work`, whose outcome the caller awaits or has given up. When the supervisor closes, `work`
-        has a moment to end by itself, unless the caller said `abandon`."""
-        return self._own(asyncio.create_task(work, name=name), abandon=abandon)
-
-    def begin(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """`spawn`; the first step of `work` is taken at once, where that can be (`begun`)."""
-        return self._own(begun(work, name))
-
-    def _own(self, task: asyncio.Task[Any], *, abandon: bool = False) -> asyncio.Task[Any]:
+    def spawn(self, work: Job, name: str, *, abandon: bool = False, eager: bool = False) -> asyncio.Task[Any]:
+        """Run `work`, whose outcome the caller awaits or has given up; `eager` as `begun` is. It has a
+        moment to end by itself when the supervisor closes, unless the caller said `abandon`."""
+        task = begun(work, name) if eager else asyncio.create_task(work, name=name)
         (self._loops if abandon else self._tasks).add(task)
         task.add_done_callback(self._done)
         self._last = self._last or when_cancelled(self._end_unclosed, "end the tasks of a client")
         return task
 
-    def background(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+    def background(self, work: Job, name: str) -> asyncio.Task[Any]:
         """Run `work`, which nothing awaits: its failure is logged and counted, and closing cancels it."""
         task = asyncio.create_task(work, name=name, context=self.apart())
         self._loops.add(task)

@@ -8,10 +8,14 @@ import asyncio
 import os
 import random
 import socket
+import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # Counts suspended time where the system has such a clock: a laptop's sleep must age a lease.
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -79,3 +83,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_tokens.clear)
 
 SYSTEM = Runtime()
+
+
+def begun(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """A task whose first step, up to where it waits, was taken: a turn of the loop less. On Python 3.11, and
+    where the loop makes tasks in a way of its own, it is taken in the next turn, as usual."""
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
+        return asyncio.Task(work, loop=loop, name=name, eager_start=True)
+    return loop.create_task(work, name=name)

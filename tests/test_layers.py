@@ -27,7 +27,7 @@ ORDER = (
     ("errors",),
     ("frontier", "settings"),
     ("runtime",),
-    ("beginning", "ending", "failures", "measure", "plain", "progress"),
+    ("ending", "failures", "measure", "plain", "progress"),
     ("resource",),
     ("data", "storage", "state"),
     ("shard", "stash"),

@@ -179,7 +179,8 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
     sending.sent += 1
     answer = asyncio.get_running_loop().create_future()
     statement = _told(_statement(attempts), answer)
-    sending.statement = attempts[0].register.stack.supervisor.begin(statement, "write a version")
+    spawn = attempts[0].register.stack.supervisor.spawn
+    sending.statement = spawn(statement, "write a version", eager=True)
     try:
         ours: bool = await answer  # a cancellation ends this wait, not the statement
     except (Corruption, InvalidUsage):

@@ -78,11 +78,12 @@ class Register:
     async def refresh(self) -> State | None:
         """The state as it was at some moment after this call began, or newer. One request when nothing
         or one version is new, shared by all callers that ask meanwhile."""
+        spawn = self.stack.supervisor.spawn
         if self._reading is None or self._reading.done():
-            task = self._reading = self.stack.supervisor.begin(self._read(), "read a shard's head")
+            task = self._reading = spawn(self._read(), "read a shard's head", eager=True)
         else:
             if self._queued is None or self._queued.done():
-                self._queued = self.stack.supervisor.spawn(self._read_after(self._reading), "read again")
+                self._queued = spawn(self._read_after(self._reading), "read again")
             task = self._queued
         await asyncio.shield(task)
         return self.state
