@@ -37,7 +37,7 @@ from aiopersist.data.part.select import apply_where, prune
 from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.types.evolve import adapt
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.assemble import concat, joined
+from aiopersist.data.updates.assemble import JOINED_BYTES_MAX, concat
 from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Corruption, Error, LeaseExpired, MissingPart
@@ -52,7 +52,6 @@ from aiopersist.state.record import HollowPart
 from aiopersist.storage.blob import Blob
 
 T = TypeVar("T")
-
 Slabs: TypeAlias = "Iterator[pa.Table]"
 """Tables that are decoded as they are taken, on a thread."""
 Named = tuple[HollowBatch, HollowPart]
@@ -323,7 +322,8 @@ class Fetch:
             except Corruption as error:
                 error.shard_id = self.shard.id
                 raise
-            table = joined([table], self.schema)
+            if sum(part.size for _, part in alike) <= JOINED_BYTES_MAX:
+                table = table.combine_chunks()
             tables.append(self._selected(table, [batch for batch, _ in alike], first, selection))
         return concat(tables, self.schema)
 

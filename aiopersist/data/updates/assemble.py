@@ -23,8 +23,7 @@ def concat(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Tabl
 def joined(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
     """As `concat`, copied into one chunk if that is small: work on columns of many chunks costs more."""
     whole = concat(tables, schema)
-    has_chunks = whole.num_rows and whole.column(0).num_chunks > 1
-    return whole.combine_chunks() if has_chunks and whole.nbytes <= JOINED_BYTES_MAX else whole
+    return whole.combine_chunks() if len(tables) > 1 and whole.nbytes <= JOINED_BYTES_MAX else whole
 
 
 def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Table:
