@@ -8,8 +8,10 @@ from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
+from aiobotocore.session import AioSession
 
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
+from aiopersist.storage.s3 import blob as s3_blob
 from aiopersist.storage.s3.blob import PART_BYTES, S3Blob
 from aiopersist.storage.urls import open_blob
 from aiopersist.testing import servers
@@ -37,6 +39,47 @@ async def blob(best_s3_url: str) -> AsyncIterator[S3Blob]:
     assert isinstance(blob, S3Blob)
     yield blob
     await blob.aclose()
+
+
+@pytest.mark.parametrize("moment", ["loading", "making"])
+async def test_a_client_that_is_made_while_the_store_closes_is_closed(
+    best_s3_url: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: its connections would stay open, and nobody could close them."""
+    blob, begun, goes_on = open_blob(best_s3_url), asyncio.Event(), asyncio.Event()
+    assert isinstance(blob, S3Blob)
+    made: Counter[str] = Counter()
+    new_client, loop, load = blob._new_client, asyncio.get_running_loop(), s3_blob._load
+
+    @contextlib.asynccontextmanager
+    async def counted(session: AioSession) -> AsyncIterator[object]:
+        if moment == "making":
+            begun.set()
+            await goes_on.wait()
+        async with new_client(session) as client:
+            made["opened"] += 1
+            yield client
+            made["closed"] += 1
+
+    def loads(session: AioSession) -> None:
+        if moment == "loading":
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(goes_on.wait(), loop).result()
+        load(session)
+
+    monkeypatch.setattr(blob, "_new_client", counted)
+    monkeypatch.setattr(s3_blob, "_load", loads)
+    reading = asyncio.ensure_future(blob.get("k"))
+    await begun.wait()
+    closing = asyncio.ensure_future(blob.aclose())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    goes_on.set()
+    await closing
+    await asyncio.wait([reading])
+    reading.exception()  # seen
+    assert made["opened"] == made["closed"]
+    assert made["opened"] == (moment == "making")
 
 
 async def test_requests(blob: S3Blob) -> None:

@@ -166,8 +166,9 @@ class S3Blob(Blob):
             if self._aborting:
                 await asyncio.wait(self._aborting, timeout=CLOSE_TIMEOUT_S)
         finally:
-            self._s3 = None
-            await self._stack.aclose()
+            async with self._opening:  # a client that is being made is closed, too
+                self._s3 = None
+                await self._stack.aclose()
 
     # Reading
 
@@ -276,6 +277,8 @@ class S3Blob(Blob):
             if self._s3 is None:
                 session = get_session()
                 await to_thread.run_sync(_load, session)
+                if self._closed:
+                    raise closed("blob store")
                 self._s3 = await self._stack.enter_async_context(self._new_client(session))
             return self._s3
 

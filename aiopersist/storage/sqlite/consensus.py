@@ -64,7 +64,9 @@ class SqliteConsensus(SqliteReads):
         check_consensus_key(key)
 
         def work(transaction: _Moves) -> sql.Truncation:
-            return sql.truncate(transaction.connection, key, seqno)
+            done = sql.truncate(transaction.connection, key, seqno)
+            transaction.shrinks = not done.unfinished
+            return done
 
         dropped, unfinished = await self._file.write(work)
         while unfinished:

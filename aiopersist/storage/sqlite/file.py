@@ -45,6 +45,7 @@ T = TypeVar("T")
 _BUSY_TIMEOUT_S = 5.0  # a writer holds the lock for milliseconds; after this the retry layer waits
 _BUSY_DELAY_MIN_S = 0.0002  # about a commit
 BUSY_DELAY_MAX_S = 0.01
+LOG_BYTES_MAX = 512 * 1024  # SQLite itself lets it grow to 4 MB, and keeps it so long
 
 
 class SqliteTransaction:
@@ -53,6 +54,8 @@ class SqliteTransaction:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self.shrinks = False
+        """Whether it has deleted much, so that it is the moment to shorten the log."""
 
     def mark(self) -> int:
         """The point at which a job begins; see `undo`."""
@@ -208,6 +211,17 @@ class SqliteFile(Generic[X]):
         for job, result in done:
             job.succeed(result)
         transaction.after_commit()
+        if transaction.shrinks:
+            self._shrink_log(transaction.connection)
+
+    def _shrink_log(self, connection: sqlite3.Connection) -> None:
+        """Empty a long write-ahead log into the file: it stays as long as it ever was while the file is open.
+        That waits for nobody, and where it fails, or a reader needs the log, nothing has changed."""
+        try:
+            if os.path.getsize(f"{self.path}-wal") > LOG_BYTES_MAX:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except (OSError, sqlite3.Error):
+            pass
 
     def _check_files(self) -> None:
         if self._write_connection is not None:
