@@ -11,6 +11,7 @@ import aiopersist as ap
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus
+from tests.support.clock import AskedConsensus
 from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA, Writer
 
@@ -67,14 +68,6 @@ class Blobs(MemoryBlob):
         await super().delete(keys)
 
 
-class Versions(MemoryConsensus):
-    """Versions whose clock takes a turn of the loop, as that of a server at times."""
-
-    async def now(self) -> float:
-        await asyncio.sleep(0)
-        return await super().now()
-
-
 @dataclass
 class Rig:
     client: ap.Client
@@ -116,7 +109,7 @@ async def rig(runtime: Runtime = SYSTEM, **limits: Any) -> AsyncIterator[Rig]:
         client = await stack.enter_async_context(
             ap.open(
                 blob=blob,
-                consensus=FaultyConsensus(Versions(place, runtime=runtime), faults),
+                consensus=FaultyConsensus(AskedConsensus(place, runtime=runtime), faults),
                 settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
                 maintenance=False,
                 runtime=runtime,

@@ -9,6 +9,7 @@ from typing import Any
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
+from tests.support.clock import AskedConsensus
 from tests.support.schemas import SCHEMA
 from tests.support.shards import honest_and_faulty
 
@@ -35,7 +36,7 @@ class Rig:
 @asynccontextmanager
 async def rig(**limits: Any) -> AsyncIterator[Rig]:
     place, faults = uuid.uuid4().hex, Faults()
-    blob, consensus = MemoryBlob(place), MemoryConsensus(place)
+    blob, consensus = MemoryBlob(place), AskedConsensus(place)
     limits = {"retry_timeout_s": 3.0, **limits}
     url = f"mem://{place}"
     stores = FaultyBlob(blob, faults), FaultyConsensus(consensus, faults)

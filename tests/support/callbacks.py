@@ -3,9 +3,28 @@
 import asyncio
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+
+@contextmanager
+def calls(count: Callable[[], None]) -> Iterator[None]:
+    """Call `count` for each call of a function in this thread, Python's and C's, but not for what the
+    collector does with the garbage of others."""
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        if event in ("call", "c_call"):
+            count()
+
+    gc.collect()
+    gc.disable()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        gc.enable()
 
 
 class Steps:
@@ -14,14 +33,13 @@ class Steps:
     most = 0
     now = 0
 
-    def count(self, frame: Any, event: str, arg: Any) -> None:
-        self.now += event in ("call", "c_call")
+    def count(self) -> None:
+        self.now += 1
 
 
 @contextmanager
 def steps() -> Iterator[Steps]:
-    """Count until the end. What the caller does between two awaits is a callback, too; what the collector
-    does with the garbage of others is none."""
+    """Count until the end. What the caller does between two awaits is a callback, too."""
     found, run = Steps(), asyncio.events.Handle._run
 
     def counted(handle: asyncio.Handle) -> None:
@@ -30,12 +48,8 @@ def steps() -> Iterator[Steps]:
         found.most = max(found.most, found.now)
 
     asyncio.events.Handle._run = counted  # type: ignore[method-assign]
-    gc.collect()
-    gc.disable()
-    sys.setprofile(found.count)
     try:
-        yield found
+        with calls(found.count):
+            yield found
     finally:
-        sys.setprofile(None)
-        gc.enable()
         asyncio.events.Handle._run = run  # type: ignore[method-assign]

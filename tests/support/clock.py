@@ -1,8 +1,9 @@
-"""A clock whose time passes at once, so that no test waits."""
+"""Clocks: one whose time passes at once, so that no test waits, and one that takes a turn of the loop."""
 
 import asyncio
 
 from aiopersist.runtime import Runtime
+from aiopersist.storage.memory import MemoryConsensus
 
 
 class Hurried(Runtime):
@@ -17,3 +18,11 @@ class Hurried(Runtime):
     async def sleep(self, seconds: float) -> None:
         self.passed += seconds
         await asyncio.sleep(0)
+
+
+class AskedConsensus(MemoryConsensus):
+    """Versions whose clock takes a turn of the loop, as that of a server at times."""
+
+    async def now(self) -> float:
+        await asyncio.sleep(0)
+        return await super().now()
