@@ -351,7 +351,7 @@ def _read_alike(part: HollowPart) -> Hashable:
 
 def _content(batch: HollowBatch, part: HollowPart) -> Hashable:
     """All that decides which updates a read of the part gives."""
-    read = (part.key, part.checksum, part.schema_id, part.rewrite, part.truncated)
+    read = (part.key, part.checksum, _read_alike(part))
     return (*read, batch.lower, batch.upper, batch.since)
 
 

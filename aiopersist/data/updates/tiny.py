@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import same_kind
-from aiopersist.data.types.schema import Schema, plain_types
+from aiopersist.data.types.schema import PlainTypes, Schema, plain_types
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.data.updates.convert import UPDATE, as_table
 from aiopersist.frontier import TIME_MAX
@@ -54,7 +54,7 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     if rows is None:
         return None
     try:
-        return Tiny(_batch(rows, schema), least, greatest, sum(map(_width, kinds, columns)))
+        return Tiny(_batch(rows, plain, schema), least, greatest, sum(map(_width, kinds, columns)))
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
 
@@ -157,9 +157,9 @@ def _summed(
     return sorted((*row, diff) for row, diff in sums.items() if diff)
 
 
-def _batch(rows: list[tuple[Any, Any, int, int]], schema: Schema[Any, Any, Any]) -> pa.RecordBatch:
-    plain = plain_types(schema)
-    assert plain is not None
+def _batch(
+    rows: list[tuple[Any, Any, int, int]], plain: PlainTypes, schema: Schema[Any, Any, Any]
+) -> pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else ((), (), (), ())
     arrays = [make(column) for make, column in zip(plain.makers, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema)
