@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import statistics
 import uuid
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -50,6 +52,31 @@ def test_append(place: Any, n: int, run: Any, rounds: Any, tmp_path: Path) -> No
     assert medians["ours"] > 0
     for resource in (client, consensus, hand):
         run(resource.aclose())
+
+
+@pytest.mark.parametrize("maintenance", [False, True], ids=["quiet", "maintained"])
+@pytest.mark.parametrize("kind", ["tuples", "table"])
+@pytest.mark.parametrize("n", [10, 100])
+def test_in_process(n: int, kind: str, maintenance: bool, run: Any, enabled: bool, capsys: Any) -> None:
+    """What an append costs in the process itself: in memory, without and with the background."""
+    from benches.conftest import report
+
+    warmup, appends = (1000, 3000) if enabled else (5, 5)
+    make = byhand.table if kind == "table" else byhand.rows
+
+    async def measured() -> float:
+        seconds = []
+        async with ap.open("mem://", maintenance=maintenance) as client, client.writer("t", SCHEMA) as w:
+            for time in range(warmup + appends):
+                updates = make(n, time)
+                began = perf_counter()
+                await w.compare_and_append(updates, time, time + 1)
+                seconds.append(perf_counter() - began)
+        return statistics.median(seconds[warmup:])
+
+    median = run(measured())
+    report(capsys, f"in the process, {n} rows, {kind}, maintenance {maintenance}", us=round(median * 1e6))
+    assert median > 0
 
 
 @pytest.mark.parametrize("place", ["files+sqlite", "files+postgres"], indirect=True)
