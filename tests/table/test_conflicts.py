@@ -23,6 +23,7 @@ async def test_a_conflict_that_a_read_finds_names_what_changed(
     async def body(tx: ap.Transaction) -> None:
         before = await tx.get(mine, "k") or 0
         await theirs.put("k", before + 1)
+        await table(other, "u").put("k", 1)  # later, so that nobody may see it without the change of `t`
         if not in_a_task:
             await tx.get(unread, "k")
         reading = tx.get(unread, "k")
