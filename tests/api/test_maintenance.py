@@ -14,9 +14,11 @@ from tests.support.internals import shards_of, stack_of
 from tests.support.schemas import KIND, SCHEMA
 
 
-def opened(location: Any, **limits: Any) -> Any:
+def opened(location: Any, *, maintenance: bool = True, **limits: Any) -> Any:
     settings = ap.Settings(**{"compaction_idle_s": 0.1, "rollup_every": 16, **limits})
-    return ap.open(blob=location.blob, consensus=location.consensus, settings=settings)
+    return ap.open(
+        blob=location.blob, consensus=location.consensus, settings=settings, maintenance=maintenance
+    )
 
 
 async def grown(w: Any, count: int, seed: int = 0) -> Counter[tuple[str, int]]:
@@ -64,7 +66,9 @@ async def test_an_idle_shard_converges(location: Any, inline: int) -> None:
 
 
 async def test_force_compaction_leaves_one_batch(location: Any) -> None:
-    async with opened(location, inline_writes_single_max_bytes=0, blob_target_size=200) as client:
+    async with opened(
+        location, maintenance=False, inline_writes_single_max_bytes=0, blob_target_size=200
+    ) as client:
         async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
             expected = await grown(w, 20)
             await r.downgrade_since(15)

@@ -144,13 +144,13 @@ async def test_an_expired_lease(place: Place) -> None:
     model = await ten_times(client)
     shared = await client.shared_read("t", keep=True, lease_s=60)
     pieces = await shared.pieces(3)
-    place.clock.ahead_s += 59
+    place.clock.ahead_s += 45
     await churn(other, 9)
     assert await read(other, pieces) == contents(model, 9)  # which renews it
-    place.clock.ahead_s += 59
+    place.clock.ahead_s += 45
     await churn(other, 9)
     assert await read(other, pieces) == contents(model, 9)
-    place.clock.ahead_s += 61
+    place.clock.ahead_s += 70
     await churn(other, 9)
     for piece in pieces:
         with pytest.raises(ap.LeaseExpired):
