@@ -36,15 +36,15 @@ settings.register_profile("quick", settings.get_profile("default"), max_examples
 QUICK = os.environ.get("AIOPERSIST_TEST_QUICK") == "1"
 settings.load_profile("quick" if QUICK else "default")
 S3_LABELS = servers.s3_labels()[: 1 if QUICK else None]
-# The last is a pair of stores of which both were seen.
-LOCATIONS = ["mem", "files+sqlite", "s3+postgres", pytest.param("files+postgres", marks=pytest.mark.long)]
-ELSEWHERE = [
-    "mem",
-    *(
-        pytest.param(kind, marks=pytest.mark.long)
-        for kind in ("files+sqlite", "files+postgres", "s3+postgres")
-    ),
-]
+
+
+def _long(*kinds: str) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.long) for kind in kinds]
+
+
+# The last of the short ones is a pair of stores of which both were seen.
+LOCATIONS = ["mem", "files+sqlite", "s3+postgres", *_long("files+postgres", "bucket")]
+ELSEWHERE = ["mem", *_long("files+sqlite", "files+postgres", "s3+postgres", "bucket")]
 
 QUICK_CASES = 1  # of each test function that has more
 
@@ -162,6 +162,10 @@ def _location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
     if kind == "mem":
         url = f"mem://{uuid.uuid4().hex}"
         return StoreUrls(url, url)
+    if kind == "bucket":
+        from tests.support.location import both_in_a_bucket  # this file is also used apart from the others
+
+        return StoreUrls(*both_in_a_bucket(request.getfixturevalue("best_s3_url"), request.node))
     blob = request.getfixturevalue("best_s3_url") if "s3" in kind else f"file://{tmp_path / 'blob'}"
     if "sqlite" in kind:
         return StoreUrls(blob, f"sqlite://{tmp_path / 'state.db'}")

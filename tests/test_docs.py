@@ -14,11 +14,17 @@ pytest.importorskip("aiopersist.client")
 @pytest.mark.blocks_loop  # with its imports
 @pytest.mark.parametrize("name", [name for name, code in pages().items() if not needs_spark(code)])
 async def test_the_examples_of_a_page_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_providers: None
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_providers: None,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("APP_STASH", f"sqlite://{tmp_path}/app.db")  # what pages want to be given
     monkeypatch.setenv("AIOPERSIST_LOCATION", f"{tmp_path}/app-data")
+    if "APP_BUCKET" in pages()[name]:
+        monkeypatch.setenv("APP_BUCKET", request.getfixturevalue("best_s3_url"))
     module: dict[str, Any] = {"__name__": name}
     exec(compile(program(pages()[name]), name, "exec"), module)
     await module["page"]()

@@ -37,7 +37,9 @@ INTERRUPTED = 130
 NAMES_TOLD = 8
 PIPE_WIDTH = 4096  # characters: a program that reads lines wants them whole
 
-Location = Annotated[str | None, typer.Option(help="A directory, or what $AIOPERSIST_LOCATION says.")]
+Location = Annotated[
+    str | None, typer.Option(help="A directory or s3://bucket/prefix, or what $AIOPERSIST_LOCATION says.")
+]
 BlobUrl = Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")]
 ConsensusUrl = Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs: one document, or one a line.")]

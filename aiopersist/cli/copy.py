@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 async def copy(
     run: Invocation,
     shard: ShardName,
-    to_location: Annotated[str | None, typer.Option(help="A directory; made if it is not there.")] = None,
+    to_location: Annotated[
+        str | None, typer.Option(help="A directory, or s3://bucket/prefix; made if it is not there.")
+    ] = None,
     to_blob: Annotated[str | None, typer.Option(help="URL of a blob store; with --to-consensus.")] = None,
     to_consensus: Annotated[
         str | None, typer.Option(help="URL of a consensus store; with --to-blob.")

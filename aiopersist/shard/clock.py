@@ -3,7 +3,8 @@
 Shards with a wall clock take their times from it. A client's commits to them come at rising times, whatever
 the clock does: each is beyond every commit time that the client has seen.
 
-A *measurement* asks the store, and says how far it may be off: by half of the time that the answer took.
+A *measurement* asks the store, and says how far it may be off: by half of the time that the answer took, and
+by what the store's own clock may be wrong.
 Between two of them the store's other answers, where they tell its clock, are taken without a known error, so
 `read` adds what lies between the latest answer and the measurement. So a clock that was set shows as an
 error, until the next measurement.
@@ -56,8 +57,9 @@ class StoreClock:
         began = self._runtime.monotonic()
         now = await self._consensus.clock()
         self._measured_at = ended = self._runtime.monotonic()
-        self._error_s = (ended - began) / 2
-        self._offset = self._measured_offset = now - ended + self._error_s
+        answer_s = ended - began
+        self._error_s = answer_s / 2 + self._consensus.clock_error_s
+        self._offset = self._measured_offset = now - ended + answer_s / 2
 
     def read(self) -> tuple[float, float]:
         """The moment, and by how much it may be wrong, both in seconds."""

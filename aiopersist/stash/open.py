@@ -103,7 +103,7 @@ def stash_beside(
     url: str | None, consensus: Consensus, name: str, *, runtime: Runtime, settings: Settings
 ) -> StashLocation:
     """The location of the stash `name`, in the database of a consensus store that was opened by `url`;
-    `Unsupported` for a consensus store that was given as an instance."""
+    `Unsupported` for another kind, and for a consensus store that was given as an instance."""
     _check_name(name)
     scheme = None if url is None else scheme_of(url)
     if isinstance(consensus, MemoryConsensus) and scheme == "mem":
@@ -115,7 +115,9 @@ def stash_beside(
 
         address = beside(url, name)
         return StashLocation(PostgresStash, lambda _: PostgresStore(address, settings))
-    raise Unsupported("a stash needs a consensus store that was opened by its URL, not given as an instance")
+    given = "given as an instance" if url is None else f"{scheme}://"
+    text = f"a stash needs Postgres, SQLite or mem:// as consensus store, opened by its URL, not one {given}"
+    raise Unsupported(text)
 
 
 async def opened(

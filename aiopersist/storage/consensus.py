@@ -119,6 +119,16 @@ class Consensus(ABC):
         `now` looks at the clock each time; one that computes it from an earlier answer asks again here."""
         return await self.now()
 
+    @property
+    def clock_error_s(self) -> float:
+        """By how much `clock` may be wrong, the time of its answer left out: half of its grain."""
+        return 0.0
+
+    async def check(self) -> None:
+        """Raise `InvalidLocation` if the store turns out not to keep this contract. A client that may write
+        calls it before it first writes. This default trusts the store."""
+        return
+
     async def facts(self) -> dict[str, str]:
         """Return what a person would want to know about this store, by name: its server, its version, what
         makes its writes durable. No secrets. This default knows nothing."""

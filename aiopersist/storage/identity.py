@@ -40,8 +40,11 @@ async def check_identity(
     blob: Blob, consensus: Consensus, runtime: Runtime = SYSTEM, *, create: bool = True
 ) -> str:
     """Return the id of the location; a fresh location gets one if `create`. `InvalidLocation` if the stores
-    are not of one location, or if no location is there and `create` is false. Two requests for a location
-    that exists."""
+    are not of one location, if no location is there and `create` is false, or if the consensus store fails
+    its `check`, which is asked for with `create`. Two requests for a location that exists, and those of the
+    check."""
+    if create:
+        await consensus.check()
     pauses = chain(repeat(0.0, 4), runtime.delays())  # after a lost race, go on at once
     for pause in pauses:
         if pause:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from aiopersist.errors import InvalidLocation
@@ -21,7 +22,12 @@ from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.readonly import ReadonlyBlob, ReadonlyConsensus
 
+if TYPE_CHECKING:
+    from aiopersist.storage.objects.bucket import Bucket
+
 S = TypeVar("S")
+POLL = "poll_s"  # an option of consensus on objects
+_BUCKETS = {"s3"}  # schemes whose stores can be a whole location
 _SWITCH = {"on": True, "off": False}
 _ALMOST_A_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/?)")  # a single letter is a drive
 
@@ -42,9 +48,9 @@ def parse_location(
     blob: str | Blob | None = None,
     consensus: str | Consensus | None = None,
 ) -> Location:
-    """The location that the arguments name: a directory, `mem://` or a `Location`; or two stores; or, without
-    arguments, the environment's `AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and `AIOPERSIST_CONSENSUS`.
-    Anything else is `InvalidLocation`."""
+    """The location that the arguments name: a directory, `mem://`, a place in a bucket or a `Location`; or
+    two stores; or, without arguments, the environment's `AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
+    `AIOPERSIST_CONSENSUS`. Anything else is `InvalidLocation`."""
     if location is None and blob is None and consensus is None:
         return _from_environment()
     if location is not None:
@@ -150,6 +156,28 @@ def _s3(url: str, runtime: Runtime) -> Blob:
     return S3Blob.from_url(url)
 
 
+def _s3_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
+    with extra("s3"):
+        from aiopersist.storage.s3.bucket import S3Bucket
+        from aiopersist.storage.s3.client import OPTIONS
+    address = Address.parse(url, OPTIONS | {POLL})
+    return _on_objects(S3Bucket.at(address, runtime), address, runtime)
+
+
+def _on_objects(bucket: "Bucket", address: Address, runtime: Runtime) -> Consensus:
+    from aiopersist.storage.objects.consensus import POLL_MAX_S, POLL_S, ObjectsConsensus
+
+    try:
+        poll_s = float(address.options.get(POLL, POLL_S))
+    except ValueError:
+        poll_s = nan
+    if not 0 < poll_s <= POLL_MAX_S:
+        raise InvalidLocation(
+            f"{address.scheme}: option 'poll_s' is a number of seconds, at most {POLL_MAX_S:g}"
+        )
+    return ObjectsConsensus(bucket, runtime=runtime, poll_s=poll_s)
+
+
 def _postgres(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     with extra("postgres"):
         from aiopersist.storage.postgres.consensus import PostgresConsensus
@@ -159,6 +187,7 @@ def _postgres(url: str, runtime: Runtime, readonly: bool) -> Consensus:
 _blob_schemes: dict[str, Callable[[str, Runtime], Blob]] = {"mem": _memory_blob, "file": _files, "s3": _s3}
 _consensus_schemes: dict[str, Callable[[str, Runtime, bool], Consensus]] = {
     "mem": _memory_consensus,
+    "s3": _s3_consensus,
     "sqlite": _sqlite,
     "postgres": _postgres,
     "postgresql": _postgres,
@@ -207,14 +236,18 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
         return location
     if not isinstance(location, str | os.PathLike):
         raise InvalidLocation(
-            f"a location is a directory, mem:// or a Location, not {type(location).__name__}"
+            f"a location is a directory, a URL or a Location, not {type(location).__name__}"
         )
     text = os.fspath(location)
     scheme = scheme_of(text) if isinstance(location, str) else None
     if scheme == "mem":
         return Location(text, text)
+    if scheme in _BUCKETS:
+        return _in_a_bucket(text)
     if scheme is not None:
-        what = f"{scheme}: a location is a directory or mem://; give other stores as blob and consensus"
+        what = (
+            f"{scheme}: a location is a directory, mem:// or s3://; give other stores as blob and consensus"
+        )
         raise InvalidLocation(what)
     almost = _ALMOST_A_URL.match(text)
     if almost and (_is_known(almost[1]) or (almost[2] and isinstance(location, str))):
@@ -224,6 +257,15 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
         raise InvalidLocation("the location is no directory: it is empty or has a NUL")
     folder = quote("/" + Path(text).absolute().as_posix().lstrip("/"))
     return Location(f"file://{folder}/blob", f"sqlite://{folder}/state.db")
+
+
+def _in_a_bucket(url: str) -> Location:
+    """Both stores below one prefix of a bucket."""
+    place, mark, query = url.partition("?")
+    options = query.split("&")
+    of_blobs = "&".join(option for option in options if option.partition("=")[0] != POLL)
+    place = place.rstrip("/")
+    return Location(f"{place}/blob{mark}{of_blobs}".removesuffix("?"), f"{place}/consensus{mark}{query}")
 
 
 def _from_environment() -> Location:

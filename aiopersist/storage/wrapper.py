@@ -94,5 +94,12 @@ class WrappedConsensus(Consensus):
     async def clock(self) -> float:
         return await self._request("clock", self.inner.clock)
 
+    @property
+    def clock_error_s(self) -> float:
+        return self.inner.clock_error_s
+
+    async def check(self) -> None:
+        await self._request("check", self.inner.check)
+
     async def aclose(self) -> None:
         await self.inner.aclose()

@@ -42,6 +42,7 @@ class TcpProxy:
         self.host = "127.0.0.1"
         self.port = 0  # known once it is entered
         self.delay_s = 0.0  # before each chunk, in both directions
+        self.changed: Callable[[bytes], bytes] = bytes  # what becomes of each chunk of a request
         self.refusing = False
         self.accepted = 0
         self.refused = 0
@@ -193,6 +194,7 @@ class _Link:
     async def _requests(self) -> None:
         while data := await _read(self.client_reader):
             await self._pause(self.proxy._requests)
+            data = self.proxy.changed(data)
             self.proxy.bytes_to_server += len(data)
             await _write(self.server_writer, data)
         await self.proxy._requests.wait()

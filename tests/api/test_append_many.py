@@ -27,6 +27,7 @@ class Plain(FaultyConsensus):
         raise ap.Unsupported("one key at a time")
 
 
+@pytest.mark.several_shards
 @pytest.mark.parametrize("single", SIZES)
 async def test_updates_and_batches_in_three_shards(location: Any, single: int) -> None:
     """Goal: on every kind of store; one shard gets updates, one a batch, one several."""

@@ -102,6 +102,7 @@ async def test_with_single_appends_of_the_same_writers() -> None:
         assert found[1] == both | {f"b{n}": 1 for n in range(15)}
 
 
+@pytest.mark.several_shards
 async def test_several_clients_on_every_store(location: Any) -> None:
     """Goal: appends of several clients to the same shards: each is in all or in none, whichever wins."""
     blob, consensus = location

@@ -241,6 +241,7 @@ async def test_cancelled_at_any_step_of_slow_stores() -> None:
             await r.faults.land()
 
 
+@pytest.mark.several_shards
 @pytest.mark.parametrize("steps", [3, 30, 100, 1000])
 async def test_cancelled_at_some_step_on_every_store(location: Any, steps: int) -> None:
     blob, consensus = location

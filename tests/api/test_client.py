@@ -97,11 +97,12 @@ async def test_instances_are_used_and_left_open() -> None:
         ({"blob": "mem://x"}, "consensus"),
         ({"consensus": "mem://x"}, "blob"),
         ({"location": "here", "blob": "mem://x"}, "not both"),
-        ({"location": "s3://bucket"}, "s3"),
+        ({"location": "gopher://bucket"}, "gopher"),
         ({"location": ""}, "directory"),
         ({"location": 7}, "int"),
         ({"blob": "ftp://x", "consensus": "mem://x"}, "ftp"),
         ({"blob": "mem://x", "consensus": "mysql://x"}, "mysql"),
+        ({"location": "s3://bucket/x?poll_s=often"}, "poll_s"),
         ({"blob": "file:///x?fsnyc=off", "consensus": "mem://x"}, "fsnyc"),
         ({"blob": "file:///x?fsync=maybe", "consensus": "mem://x"}, "fsync"),
         ({"blob": "nothing", "consensus": "mem://x"}, "URL"),
@@ -130,7 +131,7 @@ async def test_stores_of_two_locations_are_refused() -> None:
         pass
 
 
-@pytest.mark.parametrize("store", ["refuses", "silent", "s3"])
+@pytest.mark.parametrize("store", ["refuses", "silent", "s3", "bucket"])
 async def test_a_store_that_cannot_be_reached(tmp_path: Path, store: str) -> None:
     """Goal: `StorageUnavailable` within the timeout for opening, whether it refuses or never answers."""
     with socket.socket() as listening:
@@ -139,9 +140,10 @@ async def test_a_store_that_cannot_be_reached(tmp_path: Path, store: str) -> Non
             listening.listen()
         port = listening.getsockname()[1]
         urls = {"blob": f"file://{tmp_path}", "consensus": f"postgres://u:hush@127.0.0.1:{port}/db"}
-        if store == "s3":
+        if store in ("s3", "bucket"):
             endpoint = f"s3://b/p?endpoint=http://127.0.0.1:{port}&access_key=k&secret_key=hush"
-            urls = {"blob": f"{endpoint}&region=us-east-1", "consensus": "mem://"}
+            endpoint += "&region=us-east-1"
+            urls = {"location": endpoint} if store == "bucket" else {"blob": endpoint, "consensus": "mem://"}
         began = asyncio.get_running_loop().time()
         with pytest.raises(ap.StorageUnavailable) as caught:
             await ap.open(**urls, settings=ap.Settings(open_timeout_s=0.5))  # type: ignore[arg-type]
@@ -158,7 +160,9 @@ async def test_no_secret_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     s3 = "s3://bucket/p?endpoint=http://127.0.0.1:1&region=r&access_key=key&secret_key=hush"
     postgres = "postgres://user:hush@127.0.0.1:1/db?schema=s"
     shown = [repr(ap.Location(s3, postgres)), repr(ap.open_blob(s3)), repr(ap.open_consensus(postgres))]
-    for urls in ({"blob": s3, "consensus": "mem://"}, {"blob": "mem://", "consensus": postgres}):
+    shown.append(repr(ap.open_consensus(s3)))
+    pairs = [{"blob": s3, "consensus": "mem://"}, {"blob": "mem://", "consensus": postgres}]
+    for urls in (*pairs, {"location": s3}):
         try:
             await ap.open(**urls, settings=ap.Settings(open_timeout_s=0.2))  # type: ignore[arg-type]
         except ap.StorageUnavailable as error:

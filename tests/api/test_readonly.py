@@ -237,6 +237,7 @@ async def test_a_blob_that_is_lost_is_corruption(tmp_path: Path) -> None:
                 await s.rows()
 
 
+@pytest.mark.several_shards
 async def test_what_stands_on_top_can_be_read(location: Any) -> None:
     """Goal: a stash and an `Indexed` are opened readonly, and neither store is written."""
     async with opened(location, readonly=False) as client:

@@ -195,6 +195,13 @@ class TestPostgresConsensus(OurConsensus):
             yield handles
 
 
+class TestS3Consensus(OurConsensus):
+    @pytest.fixture
+    async def handles(self, s3_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(f"{s3_url}&poll_s=0.05"):
+            yield handles
+
+
 class TestS3Blob(OurBlob):
     @pytest.fixture
     async def handles(self, s3_url: str) -> AsyncIterator[tuple[Blob, Blob]]:

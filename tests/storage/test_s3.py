@@ -11,7 +11,7 @@ import pytest
 from aiobotocore.session import AioSession
 
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
-from aiopersist.storage.s3 import blob as s3_blob
+from aiopersist.storage.s3 import client as s3_client
 from aiopersist.storage.s3.blob import PART_BYTES, S3Blob
 from aiopersist.storage.urls import open_blob
 from aiopersist.testing import servers
@@ -24,8 +24,8 @@ class Counting:
 
     def __init__(self, blob: S3Blob) -> None:
         self.calls: Counter[str] = Counter()
-        self._real = blob._s3
-        blob._s3 = self
+        self._real = blob._client.s3
+        blob._client.s3 = self
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         self.calls[name] += 1
@@ -49,7 +49,7 @@ async def test_a_client_that_is_made_while_the_store_closes_is_closed(
     blob, begun, goes_on = open_blob(best_s3_url), asyncio.Event(), asyncio.Event()
     assert isinstance(blob, S3Blob)
     made: Counter[str] = Counter()
-    new_client, loop, load = blob._new_client, asyncio.get_running_loop(), s3_blob._load
+    new_client, loop, load = blob._client._new_client, asyncio.get_running_loop(), s3_client._load
 
     @contextlib.asynccontextmanager
     async def counted(session: AioSession) -> AsyncIterator[object]:
@@ -67,8 +67,8 @@ async def test_a_client_that_is_made_while_the_store_closes_is_closed(
             asyncio.run_coroutine_threadsafe(goes_on.wait(), loop).result()
         load(session)
 
-    monkeypatch.setattr(blob, "_new_client", counted)
-    monkeypatch.setattr(s3_blob, "_load", loads)
+    monkeypatch.setattr(blob._client, "_new_client", counted)
+    monkeypatch.setattr(s3_client, "_load", loads)
     reading = asyncio.ensure_future(blob.get("k"))
     await begun.wait()
     closing = asyncio.ensure_future(blob.aclose())
@@ -103,21 +103,23 @@ async def test_a_large_value_goes_in_parts(blob: S3Blob) -> None:
 
 async def test_an_upload_that_fails_is_aborted(blob: S3Blob, monkeypatch: pytest.MonkeyPatch) -> None:
     await blob.set("warm", b"x")
-    real = blob._s3.upload_part
+    real = blob._client.s3.upload_part
 
     async def upload_part(**request: object) -> object:
         if request["PartNumber"] == 2:
             await asyncio.Event().wait()
         return await real(**request)
 
-    monkeypatch.setattr(blob._s3, "upload_part", upload_part)
+    monkeypatch.setattr(blob._client.s3, "upload_part", upload_part)
     task = asyncio.create_task(blob.set("big", b"x" * (3 * PART_BYTES)))
     await asyncio.sleep(0.5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.gather(*blob._aborting)
-    found = await blob._s3.list_multipart_uploads(Bucket=blob._bucket, Prefix=blob._prefix)
+    found = await blob._client.s3.list_multipart_uploads(
+        Bucket=blob._client.bucket, Prefix=blob._client.prefix
+    )
     assert found.get("Uploads", []) == []
     assert await blob.get("big") is None
 
@@ -128,12 +130,12 @@ async def test_a_completion_whose_answer_is_empty(
 ) -> None:
     """Goal: a status of 200 alone does not say that an upload was completed."""
     await blob.set("warm", b"x")
-    real = blob._s3.complete_multipart_upload
+    real = blob._client.s3.complete_multipart_upload
 
     async def complete(**request: object) -> object:
         return await real(**request) and {} if completes else {}
 
-    monkeypatch.setattr(blob._s3, "complete_multipart_upload", complete)
+    monkeypatch.setattr(blob._client.s3, "complete_multipart_upload", complete)
     data = b"x" * (PART_BYTES + 1)
     if completes:
         await blob.set("big", data)

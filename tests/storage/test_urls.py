@@ -13,6 +13,7 @@ from aiopersist.errors import InvalidLocation
 from aiopersist.storage.address import has_secrets
 from aiopersist.storage.files.blob import FilesBlob
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.objects.consensus import ObjectsConsensus
 from aiopersist.storage.postgres.address import PostgresAddress
 from aiopersist.storage.s3.blob import S3Blob
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
@@ -170,7 +171,7 @@ def test_what_the_driver_of_postgres_is_told(url: str, password: str, user: str)
 def test_the_credentials_of_s3_are_taken_as_they_are() -> None:
     blob = open_blob("s3://b/team@corp/x?access_key=AK+A&secret_key=a+b/c%2Bd%26e@f&session_token=t%20u==")
     assert isinstance(blob, S3Blob)
-    assert list(blob._credentials.values()) == ["AK+A", "a+b/c+d&e@f", "t u=="]
+    assert list(blob._client._credentials.values()) == ["AK+A", "a+b/c+d&e@f", "t u=="]
     assert repr(blob) == "<S3Blob s3://b/team@corp/x/>"
 
 
@@ -252,6 +253,23 @@ class TestParseLocation:
         assert parse_location("mem://") == Location("mem://", "mem://")
         assert parse_location("mem://name") == Location("mem://name", "mem://name")
 
+    def test_a_bucket(self) -> None:
+        """Goal: both stores lie below the prefix, with the options that each of them knows."""
+        options = "endpoint=http://h:1&region=r"
+        for prefix in ("s3://b/p", "s3://b/p/", "S3://b/p"):
+            found = parse_location(f"{prefix}?{options}&poll_s=3")
+            start = prefix.rstrip("/")
+            assert found == Location(f"{start}/blob?{options}", f"{start}/consensus?{options}&poll_s=3")
+            assert isinstance(open_blob(str(found.blob)), S3Blob)
+            assert isinstance(open_consensus(str(found.consensus)), ObjectsConsensus)
+        assert parse_location("s3://b") == Location("s3://b/blob", "s3://b/consensus")
+        assert parse_location("s3://b?poll_s=3") == Location("s3://b/blob", "s3://b/consensus?poll_s=3")
+
+    @pytest.mark.parametrize("poll_s", ["0", "-1", "11", "nan", "often", ""])
+    def test_how_often_it_polls(self, poll_s: str) -> None:
+        with pytest.raises(InvalidLocation, match="poll_s"):
+            open_consensus(f"s3://b/p?poll_s={poll_s}")
+
     def test_two_stores(self) -> None:
         blob = MemoryBlob()
         assert parse_location(blob=blob, consensus="mem://").blob is blob
@@ -265,7 +283,8 @@ class TestParseLocation:
             ({"consensus": "mem://"}, "blob"),
             ({"location": "x", "blob": "mem://", "consensus": "mem://"}, "not both"),
             ({"location": "x", "consensus": "mem://"}, "not both"),
-            ({"location": "s3://bucket/x"}, "s3"),
+            ({"location": "gopher://bucket/x"}, "gopher"),
+            ({"location": "postgres://h/d"}, "postgres"),
             ({"location": ""}, "directory"),
             *(
                 ({"location": text}, text.partition(":")[0])

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import pytest
+
 import aiopersist as ap
 from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.shard.attempt import Slot
@@ -17,6 +19,7 @@ from aiopersist.state.diff import decode_diff
 from aiopersist.state.rollup_file import decode_rollup
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.urls import parse_location
 from aiopersist.testing.faults import FaultyBlob, FaultyConsensus
 from aiopersist.testing.model import Model
 from tests.support.internals import shards_of
@@ -261,3 +264,11 @@ async def finished(place: Place, shard_id: str) -> None:
         assert set(place.blobs()) == place.named(shard_id)
     async with asyncio.timeout(50), place.open() as client:
         await sound(place, client)
+
+
+def both_in_a_bucket(url: str, test: pytest.Item | None = None) -> tuple[str, str]:
+    """The URLs of both stores of a location in a bucket; skips a test that it cannot serve."""
+    if test is not None and test.get_closest_marker("several_shards"):
+        pytest.skip("an object store commits to one shard at a time")
+    found = parse_location(f"{url}&poll_s=0.1")
+    return str(found.blob), str(found.consensus)

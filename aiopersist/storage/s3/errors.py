@@ -16,12 +16,13 @@ _BEYOND_THE_END = {"InvalidRange", "416"}
 _LASTING = {
     "AccessDenied", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken",
     "InsufficientStorage", "InvalidAccessKeyId", "InvalidToken", "NoSuchBucket", "PermanentRedirect",
-    "QuotaExceeded", "SignatureDoesNotMatch", "XMinioStorageFull",
+    "QuotaExceeded", "SignatureDoesNotMatch", "XAdminUserNotFound", "XMinioStorageFull",
 }  # fmt: skip
 # Refused for the moment, and surely not carried out.
 _PASSING = {
-    "BadDigest", "IncompleteBody", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown",
-    "Throttling", "ThrottlingException", "TooManyRequests", "XAmzContentChecksumMismatch",
+    "BadDigest", "ConditionalRequestConflict", "IncompleteBody", "OperationAborted", "RequestTimeout",
+    "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests",
+    "XAmzContentChecksumMismatch",
 }  # fmt: skip
 _NO_CREDENTIALS = (
     driver.NoCredentialsError,

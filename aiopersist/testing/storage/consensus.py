@@ -9,8 +9,8 @@
             await two.aclose()
 
 Needs pytest and pytest-asyncio, in strict or in auto mode. The tests write through one handle and read
-through the other. `compare_and_set_many` is required; tests of `remove` are skipped for a store that raises
-`Unsupported`.
+through the other. Tests of `compare_and_set_many` with several keys, and of `remove`, are skipped for a store
+that raises `Unsupported`.
 """
 
 import asyncio
@@ -21,7 +21,14 @@ import pytest
 from aiopersist.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.testing.fixtures import TakesHandles
-from aiopersist.testing.storage.heads import HINT_TIMEOUT_S, Handles, HeadsConformance, grow, numbered
+from aiopersist.testing.storage.heads import (
+    HINT_TIMEOUT_S,
+    Handles,
+    HeadsConformance,
+    grow,
+    numbered,
+    set_many,
+)
 from aiopersist.testing.storage.remove import RemoveConformance
 
 KEYS = {
@@ -194,7 +201,7 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
         await grow(one, "b", 1)
         good = [Entry("b", 0, b"1"), Entry("new", None, b"0"), Entry("a", 1, b"2")]
         for bad in [Entry("c", 0, b"x"), Entry("c", 3, b"x")]:
-            assert await two.compare_and_set_many([*good, bad]) is False
+            assert await set_many(two, [*good, bad]) is False
         assert await two.compare_and_set_many([Entry("b", None, b"x"), Entry("a", 1, b"x")]) is False
         assert await one.list_keys("") == ["a", "b"]
         assert await one.head("a") == Versioned(1, b"1")
@@ -216,7 +223,7 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
             for _ in range(10):
                 heads = {key: await handle.head(key) for key in order}
                 entries = [Entry(key, head.seqno, b"t") for key, head in heads.items() if head]
-                won += await handle.compare_and_set_many(entries)
+                won += await set_many(handle, entries)
             return won
 
         async def alone(handle: Consensus) -> int:
@@ -299,7 +306,7 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
         await asyncio.wait({asyncio.ensure_future(one.watch("warm up"))}, timeout=0.2)
         hints = [asyncio.create_task(one.watch(key)) for key in ("a", "b")]
         await SYSTEM.sleep(0.05)
-        assert await two.compare_and_set_many([Entry("a", None, b""), Entry("b", None, b"")])
+        assert await set_many(two, [Entry("a", None, b""), Entry("b", None, b"")])
         await asyncio.wait_for(asyncio.gather(*hints), HINT_TIMEOUT_S)
 
     async def test_a_watch_may_be_cancelled(self, handles: Handles) -> None:

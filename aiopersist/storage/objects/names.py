@@ -1,0 +1,57 @@
+"""The names of the objects that keep the versions of keys. Each key has a folder:
+
+kshard%2F3f2a.../v/7fffffffffffffd1     version 46: names descend, so that a list begins with the head
+kshard%2F3f2a.../f/0000000000000028     a floor: the versions below 40 are truncated
+h<sha256>/n                             the key of a folder whose key is too long to be a name
+"""
+
+from hashlib import sha256
+from urllib.parse import quote, unquote
+
+SEQNO_MAX = 2**63 - 1
+NAME_MAX = 200  # bytes: gateways keep names in file systems, where a name has 255 at most
+
+VERSIONS = "v/"
+FLOORS = "f/"
+KEY = "n"
+WHOLE, HASHED = "k", "h"
+
+
+def folder_of(key: str) -> str:
+    """The folder of a key, with the slash."""
+    quoted = quoted_key(key)
+    return f"{quoted if len(quoted) <= NAME_MAX else HASHED + sha256(key.encode()).hexdigest()}/"
+
+
+def quoted_key(key: str) -> str:
+    """The name of a key's folder if it is short enough. That of a longer key begins with it."""
+    return WHOLE + quote(key, safe="")
+
+
+def is_hashed(folder: str) -> bool:
+    return folder.startswith(HASHED)
+
+
+def key_of(folder: str) -> str:
+    """The key of a folder that is not hashed."""
+    return unquote(folder.removeprefix(WHOLE))
+
+
+def version_name(seqno: int) -> str:
+    """The name of a version in its folder; the greater the seqno, the less the name."""
+    return f"{VERSIONS}{SEQNO_MAX - seqno:016x}"
+
+
+def version_of(name: str) -> int:
+    """The seqno in the name of a version."""
+    return SEQNO_MAX - int(name.rpartition("/")[2], 16)
+
+
+def floor_name(seqno: int) -> str:
+    """The name of a floor in its folder; names rise."""
+    return f"{FLOORS}{seqno:016x}"
+
+
+def floor_of(name: str) -> int:
+    """The seqno in the name of a floor."""
+    return int(name.rpartition("/")[2], 16)

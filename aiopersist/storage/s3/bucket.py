@@ -1,0 +1,90 @@
+"""The objects that consensus needs, in an S3 bucket or in any store that speaks its protocol and obeys
+`If-None-Match: *`."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from aiopersist.errors import StorageUnavailable
+from aiopersist.runtime import Runtime
+from aiopersist.storage.address import Address
+from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
+from aiopersist.storage.objects.clock import ServerClock
+from aiopersist.storage.s3.client import S3Client
+
+PAGE = 1000  # names in an answer, S3's limit
+ABSENT = "absent"  # nobody creates it
+
+
+class S3Bucket(Bucket):
+    """See the header."""
+
+    def __init__(self, client: S3Client, clock: ServerClock) -> None:
+        self._client = client
+        self._clock = clock
+
+    @classmethod
+    def at(cls, address: Address, runtime: Runtime) -> Self:
+        """See `S3Client.at`."""
+        clock = ServerClock(runtime)
+        return cls(S3Client.at(address, "consensus store", clock), clock)
+
+    def __repr__(self) -> str:
+        return repr(self._client)
+
+    async def create(self, name: str, data: bytes) -> bool:
+        return await self._client.create(name, data) is not None
+
+    async def get(self, name: str) -> Object | None:
+        found = await self._client.get(name)
+        return None if found is None else Object(found[0], str(found[1]["ETag"]))
+
+    async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
+        client, found = self._client, list[Tagged]()
+        wanted: dict[str, Any] = {"Bucket": client.bucket, "Prefix": client.prefix + prefix}
+        if after:
+            wanted["StartAfter"] = client.prefix + after
+        while True:
+            wanted["MaxKeys"] = PAGE if limit is None else min(PAGE, limit - len(found))
+            page = await client.ask("list", lambda s3: s3.list_objects_v2(**wanted))
+            found += [
+                Tagged(item["Key"].removeprefix(client.prefix), str(item["ETag"]))
+                for item in page.get("Contents", ())
+            ]
+            if not page.get("IsTruncated") or (limit is not None and len(found) >= limit):
+                return found
+            wanted["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def folders(self, prefix: str) -> list[str]:
+        client, found = self._client, list[str]()
+        begin = client.prefix + prefix
+        wanted: dict[str, Any] = {"Bucket": client.bucket, "Prefix": begin, "Delimiter": "/"}
+        while True:
+            page = await client.ask("list", lambda s3: s3.list_objects_v2(**wanted))
+            folders = page.get("CommonPrefixes", ())
+            found += [folder["Prefix"].removeprefix(begin).removesuffix("/") for folder in folders]
+            if not page.get("IsTruncated"):
+                return found
+            wanted["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._client.delete(list(names))
+
+    async def now(self) -> float:
+        return self._clock.now() if self._clock.is_known else await self.clock()
+
+    async def clock(self) -> float:
+        await self.get(ABSENT)
+        if not self._clock.is_known:
+            raise StorageUnavailable("s3: clock: the answers have no Date", retry=False)
+        return self._clock.now()
+
+    @property
+    def clock_error_s(self) -> float:
+        return self._clock.error_s
+
+    async def facts(self) -> dict[str, str]:
+        client = self._client
+        return {"server": f"S3 at {client.endpoint or 'AWS'}", "region": client.region or "the environment's"}
+
+    async def aclose(self) -> None:
+        await self._client.aclose()

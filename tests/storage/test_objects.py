@@ -1,0 +1,362 @@
+"""Consensus on objects: its requests, its names, buckets that cannot be used, and whole locations."""
+
+import asyncio
+import re
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import islice
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import aiopersist as ap
+from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
+from aiopersist.runtime import Runtime
+from aiopersist.storage.consensus import Entry, Versioned
+from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
+from aiopersist.storage.objects.consensus import KNOWN_MAX, ObjectsConsensus, delays_of_polls
+from aiopersist.storage.objects.names import (
+    SEQNO_MAX,
+    floor_name,
+    floor_of,
+    folder_of,
+    is_hashed,
+    key_of,
+    version_name,
+    version_of,
+)
+from aiopersist.testing import servers
+from aiopersist.testing.proxy import TcpProxy
+from aiopersist.testing.storage.heads import grow, numbered
+from tests.storage.objects_kit import Objects, World
+from tests.support.location import both_in_a_bucket
+
+
+class Counting(Bucket):
+    """Counts requests. `fails`: the error of the next request of that kind, which does not happen."""
+
+    def __init__(self, inner: Bucket) -> None:
+        self.inner = inner
+        self.calls: Counter[str] = Counter()
+        self.fails: dict[str, Exception] = {}
+
+    async def _call(self, what: str, request: Callable[[], Awaitable[Any]]) -> Any:
+        self.calls[what] += 1
+        if what in self.fails:
+            raise self.fails.pop(what)
+        return await request()
+
+    async def create(self, name: str, data: bytes) -> bool:
+        return bool(await self._call("create", lambda: self.inner.create(name, data)))
+
+    async def get(self, name: str) -> Object | None:
+        found: Object | None = await self._call("get", lambda: self.inner.get(name))
+        return found
+
+    async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
+        return list(await self._call("list", lambda: self.inner.find(prefix, after=after, limit=limit)))
+
+    async def folders(self, prefix: str) -> list[str]:
+        return list(await self._call("folders", lambda: self.inner.folders(prefix)))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._call("delete", lambda: self.inner.delete(names))
+
+    async def now(self) -> float:
+        return await self.inner.now()
+
+    async def clock(self) -> float:
+        return await self.inner.clock()
+
+    @property
+    def clock_error_s(self) -> float:
+        return self.inner.clock_error_s
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class Place:
+    """A bucket in memory, and handles on it that count."""
+
+    def __init__(self) -> None:
+        self.world = World({})
+
+    def handle(self, runtime: Runtime | None = None) -> tuple[ObjectsConsensus, Counting]:
+        bucket = Counting(Objects(self.world))
+        return ObjectsConsensus(bucket, runtime=runtime or Runtime(), poll_s=0.01), bucket
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+async def test_requests(place: Place) -> None:
+    """Goal: a commit is a creation and a list; a head is a list, a get and a list."""
+    one, calls = place.handle()
+    await grow(one, "k", 3)
+    calls.calls.clear()
+    assert await one.compare_and_set("k", 2, b"3")
+    assert calls.calls == {"create": 1, "list": 1}
+    calls.calls.clear()
+    assert await one.compare_and_set("k", 2, b"x") is False
+    assert calls.calls == {}, "it knows a newer head"
+    other, calls = place.handle()
+    assert await other.head("k") == Versioned(3, b"3")
+    assert calls.calls == {"list": 2, "get": 1}
+    calls.calls.clear()
+    assert await one.compare_and_set("k", 3, b"4")
+    assert await other.compare_and_set("k", 3, b"x") is False
+    assert calls.calls == {"create": 1, "get": 1}
+    calls.calls.clear()
+    assert await other.heads({"k": 4}) == {}
+    assert calls.calls == {"list": 1}
+    calls.calls.clear()
+    assert await other.scan("k", 1, 100) == numbered(range(1, 5))
+    assert calls.calls == {"list": 2, "get": 4}
+    calls.calls.clear()
+    assert await other.truncate("k", 3) == 3
+    assert calls.calls == {"list": 4, "create": 1, "delete": 1}
+
+
+async def test_who_does_not_know_the_head_reads_it_first(place: Place) -> None:
+    """Goal: what was known some time ago may be truncated, and a creation would leave an orphan."""
+
+    class Later(Runtime):
+        ahead_s = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.ahead_s
+
+    runtime = Later()
+    slow, calls = place.handle(runtime)
+    await grow(slow, "k", 2)
+    fast, _ = place.handle()
+    for seqno in range(1, 9):
+        assert await fast.compare_and_set("k", seqno, b"%d" % (seqno + 1))
+    assert await fast.truncate("k", 9) == 9
+    runtime.ahead_s = 60.0
+    calls.calls.clear()
+    assert await slow.compare_and_set("k", 1, b"x") is False
+    assert calls.calls["create"] == 0
+    assert sorted(name for name in place.world.stored if "/v/" in name) == [folder_of("k") + version_name(9)]
+
+
+async def test_an_orphan_is_of_unknown_outcome_and_is_collected(place: Place) -> None:
+    """Goal: who slept after it knew the head creates a version that was truncated: nobody reads it."""
+    slow, _ = place.handle()
+    await grow(slow, "k", 2)
+    fast, _ = place.handle()
+    for seqno in range(1, 9):
+        assert await fast.compare_and_set("k", seqno, b"%d" % (seqno + 1))
+    assert await fast.truncate("k", 9) == 9
+    with pytest.raises(Indeterminate, match="truncated"):
+        await slow.compare_and_set("k", 1, b"orphan")
+    assert folder_of("k") + version_name(2) in place.world.stored
+    for handle in (slow, fast, place.handle()[0]):
+        assert await handle.scan("k", 0, 100) == numbered([9])
+        assert await handle.scan("k", 0, 1) == numbered([9])
+        assert await handle.head("k") == Versioned(9, b"9")
+    assert await fast.truncate("k", 9) == 0
+    assert folder_of("k") + version_name(2) not in place.world.stored
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable("gone"), Indeterminate("gone")], ids=repr)
+async def test_a_creation_that_cannot_be_confirmed_is_of_unknown_outcome(
+    place: Place, error: Exception
+) -> None:
+    """Goal: also where the list alone surely changed nothing: the version is there."""
+    one, calls = place.handle()
+    await grow(one, "k", 1)
+    calls.fails["list"] = error
+    with pytest.raises(Indeterminate):
+        await one.compare_and_set("k", 0, b"1")
+    assert await place.handle()[0].head("k") == Versioned(1, b"1")
+
+
+async def test_what_surely_was_not_created_is_told_so(place: Place) -> None:
+    one, calls = place.handle()
+    await grow(one, "k", 1)
+    calls.fails["create"] = StorageUnavailable("409 ConditionalRequestConflict")
+    with pytest.raises(StorageUnavailable):
+        await one.compare_and_set("k", 0, b"1")
+    assert await one.compare_and_set("k", 0, b"1")
+
+
+async def test_a_truncation_that_breaks_off_is_finished_by_the_next(place: Place) -> None:
+    one, calls = place.handle()
+    await grow(one, "k", 5)
+    calls.fails["delete"] = StorageUnavailable("gone")
+    with pytest.raises(StorageUnavailable):
+        await one.truncate("k", 4)
+    other, _ = place.handle()
+    assert await other.scan("k", 0, 100) == numbered([4])
+    assert await other.truncate("k", 2) == 0
+    assert len(place.world.stored) == 2, "the last version, and its floor"
+
+
+async def test_several_keys_at_once_are_refused_and_nothing_is_sent(place: Place) -> None:
+    one, calls = place.handle()
+    with pytest.raises(Unsupported, match="one shard at a time"):
+        await one.compare_and_set_many([Entry("a", None, b""), Entry("b", None, b"")])
+    assert await one.compare_and_set_many([]) is True
+    assert calls.calls == {}
+
+
+async def test_an_object_that_is_no_version(place: Place) -> None:
+    one, _ = place.handle()
+    await grow(one, "k", 1)
+    place.world.stored[folder_of("k") + version_name(1)] = Object(b"rubbish", "tag")
+    with pytest.raises(Corruption):
+        await one.head("k")
+
+
+async def test_what_is_known_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiopersist.storage.objects.consensus.KNOWN_MAX", 10)
+    assert KNOWN_MAX > 10
+    one, _ = place.handle()
+    for number in range(30):
+        await grow(one, f"k{number}", 2)
+    assert len(one._known) == 10
+    assert await one.compare_and_set("k3", 1, b"2")
+
+
+def test_a_watch_slows_down() -> None:
+    delays = list(islice(delays_of_polls(1.0), 8))
+    assert delays == pytest.approx([1, 1.5, 2.25, 3.375, 5.0625, 7.59375, 10, 10])
+
+
+async def test_a_commit_of_its_own_handle_wakes_a_watch_at_once(place: Place) -> None:
+    one, calls = place.handle()
+    one._poll_s = 3600.0
+    await grow(one, "k", 1)
+    calls.calls.clear()
+    waiting = asyncio.ensure_future(one.watch("k"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    assert await one.compare_and_set("k", 0, b"1")
+    await waiting
+    assert calls.calls == {"create": 1, "list": 1}, "it did not poll"
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seqno", [0, 1, 15, 16, 2**40, SEQNO_MAX])
+def test_versions_descend_and_floors_rise(seqno: int) -> None:
+    assert version_of("kx/" + version_name(seqno)) == seqno
+    assert floor_of("kx/" + floor_name(seqno)) == seqno
+    if seqno < SEQNO_MAX:
+        assert version_name(seqno) > version_name(seqno + 1)
+        assert floor_name(seqno) < floor_name(seqno + 1)
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "..", ".", "a/b", "%2F", "größe/日本", "k" * 199, "k" * 200, "é" * 1000], ids=len
+)
+def test_a_folder_is_one_component_of_legal_length(key: str) -> None:
+    folder = folder_of(key)
+    assert folder.endswith("/") and "/" not in folder[:-1]
+    assert len(folder) < 255 and folder.isascii() and folder[:-1] not in (".", "..")
+    assert is_hashed(folder) or key_of(folder.rstrip("/")) == key
+
+
+# --- buckets that cannot be used -----------------------------------------------------------------
+
+
+class Overwriting(Objects):
+    """Knows no conditions."""
+
+    def _put(self, name: str, data: bytes) -> bool:
+        self.stored.pop(name, None)
+        return super()._put(name, data)
+
+
+async def test_a_bucket_that_ignores_conditions_is_refused() -> None:
+    world = World({})
+    consensus = ObjectsConsensus(Overwriting(world))
+    with pytest.raises(InvalidLocation, match="If-None-Match"):
+        await ap.open(blob="mem://", consensus=consensus)
+    assert [name for name in world.stored if "/" in name] == []
+
+
+async def test_a_bucket_is_checked_once(place: Place) -> None:
+    for expected in (2, 1):
+        consensus, calls = place.handle()
+        await consensus.check()
+        await consensus.check()
+        assert calls.calls == {"create": expected}
+
+
+@pytest.fixture
+def moto(_s3_pool: dict[str, servers.S3Server]) -> servers.S3Server:
+    """No real server takes what a gateway has changed, since requests are signed."""
+    return _s3_pool["moto"]
+
+
+@pytest.fixture
+async def careless(moto: servers.S3Server) -> AsyncIterator[str]:
+    """The URL of a place in a bucket behind a gateway that strips conditions from requests."""
+    endpoint = urlsplit(moto.endpoint)
+    async with TcpProxy(str(endpoint.hostname), int(endpoint.port or 80)) as proxy:
+        header = re.compile(rb"if-none-match:", re.IGNORECASE)
+        proxy.changed = lambda data: header.sub(b"x-none-match-:", data)
+        yield moto.url(uuid.uuid4().hex, endpoint=f"http://{proxy.host}:{proxy.port}")
+
+
+async def test_a_gateway_that_strips_conditions_is_refused(careless: str) -> None:
+    with pytest.raises(InvalidLocation, match="If-None-Match"):
+        await ap.open(careless)
+    blob, _ = both_in_a_bucket(careless)
+    async with ap.open(blob=blob, consensus="mem://") as client:  # with another consensus store it will do
+        await client.ping()
+
+
+# --- whole locations -----------------------------------------------------------------------------
+
+
+async def test_a_bucket_is_a_whole_location(best_s3_url: str) -> None:
+    """Goal: append, read, listen, a table, a transaction; another client sees all of it."""
+    schema = ap.Schema(key=str, val=int)
+    url = f"{best_s3_url}&poll_s=0.05"
+    async with ap.open(url) as client, ap.open(url) as other:
+        async with client.writer("t", schema) as w, other.reader("t", schema) as r:
+            listening = await r.listen()
+            await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
+            async with asyncio.timeout(30):
+                step = await anext(listening.steps())
+            assert step.updates.rows() == [("a", 1, 0, 1)]
+            await listening.aclose()
+        table, again = client.table("u", key=str, val=int), other.table("u", key=str, val=int)
+
+        async def twice(tx: ap.Transaction) -> None:
+            tx.put(table, "k", 2 * (await tx.get(table, "k") or 0))
+
+        await table.put("k", 4)
+        await client.transact(twice)
+        assert await again.get("k") == 8
+        assert (await other.fsck("t")).ok
+        with pytest.raises(Unsupported, match="Postgres"):
+            await client.stash()
+
+
+async def test_clients_race_for_one_shard(best_s3_url: str) -> None:
+    """Goal: nothing is lost, nothing is there twice."""
+    schema, url = ap.Schema(key=str, val=int), f"{best_s3_url}&poll_s=0.05"
+
+    async def work(name: str) -> None:
+        async with ap.open(url) as client, client.writer("t", schema) as w:
+            for number in range(10):
+                await w.write([(name, number)])
+
+    await asyncio.gather(*(work(f"w{n}") for n in range(4)))
+    async with ap.open(url, readonly=True) as client, client.reader("t") as r, r.snapshot() as s:
+        found = sorted((key, val, diff) for key, val, diff in await s.rows())
+    assert found == [(f"w{n}", number, 1) for n in range(4) for number in range(10)]
