@@ -44,6 +44,7 @@ from tests.api.maintenance_process import (
     urls_in,
 )
 from tests.support.internals import shards_of
+from tests.support.location import both_in_a_bucket
 from tests.support.schemas import SCHEMA
 from tests.support.shards import noted
 
@@ -317,12 +318,14 @@ async def test_killed_at_every_call(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_killed_again_and_again_on_servers(
-    runs: KilledRuns, best_s3_url: str, postgres_url: str
+    runs: KilledRuns, best_s3_url: str, postgres_url: str, alone: bool
 ) -> None:
-    """Goal: the same on Postgres and S3, where a statement of the dead may still land; one location, in which
-    each run finds what the ones before have left, and more to do."""
-    urls, work = (best_s3_url, postgres_url), "maintain"
+    """Goal: the same on servers, with a database or on a bucket alone, where a request of the dead may still
+    land; one location, in which each run finds what the ones before have left, and more to do."""
+    urls = both_in_a_bucket(best_s3_url) if alone else (best_s3_url, postgres_url)
+    work = "maintain"
     await prepare(urls, work)
     for at in SERVER_CALLS:
         assert await survives(runs, urls, work, at, DURING)

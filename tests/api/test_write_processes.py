@@ -2,16 +2,19 @@
 a shard that reads correctly: it has each acknowledged append, once."""
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiopersist as ap
+from tests.support.location import both_in_a_bucket
 from tests.support.schemas import SCHEMA
 
 pytestmark = pytest.mark.usefixtures("started_postgres")
@@ -59,16 +62,18 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "bucket"])
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    if request.param == "bucket":
+        return both_in_a_bucket(request.getfixturevalue("best_s3_url"))
     if request.param == "sqlite":
         return f"file://{tmp_path}/blob?fsync=off", f"sqlite://{tmp_path}/state.db"
     return f"file://{tmp_path}/blob?fsync=off", request.getfixturevalue("postgres_url")
 
 
-def start(urls: tuple[str, str], name: str, count: int) -> "subprocess.Popen[str]":
+def start(urls: tuple[str, str], name: str, appends: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER, *urls, name, str(count)],
+        [sys.executable, "-c", WORKER, *urls, name, str(appends)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -138,3 +143,39 @@ async def test_a_killed_process_leaves_a_shard_that_reads_correctly(urls: tuple[
     async with ap.open(blob=urls[0], consensus=urls[1]) as client, client.writer("t", SCHEMA) as w:
         await w.write([("after", 0)])
     assert len(await history(urls)) == len(found) + 1
+
+
+KILLS_S = float(os.environ.get("AIOPERSIST_TEST_KILLS_S", "60"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * KILLS_S + 300)
+async def test_eight_writers_in_four_processes_under_kills(best_s3_url: str) -> None:
+    """Goal: on a bucket alone: processes are killed and others take their places, again and again. Each
+    acknowledged append is there once; of each writer of a dead one at most one more."""
+    urls, chance = both_in_a_bucket(best_s3_url), random.Random(1)
+    ends = asyncio.get_running_loop().time() + KILLS_S
+    acknowledged: dict[str, list[tuple[int, str]]] = {}
+
+    async def in_turn(place: int) -> None:
+        """One process after the other; each is killed at some moment."""
+        for number in count():
+            name = f"{place}n{number}_"
+            worker = start(urls, name, 1_000_000)
+            await asyncio.sleep(chance.uniform(1, 12))
+            worker.send_signal(signal.SIGKILL)
+            acknowledged[name], err = await finished(worker)
+            assert "Error" not in err, err
+            if asyncio.get_running_loop().time() > ends:
+                return
+
+    await asyncio.gather(*(in_turn(place) for place in range(4)))
+    found = await history(urls)
+    there: dict[str, set[tuple[int, str]]] = {name: set() for name in acknowledged}
+    for time, key in found:
+        there[key.partition("_")[0] + "_"].add((time, key))
+    assert len({key for _, key in found}) == len(found)
+    for name, acks in acknowledged.items():
+        assert set(acks) <= there[name]
+        assert len(there[name]) - len(acks) <= 2
+    print(f"{len(acknowledged)} processes, {len(found)} appends, {sum(map(len, acknowledged.values()))} told")
