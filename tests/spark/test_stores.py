@@ -1,4 +1,5 @@
-"""Goal: on S3 and Postgres, which the workers reach by URLs without secrets, everything works as on files."""
+"""Goal: on S3 and Postgres, and on a bucket alone, everything works as on files. The workers reach the stores by
+URLs without secrets."""
 
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from tests.conftest import StoreUrls
 from tests.spark.conftest import CONFIG, need_spark
 from tests.spark.faults import audit
+from tests.support.location import both_in_a_bucket
 
 ROWS = [(n, f"name {n % 11}") for n in range(3000)]
 PROGRAM = f"""
@@ -43,7 +45,8 @@ spark.stop()
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_s3_and_postgres(best_s3_url: str, postgres_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [False, True], ids=["s3 and postgres", "a bucket alone"])
+def test_on_servers(best_s3_url: str, postgres_url: str, tmp_path: Path, alone: bool) -> None:
     """Goal: a write by the engine, one by the format, a stream from shard to shard, a compaction; then the
     same rows by engine and format. Workers know of credentials and settings by the environment."""
     need_spark()
@@ -53,7 +56,7 @@ def test_s3_and_postgres(best_s3_url: str, postgres_url: str, tmp_path: Path) ->
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "AIOPERSIST_INLINE_WRITES_SINGLE_MAX_BYTES": "0",
     }
-    urls = StoreUrls(best_s3_url, postgres_url)
+    urls = StoreUrls(*(both_in_a_bucket(best_s3_url) if alone else (best_s3_url, postgres_url)))
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, *urls, str(tmp_path / "c")],
         env=env,
