@@ -106,8 +106,8 @@ class Client(Root):
         together. Two requests, and one for the clock of a consensus store that has its own."""
         with self._shards.calls.call():
             create, deadline_s = not self._stack.readonly, self._stack.settings.open_timeout_s
-            runtime, then = self._stack.runtime, self._stack.clock.measure
-            await check_in_time(*self._hasty, runtime, create=create, deadline_s=deadline_s, then=then)
+            runtime, measure = self._stack.runtime, self._stack.clock.measure
+            await check_in_time(*self._hasty, runtime, create=create, deadline_s=deadline_s, beside=measure)
 
     # --- handles ---------------------------------------------------------------------------------
 

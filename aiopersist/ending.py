@@ -1,8 +1,11 @@
-"""The end of tasks, also at the end of an event loop whose user has closed nothing."""
+"""The end of tasks: of two that go on side by side, and of all where an event loop ends."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 _waiting: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
 
@@ -32,3 +35,14 @@ async def ended(running: Callable[[], set[asyncio.Task[Any]]], deadline_s: float
             await asyncio.wait(left, timeout=end - loop.time())  # also for what these begin
         for task in left:
             task.cancel()
+
+
+async def both(one: Coroutine[Any, Any, A], two: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """The results of both, which go on side by side. When one fails the other is cancelled, and its error is
+    raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            first, second = group.create_task(one), group.create_task(two)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    return first.result(), second.result()

@@ -4,6 +4,7 @@ import os
 
 from aiopersist.client import Client
 from aiopersist.data.lazy import arrow_is_imported, import_arrow
+from aiopersist.ending import both
 from aiopersist.resource import Opening
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings, settings_from_environment
@@ -42,9 +43,10 @@ def open(  # noqa: A001  # `ap.open`
     async def connect() -> Client:
         client = Client(stores, chosen, runtime, maintenance)
         try:
-            await client.ping()
-            if not arrow_is_imported():
-                await client._stack.compute(import_arrow)
+            if arrow_is_imported():
+                await client.ping()
+            else:
+                await both(client.ping(), client._stack.compute(import_arrow))
         except BaseException:
             await client.aclose()
             raise

@@ -18,14 +18,16 @@ it is paired. So each pair of findings has one meaning:
 | nothing   | an id         | the consensus data is missing, or of another location: refused       |
 | unpaired  | no id, blobs  | the files are not of this library: refused                           |
 
-The consensus store is read first, and both stores once more before a refusal: another first user may have
-taken a step between the reads.
+Both stores are read side by side, and once more, the consensus store first, before a refusal: another first
+user may have taken a step between the reads.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from itertools import chain, repeat
+from typing import Any
 
+from aiopersist.ending import both
 from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
@@ -43,14 +45,12 @@ async def check_identity(
     are not of one location, if no location is there and `create` is false, or if the consensus store fails
     its `check`, which is asked for with `create`. Two requests for a location that exists, and those of the
     check."""
-    if create:
-        await consensus.check()
     pauses = chain(repeat(0.0, 4), runtime.delays())  # after a lost race, go on at once
     for pause in pauses:
         if pause:
             await runtime.sleep(pause)
-        head = await consensus.head(CONSENSUS_KEY)
-        found = await blob.get(BLOB_KEY)
+        looks = both(consensus.head(CONSENSUS_KEY), blob.get(BLOB_KEY))
+        (head, found), _ = await both(looks, consensus.check() if create else _nothing())
         if head is not None and found == head.data and head.seqno > 0:
             return head.data.decode()
         refusal = await _refusal(blob, head, found)
@@ -70,18 +70,21 @@ async def check_in_time(
     *,
     create: bool,
     deadline_s: float,
-    then: Callable[[], Awaitable[None]],
+    beside: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
-    """`check_identity` with stores that retry for `deadline_s`, and `then`; `StorageUnavailable` after
-    that."""
+    """`check_identity` with stores that retry for `deadline_s`, and `beside` it something else;
+    `StorageUnavailable` after that."""
     try:
         async with asyncio.timeout(deadline_s * 1.5):  # stops a store that accepts requests and never answers
-            await check_identity(blob, consensus, runtime, create=create)
-            await then()
+            await both(check_identity(blob, consensus, runtime, create=create), beside())
     except TimeoutError as error:
         raise StorageUnavailable(f"the stores did not answer within {deadline_s} s") from error
     except Indeterminate as error:
         raise StorageUnavailable(f"the stores cannot be used: {error}") from error
+
+
+async def _nothing() -> None:
+    return
 
 
 async def _refusal(blob: Blob, head: Versioned | None, found: bytes | None) -> str | None:

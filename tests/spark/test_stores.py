@@ -1,5 +1,5 @@
-"""Goal: on S3 and Postgres, and on a bucket alone, everything works as on files. The workers reach the stores by
-URLs without secrets."""
+"""Goal: on S3 and Postgres, and on a bucket alone, which the workers reach by URLs without secrets, all works
+as on files."""
 
 import os
 import subprocess

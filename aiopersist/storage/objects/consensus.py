@@ -33,10 +33,11 @@ reads the version that is there. A head is a list, then a get beside a list. `wa
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
+from aiopersist.ending import both
 from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, Unsupported
 from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
@@ -59,9 +60,6 @@ from aiopersist.storage.objects.names import (
     version_of,
 )
 from aiopersist.storage.waiters import Waiters
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 GETS_AT_ONCE = 16
 PAGE = 1000  # names in an answer
@@ -117,7 +115,7 @@ class ObjectsConsensus(Consensus):
                     self._saw(key, NOTHING)
                     return None
                 continue  # versions were truncated while the list passed them
-            stored, floor = await _both(self._bucket.get(newest.name), self._floor(folder))
+            stored, floor = await both(self._bucket.get(newest.name), self._floor(folder))
             if stored is not None and stored.tag == newest.tag and floor <= newest.seqno:
                 self._saw(key, newest.seqno)
                 return Versioned(newest.seqno, _data(stored.data))
@@ -149,7 +147,7 @@ class ObjectsConsensus(Consensus):
                 from_seqno = floor  # they were truncated while the list passed them
                 continue
             gets = [partial(self._bucket.get, found.name) for found in wanted]
-            objects, floor = await _both(run_bounded(GETS_AT_ONCE, gets), self._floor(folder))
+            objects, floor = await both(run_bounded(GETS_AT_ONCE, gets), self._floor(folder))
             if floor > version_of(wanted[0].name):  # what lies below it does not count
                 from_seqno = floor
                 continue
@@ -350,14 +348,3 @@ def _data(stored: bytes) -> bytes:
     if not newline:
         raise Corruption("an object among the versions is none")
     return data
-
-
-async def _both(one: Coroutine[Any, Any, A], two: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """The results of both, which go on side by side. When one fails the other is cancelled, and its error is
-    raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            first, second = group.create_task(one), group.create_task(two)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return first.result(), second.result()
