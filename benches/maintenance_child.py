@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiopersist as ap
@@ -47,6 +48,13 @@ async def warm_up() -> None:
         await client.force_compaction("shard")
         async with client.reader("shard") as r, r.snapshot() as snapshot:
             await snapshot.to_arrow()
+    with TemporaryDirectory() as folder:  # files and SQLite have modules of their own; so has a rollup
+        settings = ap.Settings(rollup_every=2)
+        async with ap.open(folder, settings=settings) as client, client.writer("shard", schema) as w:
+            for at in range(9):
+                await w.compare_and_append([(b"%d" % at, b"", at, 1)], at, at + 1)
+            await client.force_gc("shard")
+        await read(folder)
 
 
 def _peak_bytes() -> int:
