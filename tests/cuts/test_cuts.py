@@ -44,6 +44,8 @@ def apart(urls: StoreUrls, number: int) -> StoreUrls | None:
         return None
     blob, _, options = urls.blob.partition("?")
     consensus = urls.consensus.replace("state.db", f"state{number}.db")
+    if consensus.startswith("s3"):
+        consensus = consensus.replace("?", f"/{number}?")
     if consensus == urls.consensus:  # Postgres, whose URL ends with the schema
         consensus += f"_{number}"
     return StoreUrls(f"{blob}/{number}?{options}" if options else f"{blob}/{number}", consensus)

@@ -44,6 +44,7 @@ async def client(scene: Scene) -> AsyncIterator[ap.Client]:
         yield opened
 
 
+@pytest.mark.several_shards
 async def test_changes_of_a_stash_are_counted_once_they_are_durable(location: Any) -> None:
     given = {"blob": location.blob, "consensus": location.consensus, "maintenance": False}
     async with ap.open(**given) as client, client.stash() as stash:

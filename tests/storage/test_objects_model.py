@@ -213,8 +213,8 @@ class TrustsItsCreation(ObjectsConsensus):
         finally:
             self.blind = False
 
-    async def _floor(self, folder: str) -> int:
-        return 0 if self.blind else await super()._floor(folder)
+    async def _floors(self, folder: str) -> list[Tagged]:
+        return [] if self.blind else await super()._floors(folder)
 
 
 class DeletesFirst(ObjectsConsensus):

@@ -26,6 +26,7 @@ def doubled(step: Any, writer: Any) -> ap.Append:
     return ap.Append(writer, updates, time, time + 1)
 
 
+@pytest.mark.several_shards
 async def test_into_another_shard(client: ap.Client) -> None:
     """One version of each; a repeat is told, and writes nothing."""
     await write(client, ("a", 1), ("b", 2))
@@ -45,6 +46,7 @@ async def test_into_another_shard(client: ap.Client) -> None:
         assert await rows(sub, 1) == [("c", 3)]
 
 
+@pytest.mark.several_shards
 async def test_updates_are_taken_as_the_call_begins(client: ap.Client) -> None:
     """Goal: it waits for another acknowledgement; meanwhile their owner empties the list."""
     await write(client, ("a", 1))
@@ -59,6 +61,7 @@ async def test_updates_are_taken_as_the_call_begins(client: ap.Client) -> None:
     assert await output(client) == [("a", 2, 1)]
 
 
+@pytest.mark.several_shards
 async def test_into_the_same_shard(client: ap.Client) -> None:
     """One version of it has both, and others take part as well."""
     await write(client, ("a", 1))
@@ -80,6 +83,7 @@ async def test_into_the_same_shard(client: ap.Client) -> None:
         assert (await client.subscriptions("s"))["sub"].position == ap.Antichain(2)
 
 
+@pytest.mark.several_shards
 async def test_nothing_is_written_if_one_is_refused(place: Place) -> None:
     """A mismatch of an upper, a bad append, a take-over: neither position nor output moves."""
     client, other = await place.client(), await place.client()
@@ -102,6 +106,7 @@ async def test_nothing_is_written_if_one_is_refused(place: Place) -> None:
             assert await rows(second, 1) == [("a", 1)]
 
 
+@pytest.mark.several_shards
 @pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE, Outcome.REFUSED])
 async def test_lost_answers(place: Place, outcome: Outcome, same: bool) -> None:
@@ -120,6 +125,7 @@ async def test_lost_answers(place: Place, outcome: Outcome, same: bool) -> None:
             assert await output(client, name) == [*rest, ("a", 2, 1)]
 
 
+@pytest.mark.several_shards
 @pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
 async def test_cancelled_at_every_await(place: Place, same: bool) -> None:
     """And repeated until it says that it happened: each output is there once."""
@@ -154,6 +160,7 @@ async def test_cancelled_at_every_await(place: Place, same: bool) -> None:
         assert found == [("out", number, 1) for number in range(1, steps + 1)]
 
 
+@pytest.mark.several_shards
 async def test_a_consumer_and_its_writers_at_once(place: Place) -> None:
     """The output shard has other writers: a mismatch is tried again, and each input comes out once."""
     client, other = await place.client(), await place.client()

@@ -23,6 +23,7 @@ async def test_some_games() -> None:
     pytest.fail(f"it did not all happen: {counts}")
 
 
+@pytest.mark.several_shards
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_game_on_each_store(location: StoreUrls) -> None:

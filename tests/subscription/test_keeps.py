@@ -54,6 +54,7 @@ async def mid_contents(client: ap.Client, lease_s: float = 60) -> Subscription[A
     return sub
 
 
+@pytest.mark.several_shards
 async def test_one_that_was_taken_over_gives_up_what_it_keeps(location: Any) -> None:
     given = {"blob": location.blob, "consensus": location.consensus, "settings": ap.Settings(**SMALL)}
     async with ap.open(**given, maintenance=False) as client, ap.open(**given, maintenance=False) as other:

@@ -18,6 +18,7 @@ async def position(client: ap.Client, shard: str = "s") -> ap.Antichain:
     return (await client.subscriptions(shard))["sub"].position
 
 
+@pytest.mark.several_shards
 async def test_into_tables(client: ap.Client) -> None:
     """A step is counted and acknowledged, once; a repeat is told and runs nothing."""
     await write(client, ("a", 1), ("b", 2))
@@ -40,6 +41,7 @@ async def test_into_tables(client: ap.Client) -> None:
         assert (len(runs), await sums.get("all"), await position(client)) == (1, 3, ap.Antichain(1))
 
 
+@pytest.mark.several_shards
 async def test_acks_are_taken_as_the_call_begins(client: ap.Client) -> None:
     """Goal: their owner empties the list while the first transaction of a process imports what it needs."""
     await write(client, ("a", 1))
@@ -79,6 +81,7 @@ async def test_from_a_table_into_itself(client: ap.Client) -> None:
         )
 
 
+@pytest.mark.several_shards
 async def test_nothing_but_acknowledgements(place: Place) -> None:
     """A body that touches nothing, one that only reads, and two subscriptions at once."""
     client = await place.client()
@@ -117,6 +120,7 @@ async def test_nothing_but_acknowledgements(place: Place) -> None:
         assert await refused(client.transact(nothing, acks=acks)) is ap.UsageKind.CONSUMED
 
 
+@pytest.mark.several_shards
 async def test_one_that_is_refused_fails_alone(place: Place) -> None:
     """Of operations that share a commit: the others are carried out. A take-over that this process has not
     heard of is found by the commit."""
@@ -145,6 +149,7 @@ async def test_one_that_is_refused_fails_alone(place: Place) -> None:
                 assert await rows(second, 1) == [("a", 1)]
 
 
+@pytest.mark.several_shards
 async def test_several_steps_at_once(place: Place) -> None:
     """Transactions of later and earlier steps in one group: each step counts once, whatever their order."""
     client = await place.client()
@@ -171,6 +176,7 @@ async def test_several_steps_at_once(place: Place) -> None:
         assert await position(client) == ap.Antichain(6)
 
 
+@pytest.mark.several_shards
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE, Outcome.REFUSED])
 async def test_lost_answers(place: Place, outcome: Outcome) -> None:
     """The transaction is known in the end, and counted once."""
@@ -191,6 +197,7 @@ async def test_lost_answers(place: Place, outcome: Outcome) -> None:
             assert (await table.get("n"), await position(client)) == (1, ap.Antichain(1))
 
 
+@pytest.mark.several_shards
 async def test_cancelled_at_every_await(place: Place) -> None:
     """And repeated until it says that it happened: each step counts once."""
     client = await place.client()
@@ -236,6 +243,7 @@ async def test_bad_acks(place: Place) -> None:
     assert await refused(client.transact(body, acks=[(sub, step)])) is ap.UsageKind.CLOSED
 
 
+@pytest.mark.several_shards
 async def test_a_dropped_shard_and_an_expired_one(place: Place) -> None:
     """The error is that of the subscription, and the tables stay as they were."""
     client = await place.client()

@@ -5,6 +5,8 @@ import uuid
 from random import Random
 from typing import Any
 
+import pytest
+
 import aiopersist as ap
 from aiopersist.frontier import successor
 from aiopersist.table.member import TableMember
@@ -21,6 +23,7 @@ async def member(t: ap.Table[str, int]) -> TableMember:
     return (await opened(t)).member
 
 
+@pytest.mark.several_shards
 async def test_transactions_that_want_the_same_keys_share_commits(location: StoreUrls) -> None:
     """Goal: far fewer commits than transactions, though each changes what the others read."""
     async with open_at(location) as client:

@@ -45,6 +45,7 @@ def test_brief_games() -> None:
     assert not missing or QUICK, (missing, counts)
 
 
+@pytest.mark.several_shards
 async def test_a_game_on_each_store(location: StoreUrls) -> None:
     """Goal: the same on every store, without faults."""
     counts = await game.play(1, urls=location, calm=True, size=game.Size(moves=8))

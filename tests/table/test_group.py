@@ -26,6 +26,7 @@ async def test_many_tasks_share_few_commits(client: ap.Client) -> None:
     assert await table.count() == 65
 
 
+@pytest.mark.several_shards
 async def test_two_tables_share_one_commit_and_time(client: ap.Client) -> None:
     """Operations on several tables of a client that wait together: one statement, one time."""
     a, b = client.table("a", str, int), client.table("b", int, str)

@@ -51,6 +51,7 @@ async def test_a_body_may_close_what_it_has_used(two: tuple[ap.Client, ap.Client
     assert (len(there.readers), len(there.writers)) == (1, 1)  # those of the other client
 
 
+@pytest.mark.several_shards
 async def test_a_conflict_with_a_table_that_the_body_closes(two: tuple[ap.Client, ap.Client]) -> None:
     """Goal: it comes through, however often it runs: also where it reads frozen tables, or asks others to
     stand back."""
@@ -153,6 +154,7 @@ class New(BaseModel):
     text: str | None = None
 
 
+@pytest.mark.several_shards
 async def test_a_transaction_reads_a_table_of_older_types(place: Place) -> None:
     """Goal: a process that does not know the new field goes on to read in transactions, those that write
     other tables and those that meet a steady writer; to write it is refused."""

@@ -213,12 +213,12 @@ def of_one_record(count: int) -> list[str]:
     return list(islice((one for one in ids if _record_of(hash_of(one)) == first), count))
 
 
+@pytest.mark.several_shards
 @pytest.mark.parametrize("shard", ["t", None], ids=["put", "transact"])
 async def test_an_id_is_remembered_until_so_many_newer_ones_came(
     shard: str | None, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: to the last one, by each of two clients, whichever of them recorded it; then a repeat is new.
-    Compaction and collection forget none."""
+    """Goal: to the last one, by each client; then a repeat is new. Compaction and collection forget none."""
     monkeypatch.setattr("aiopersist.state.once.IDS_MAX", 10)
     clients = await place.client(rollup_every=4), await place.client(rollup_every=4)
     ids = of_one_record(12)
@@ -319,6 +319,7 @@ async def test_lost_answers_without_ids(place: Place) -> None:
         assert report.ok, report.problems
 
 
+@pytest.mark.several_shards
 async def test_a_record_that_was_named_and_not_created_knows_no_id(quiet: ap.Client) -> None:
     """Goal: a client that ends between the two leaves nothing that `happened` stumbles over."""
     for number in range(RECORDS):
@@ -334,8 +335,7 @@ async def test_a_record_that_was_named_and_not_created_knows_no_id(quiet: ap.Cli
 
 
 async def test_what_is_cancelled_while_its_key_is_looked_up_does_not_happen() -> None:
-    """Goal: also in a table that is not resident a call that was cancelled before its group was sent does not
-    happen, and `happened` says so for good."""
+    """Goal: before its group is sent, also in a table that is not resident; `happened` says so for good."""
     url, gate = f"mem://{uuid.uuid4().hex}", Gate()
     small = ap.Settings(table_resident_bytes=0, inline_writes_single_max_bytes=0, blob_cache_bytes=0)
     blob, consensus = FaultyBlob(ap.open_blob(url), gate), ap.open_consensus(url)
@@ -359,9 +359,9 @@ async def test_what_is_cancelled_while_its_key_is_looked_up_does_not_happen() ->
         assert await client.happened("id", "t") is None
 
 
+@pytest.mark.several_shards
 async def test_happened_decides_a_transaction_that_is_on_its_way(place: Place) -> None:
-    """Goal: its answer was lost, and its statement may come late: not after `happened` said that it did not
-    happen."""
+    """Goal: its answer was lost, its statement may come late: not after `happened` said that it did not."""
     async with gated(place.urls, retry_timeout_s=0.0) as (client, gate):
         table = client.table("t", str, int)
         await table.put("k", 1)
@@ -379,9 +379,9 @@ async def test_happened_decides_a_transaction_that_is_on_its_way(place: Place) -
         assert await table.get("k") == 1
 
 
+@pytest.mark.several_shards
 async def test_happened_waits_for_what_was_taken(place: Place) -> None:
-    """Goal: a call that is cancelled while its group registers a writer may still happen: `happened` tells
-    what comes of it."""
+    """Goal: a call that is cancelled while its group registers a writer may still happen."""
     await (await place.client()).table("t", str, int).put("k", 1)
     async with gated(place.urls) as (client, gate):
         table = client.table("t", str, int)

@@ -18,6 +18,7 @@ JOURNAL: ap.Schema[str, int, int] = ap.Schema(str, int)
 # --- one transaction --------------------------------------------------------------------------------
 
 
+@pytest.mark.several_shards
 async def test_it_sees_its_own_writes_and_moves_all_tables_at_one_time(
     two: tuple[ap.Client, ap.Client],
 ) -> None:
@@ -55,6 +56,7 @@ async def test_it_sees_its_own_writes_and_moves_all_tables_at_one_time(
         seen[-1].put(a, "k", 1)
 
 
+@pytest.mark.several_shards
 async def test_tables_that_were_only_read_take_part(two: tuple[ap.Client, ap.Client]) -> None:
     """Goal: a cut by time over several tables is a prefix of the order of commits."""
     one, _ = two
@@ -153,6 +155,7 @@ async def test_a_conflict_names_what_changed(two: tuple[ap.Client, ap.Client]) -
     assert await mine.get("k") == 3
 
 
+@pytest.mark.several_shards
 async def test_a_transaction_happens_once(two: tuple[ap.Client, ap.Client]) -> None:
     """Goal: whatever tables the repeat would touch, in another client, and also if nothing was written."""
     one, other = two

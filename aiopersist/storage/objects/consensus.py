@@ -29,11 +29,13 @@ Nothing here is a hint that may be stale. Reads are linearizable as far as the o
 Google Cloud Storage are, and so must be any other that is used.
 
 *Costs.* A commit is two requests, one after the other: the creation and the list of floors. A refused one
-reads the version that is there. A head is a list, then a get beside a list. `watch` polls by a list.
+reads the version that is there; see also `courtesy.py`. A head is a list, then a get beside a list. `watch`
+polls by a list.
 """
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -44,16 +46,19 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Entry, Versioned
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
 from aiopersist.storage.objects.bucket import Bucket, Tagged
+from aiopersist.storage.objects.courtesy import Wishes
 from aiopersist.storage.objects.names import (
     FLOORS,
     HASHED,
     KEY,
     SEQNO_MAX,
     VERSIONS,
+    WISHES,
     floor_name,
     floor_of,
     folder_of,
     is_hashed,
+    is_wish,
     key_of,
     quoted_key,
     version_name,
@@ -97,6 +102,7 @@ class ObjectsConsensus(Consensus):
         self._known: dict[str, _KnownHead] = {}
         """By key, the greatest seqno that was the head once, as far as this handle knows."""
         self._waiters = Waiters()
+        self._wishes = Wishes(runtime)
         self._obeys_conditions = False
         self._closed = False
 
@@ -176,8 +182,11 @@ class ObjectsConsensus(Consensus):
 
     async def _floor(self, folder: str) -> int:
         """The greatest floor; 0 if there is none."""
-        floors = await self._bucket.find(folder + FLOORS)
-        return max((floor_of(found.name) for found in floors), default=0)
+        return _greatest(await self._floors(folder))
+
+    async def _floors(self, folder: str) -> list[Tagged]:
+        """All floors, and wishes."""
+        return await self._bucket.find(folder + FLOORS)
 
     def _saw(self, key: str, seqno: int) -> None:
         """`seqno` was a head of the key."""
@@ -208,6 +217,7 @@ class ObjectsConsensus(Consensus):
         seqno = 0 if expected is None else expected + 1
         if seqno > SEQNO_MAX:
             return False
+        await self._wishes.pause(key)
         won = await self._create(key, seqno, bytes(data))
         self._saw(key, seqno)  # it is there, whoever created it
         if won:
@@ -230,19 +240,34 @@ class ObjectsConsensus(Consensus):
         folder, token = folder_of(key), self._runtime.token().encode() + b"\n"
         if seqno == 0 and is_hashed(folder):
             await self._bucket.create(folder + KEY, key.encode())
-        name = folder + version_name(seqno)
+        name, began = folder + version_name(seqno), self._runtime.monotonic()
         created, stored = await self._bucket.create(name, token + data), None
+        took_s = self._runtime.monotonic() - began
         try:
             if not created:  # by another call, or by this one, of which a driver sent a second copy
                 stored = await self._bucket.get(name)
                 if stored is not None and not stored.data.startswith(token):
+                    await self._wish(key, folder)
                     return False
-            floor = await self._floor(folder)
+            floors, _ = await both(self._floors(folder), self._forget_wishes(key))
         except Error as error:
             raise Indeterminate(f"version {seqno} was created, and may be truncated: {error}") from error
-        if floor > seqno:
+        if _greatest(floors) > seqno:
             raise Indeterminate(f"version {seqno} was created, or was there before: it is truncated")
+        self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
         return created or stored is not None
+
+    async def _wish(self, key: str, folder: str) -> None:
+        """After some lost races, ask the others to let this handle go first."""
+        wish = self._wishes.lost(key, folder + WISHES)
+        if wish is not None:
+            with suppress(Error):  # it decides nothing
+                await self._bucket.create(wish, b"")
+
+    async def _forget_wishes(self, key: str) -> None:
+        if mine := self._wishes.won(key):
+            with suppress(Error):
+                await self._bucket.delete(mine)
 
     async def truncate(self, key: str, seqno: int) -> int:
         self._check([key])
@@ -258,11 +283,11 @@ class ObjectsConsensus(Consensus):
         return seqno - before if is_new else 0
 
     async def _delete_below(self, folder: str, floor: int) -> None:
-        """Delete the versions below a floor that is there, also those that an earlier call has left, and the
-        floors that are less."""
+        """Delete the versions below a floor that is there, also those that an earlier call has left, the
+        floors that are less, and wishes."""
         versions = await self._bucket.find(folder + VERSIONS, after=folder + version_name(floor))
-        floors = await self._bucket.find(folder + FLOORS)
-        void = [*versions, *(found for found in floors if floor_of(found.name) < floor)]
+        floors = await self._floors(folder)
+        void = [*versions, *(f for f in floors if is_wish(f.name) or floor_of(f.name) < floor)]
         if void:
             await self._bucket.delete([found.name for found in void])
 
@@ -333,6 +358,11 @@ class ObjectsConsensus(Consensus):
             raise closed("consensus store")
         for key in keys:
             check_consensus_key(key)
+
+
+def _greatest(floors: Sequence[Tagged]) -> int:
+    """The greatest floor; 0 if there is none."""
+    return max((floor_of(found.name) for found in floors if not is_wish(found.name)), default=0)
 
 
 def delays_of_polls(first_s: float) -> Iterator[float]:

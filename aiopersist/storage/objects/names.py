@@ -1,8 +1,11 @@
-"""The names of the objects that keep the versions of keys. Each key has a folder:
+"""The names of the objects that keep the versions of keys. Each key has a folder.
 
-kshard%2F3f2a.../v/7fffffffffffffd1     version 46: names descend, so that a list begins with the head
-kshard%2F3f2a.../f/0000000000000028     a floor: the versions below 40 are truncated
-h<sha256>/n                             the key of a folder whose key is too long to be a name
+kshard%2F3f2a.../
+    v/7fffffffffffffd1      version 46: names descend, so that a list begins with the head
+    f/0000000000000028      a floor: the versions below 40 are truncated
+    f/~9c41...              a wish of somebody who loses each race, listed with the floors
+h<sha256>/
+    n                       the key of a folder whose key is too long to be a name
 """
 
 from hashlib import sha256
@@ -13,6 +16,7 @@ NAME_MAX = 200  # bytes: gateways keep names in file systems, where a name has 2
 
 VERSIONS = "v/"
 FLOORS = "f/"
+WISHES = "f/~"  # behind all floors
 KEY = "n"
 WHOLE, HASHED = "k", "h"
 
@@ -55,3 +59,8 @@ def floor_name(seqno: int) -> str:
 def floor_of(name: str) -> int:
     """The seqno in the name of a floor."""
     return int(name.rpartition("/")[2], 16)
+
+
+def is_wish(name: str) -> bool:
+    """Whether what is listed with the floors is a wish."""
+    return name.rpartition("/")[2].startswith("~")
