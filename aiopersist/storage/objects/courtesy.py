@@ -1,18 +1,19 @@
 """Who loses races lets the others know, and they let it go first.
 
 Who wins a race needs two requests until it can try again; who loses one needs five. So a writer that commits
-without a pause would win each time. From its second loss in a row on, a loser leaves a *wish*, an object that
-lies where the floors do: each commit lists these anyway. Who finds a wish that it has not heard before pauses
-once before its next commit to the key, for as long as the loser needs. Wishes decide nothing: they may be
-lost, or stay when their writer is gone. The winner deletes its own, and a truncation deletes all.
+without a pause would win each time. After every eighth loss in a row, which few suffer where all have a
+chance, a loser leaves a *wish*, an object that lies where the floors do: each commit lists these anyway. Who
+finds a wish that it has not heard before pauses once before its next commit to the key, for as long as the
+loser needs. Wishes decide nothing: they may be lost, or stay when their writer is gone. The winner deletes
+its own, and a truncation deletes all.
 """
 
 from collections.abc import Iterable
 
 from aiopersist.runtime import Runtime
 
-WISHES_AFTER = 2  # losses in a row
-REQUESTS = 10  # that a loser needs, at most, from its wish to its commit
+WISHES_AFTER = 8  # losses in a row, and again after as many
+REQUESTS = 8  # that a loser needs, at most, from its wish to its commit
 LEAST_S = 0.01  # for what it does between them
 MOST_S = 2.0
 HEARD_MAX = 1000  # wishes, and keys whose last race was lost
@@ -37,11 +38,11 @@ class Wishes:
             await self._runtime.sleep(left_s)
 
     def lost(self, key: str, prefix: str) -> str | None:
-        """A race was lost: the name of a wish to leave, below `prefix`; `None` if it is too early for one."""
+        """A race was lost: the name of a wish to leave, below `prefix`; `None` if it is not time for one."""
         losses = self._losses[key] = self._losses.pop(key, 0) + 1
         if len(self._losses) > HEARD_MAX:
             self.won(next(iter(self._losses)))
-        if losses < WISHES_AFTER:
+        if losses % WISHES_AFTER:
             return None
         wish = prefix + self._runtime.token()
         self._mine.setdefault(key, []).append(wish)
