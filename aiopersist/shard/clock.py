@@ -4,10 +4,9 @@ Shards with a wall clock take their times from it. A client's commits to them co
 the clock does: each is beyond every commit time that the client has seen.
 
 A *measurement* asks the store, and says how far it may be off: by half of the time that the answer took, and
-by what the store's own clock may be wrong.
-Between two of them the store's other answers, where they tell its clock, are taken without a known error, so
-`read` adds what lies between the latest answer and the measurement. So a clock that was set shows as an
-error, until the next measurement.
+by what the store's own clock may be wrong. Between two of them the store's other answers, where they tell its
+clock, are taken without a known error, so `read` adds what lies between the latest answer and the
+measurement. So a clock that was set shows as an error, until the next measurement.
 """
 
 import asyncio

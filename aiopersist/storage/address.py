@@ -27,13 +27,8 @@ _ENDPOINT = re.compile(r"https?://([^@/?#]+)(/[^@?#]*)?")
 PORT_MAX = 65535
 _PATHS = {"file", "mem", "sqlite"}  # URLs of files have no user: `:` and `@` are parts of names
 _USER_IS_PUBLIC = {"postgres", "postgresql"}  # the user of another scheme may be a key or a token
-_PUBLIC_OPTIONS = {
-    "endpoint",
-    "fsync",
-    "poll_s",
-    "region",
-    "schema",
-}  # the value of another option may be a secret
+# The value of another option may be a secret.
+_PUBLIC_OPTIONS = {"endpoint", "fsync", "poll_s", "region", "schema"}
 _ESCAPES = "in a user, a password or an option write / as %2F, ? as %3F, @ as %40, & as %26"
 
 

@@ -70,17 +70,11 @@ class S3Blob(Blob):
         await self._client.delete([self._name(key) for key in keys])
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
-        client = self._client
-        wanted: dict[str, Any] = {"Bucket": client.bucket, "Prefix": client.prefix + prefix}
-        while True:
-            page = await client.ask("list", lambda s3: s3.list_objects_v2(**wanted))
+        async for page in self._client.pages(prefix):
             for found in page.get("Contents", ()):
-                key = found["Key"].removeprefix(client.prefix)
+                key = found["Key"].removeprefix(self._client.prefix)
                 if key and not key.endswith("/"):  # a folder that a tool made is no blob
                     yield key, found["Size"]
-            if not page.get("IsTruncated"):
-                return
-            wanted["ContinuationToken"] = page["NextContinuationToken"]
 
     async def facts(self) -> dict[str, str]:
         client = self._client

@@ -2,7 +2,8 @@
 `If-None-Match: *`."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from contextlib import aclosing
+from typing import Self
 
 from aiopersist.errors import StorageUnavailable
 from aiopersist.runtime import Runtime
@@ -40,31 +41,24 @@ class S3Bucket(Bucket):
 
     async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
         client, found = self._client, list[Tagged]()
-        wanted: dict[str, Any] = {"Bucket": client.bucket, "Prefix": client.prefix + prefix}
-        if after:
-            wanted["StartAfter"] = client.prefix + after
-        while True:
-            wanted["MaxKeys"] = PAGE if limit is None else min(PAGE, limit - len(found))
-            page = await client.ask("list", lambda s3: s3.list_objects_v2(**wanted))
-            found += [
-                Tagged(item["Key"].removeprefix(client.prefix), str(item["ETag"]))
-                for item in page.get("Contents", ())
-            ]
-            if not page.get("IsTruncated") or (limit is not None and len(found) >= limit):
-                return found
-            wanted["ContinuationToken"] = page["NextContinuationToken"]
+        start = {"StartAfter": client.prefix + after} if after else {}
+        size = PAGE if limit is None else min(PAGE, limit)
+        async with aclosing(client.pages(prefix, MaxKeys=size, **start)) as pages:
+            async for page in pages:
+                found += [
+                    Tagged(item["Key"].removeprefix(client.prefix), str(item["ETag"]))
+                    for item in page.get("Contents", ())
+                ]
+                if limit is not None and len(found) >= limit:
+                    return found[:limit]
+        return found
 
     async def folders(self, prefix: str) -> list[str]:
-        client, found = self._client, list[str]()
-        begin = client.prefix + prefix
-        wanted: dict[str, Any] = {"Bucket": client.bucket, "Prefix": begin, "Delimiter": "/"}
-        while True:
-            page = await client.ask("list", lambda s3: s3.list_objects_v2(**wanted))
+        begin, found = self._client.prefix + prefix, list[str]()
+        async for page in self._client.pages(prefix, Delimiter="/"):
             folders = page.get("CommonPrefixes", ())
             found += [folder["Prefix"].removeprefix(begin).removesuffix("/") for folder in folders]
-            if not page.get("IsTruncated"):
-                return found
-            wanted["ContinuationToken"] = page["NextContinuationToken"]
+        return found
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._client.delete(list(names))

@@ -6,7 +6,7 @@ second, and so happens in a worker thread. The driver repeats no request: the la
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import cache
 from typing import Any, Self, TypeVar
@@ -138,6 +138,16 @@ class S3Client:
             "set", lambda s3: s3.put_object(**put), none_if=errors.is_there, writing=True
         )
         return answer
+
+    async def pages(self, prefix: str, **wanted: Any) -> AsyncGenerator[Mapping[str, Any], None]:
+        """The driver's answers to a list of the names that begin with `prefix`, until there are no more."""
+        wanted = {"Bucket": self.bucket, "Prefix": self.prefix + prefix, **wanted}
+        while True:
+            page = await self.ask("list", lambda s3: s3.list_objects_v2(**wanted))
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            wanted["ContinuationToken"] = page["NextContinuationToken"]
 
     async def delete(self, names: list[str]) -> None:
         """Delete these objects; those that are absent are fine."""
