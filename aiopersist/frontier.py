@@ -198,6 +198,8 @@ def minimum(time_length: int | None) -> Antichain:
 def shaped(value: "Antichain | Time", time_length: int | None) -> Antichain:
     """`value` as a frontier of times of that length (`None`: ints); `INVALID_TIME` for times of another
     shape."""
+    if time_length is None and type(value) is int:  # most calls
+        return Antichain(value)
     found = frontier(value)
     if found.elements:
         minimum(time_length).less_equal(found.elements[0])  # raises for another shape

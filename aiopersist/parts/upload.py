@@ -36,6 +36,7 @@ from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.parts.columns import columns_of
 from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
+from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
@@ -94,8 +95,9 @@ class Upload:
         return len(self._in_flight)
 
     async def take_whole(self, updates: Any) -> None:
-        """`take` for the only input of a batch: a few plain rows are sorted and summed at once."""
-        rows = tiny(updates, self._schema)
+        """`take` for the only input of a batch: a few plain rows are sorted and summed at once, unless
+        they are."""
+        rows = updates if isinstance(updates, Tiny) else tiny(updates, self._schema)
         settings = self._stack.settings
         if rows is None or rows.goodbytes > min(settings.update_size_max, settings.blob_target_size - 1):
             await self.take(updates)
@@ -246,9 +248,7 @@ class Upload:
         return greatest
 
     def _fits_inline(self, size: int) -> bool:
-        settings = self._stack.settings
-        single, total = settings.inline_writes_single_max_bytes, settings.inline_writes_total_max_bytes
-        return not self._one_blob and size < min(single, total)
+        return not self._one_blob and fits_inline(size, self._stack.settings)
 
     async def _inline(self, table: "pa.Table") -> "_FinishedPart | None":
         if table.num_rows > ON_THE_LOOP_ROWS:
@@ -304,6 +304,11 @@ class Upload:
 
 def _sort(only: list["pa.Table"]) -> None:
     only.append(sort_and_consolidate(only.pop()))
+
+
+def fits_inline(goodbytes: int, settings: Settings) -> bool:
+    """Whether updates of that size lie in the state, if they are all of their batch."""
+    return goodbytes < min(settings.inline_writes_single_max_bytes, settings.inline_writes_total_max_bytes)
 
 
 class _FinishedPart(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any
 from aiopersist.errors import Indeterminate
 from aiopersist.shard.register import Register
 from aiopersist.state.command import Command
-from aiopersist.state.diff import Diff
 from aiopersist.state.model import State
 
 
@@ -48,7 +47,7 @@ class Attempt:
     before: State | None
     after: State
     expected: int | None
-    diff: Diff
+    commit: str
     data: bytes
     result: Any
     """The result of the command if the attempt happened."""

@@ -8,6 +8,9 @@
    `Consensus.compare_and_set` for shards.
 4. On a mismatch, and before a refusal is raised, read the newer versions and begin again.
 
+A small append has a shorter way (`commit_small`): its version is made and read back in one step. It is tried
+once; where it is not made, or loses its race, `commit_all` begins from the start.
+
 Once the compare-and-set has won, nothing that follows counts as its failure: `Register.committed` notifies
 the listeners and keeps the errors that they raise.
 
@@ -32,9 +35,10 @@ from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUn
 from aiopersist.shard.attempt import Attempt, SentStatement, Slot, Unknowable
 from aiopersist.shard.register import Register
 from aiopersist.state.command import Command, Commit, Context
-from aiopersist.state.diff import apply, decode_commit, diff_of, encode_diff, reads_as
+from aiopersist.state.diff import Diff, apply, decode_commit, diff_of, encode_diff, reads_as
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
+from aiopersist.state.small_append import SmallAppend
 from aiopersist.state.writing import Occupy
 from aiopersist.storage.consensus import Entry
 
@@ -71,14 +75,15 @@ async def commit_all(intents: Sequence[Intent]) -> list[Any]:
                     turns.append(intent.register)  # noqa: PERF401  # a cancelled wait releases those taken
             now = await max(intents, key=lambda intent: intent.register.is_wall).register.now()
             attempts: list[Attempt] = []
-            results = [_run(intent, now, attempts) for intent in intents]
+            diffs: list[Diff] = []
+            results = [_run(intent, now, attempts, diffs) for intent in intents]
             refusals = [result for result in results if isinstance(result, _Rejection)]
             if refusals and fresh:
                 metrics.refused()
                 raise refusals[0].error
             if not refusals and not attempts:
                 return results
-            if not refusals and await _attempt(attempts):
+            if not refusals and await _attempt(attempts, diffs):
                 metrics.committed(began, len(attempts))
                 return results
             if not refusals:
@@ -91,39 +96,69 @@ async def commit_all(intents: Sequence[Intent]) -> list[Any]:
         fresh = True
 
 
+async def commit_small(register: Register, append: SmallAppend, slot: Slot) -> bool:
+    """Try the append once. `False`: it is not written and never will be, so `commit_all` is to decide. Errors
+    and cancellations are those of `commit`."""
+    stack = register.stack
+    began = stack.metrics.now()
+    if not await register.take_turn():
+        return False
+    try:
+        now = await register.now()
+        before = register.state
+        version = append.version(before, now, stack.runtime.token())
+        if before is None or version is None:
+            return False
+        after, commit, data = version
+        ours = await _write(
+            [Attempt(register, append, slot, before, after, before.seqno, commit, data, None)]
+        )
+    finally:
+        register.release_turn()
+    stack.metrics.committed(began, 1) if ours else stack.metrics.lost_race()
+    return ours
+
+
 class _Rejection(NamedTuple):
     error: Exception
 
 
-def _run(intent: Intent, now: float, attempts: list[Attempt]) -> Any:
-    """The result of the command; the version that it needs, if any, is added to `attempts`."""
+def _run(intent: Intent, now: float, attempts: list[Attempt], diffs: list[Diff]) -> Any:
+    """The result of the command; the version that it needs, if any, is added to `attempts` and `diffs`."""
     register, state = intent.register, intent.register.state
     seen = register.stack.clock.seen
     context = Context(now=now, pinned=min(register.pins, default=None), seen=seen)
     outcome = intent.command(state, context)
     if isinstance(outcome, Commit):
-        attempts.append(_prepared(intent, state, outcome, now))
+        attempt, diff = _prepared(intent, state, outcome, now)
+        attempts.append(attempt)
+        diffs.append(diff)
     elif outcome.error is not None:
         outcome.error.shard_id, outcome.error.label = register.shard, register.label_of()
         return _Rejection(outcome.error)
     return outcome.result
 
 
-def _prepared(intent: Intent, state: State | None, outcome: Commit, now: float) -> Attempt:
+def _prepared(intent: Intent, state: State | None, outcome: Commit, now: float) -> tuple[Attempt, Diff]:
     """The version after `state`, checked."""
     diff = diff_of(outcome.changes, state, commit=intent.register.stack.runtime.token(), at=now)
     after = apply(diff, state)
     check_version(diff, state, after)
     expected = None if state is None else state.seqno
     data = encode_diff(diff)
-    return Attempt(*intent, state, after, expected, diff, data, outcome.result)
+    return Attempt(*intent, state, after, expected, diff.commit, data, outcome.result), diff
 
 
-async def _attempt(attempts: Sequence[Attempt]) -> bool:
+async def _attempt(attempts: Sequence[Attempt], diffs: Sequence[Diff]) -> bool:
     """Write all these versions, and say whether they are ours. `Corruption`, before any is sent, if one
     cannot be read back."""
-    for attempt in attempts:
-        await attempt.register.stack.compute_few(len(attempt.data), reads_as, attempt.data, attempt.diff)
+    for attempt, diff in zip(attempts, diffs, strict=True):
+        await attempt.register.stack.compute_few(len(attempt.data), reads_as, attempt.data, diff)
+    return await _write(attempts)
+
+
+async def _write(attempts: Sequence[Attempt]) -> bool:
+    """Write all these versions, which were read back, and say whether they are ours."""
     for attempt in attempts:
         attempt.slot.pending = attempt
     try:
@@ -246,7 +281,7 @@ async def _look(attempt: Attempt, cause: BaseException | None) -> bool | None:
                 if state is not None and state.finalized:  # even the tombstone is gone
                     break
         if versions and versions[0].seqno == attempt.seqno:
-            return decode_commit(versions[0].data) == attempt.diff.commit
+            return decode_commit(versions[0].data) == attempt.commit
         state = await register.refresh()
     except StorageUnavailable as error:
         raise Indeterminate(
@@ -301,4 +336,5 @@ async def _occupy(attempt: Attempt) -> None:
         return
     occupy = Occupy(getattr(attempt.command, "writer", ""))
     outcome = occupy(state, Context(now=now))
-    await _attempt([_prepared(Intent(register, occupy, Slot()), state, outcome, now)])
+    prepared, diff = _prepared(Intent(register, occupy, Slot()), state, outcome, now)
+    await _attempt([prepared], [diff])

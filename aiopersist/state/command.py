@@ -15,8 +15,9 @@ clock that was wrong; a commit sets it to now, so a lease ends at most its own l
 again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 from aiopersist.errors import BatchExpired, Error, ShardFinalized, UnknownShard
@@ -169,6 +170,15 @@ def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[st
         kept = {k: r for k, r in state.subscriptions.items() if k not in changes.get("subscriptions", ())}
         found["subscriptions"] = changed_by_time(kept, context.now, latest)
     return {name: records for name, records in found.items() if records}
+
+
+def are_leases_in_order(state: State, now: float, writer: str) -> bool:
+    """Whether a commit that renews `writer` finds neither a lease that ran out nor a heartbeat in the future:
+    then `ahead` and `overdue` are empty. Without a look at subscriptions."""
+    latest = now + AHEAD_S
+    writers = (record for key, record in state.writers.items() if key != writer)
+    leased: Iterable[Writer | LeasedReader] = chain(writers, state.readers.values())
+    return all(r.heartbeat <= latest and r.heartbeat + r.lease_s >= now for r in leased)
 
 
 def overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:

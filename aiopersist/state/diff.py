@@ -124,7 +124,7 @@ def diff_of(changes: Changes, state: State | None, *, commit: str, at: float) ->
         commit=commit,
         prev=state.commit,
         at=at,
-        rollup=_latest(changes.rollups or state.rollups),
+        rollup=latest_rollup(changes.rollups or state.rollups),
         changes=changes,
     )
 
@@ -140,7 +140,7 @@ def format_of(value: Changes | State) -> int:
     return FORMAT_OF_MOST
 
 
-def _latest(rollups: Mapping[int, Rollup]) -> RollupName | None:
+def latest_rollup(rollups: Mapping[int, Rollup]) -> RollupName | None:
     """The newest of `rollups`. A version that adds a rollup names that very rollup: older versions may be
     truncated as soon as it exists."""
     if not rollups:

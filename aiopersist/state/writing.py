@@ -180,7 +180,7 @@ class AppendHollow:
         return _append(state, context, self, truncate(self.batch, lower), self.staged, moved)
 
     def happened(self, state: State) -> bool | None:
-        return _token_is_there(state, self.writer, self.token)
+        return token_is_there(state, self.writer, self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Write:
         return _append(state, context, self, batch.replace(**bounds))
 
     def happened(self, state: State) -> bool | None:
-        return _token_is_there(state, self.writer, self.token)
+        return token_is_there(state, self.writer, self.token)
 
 
 class Marked(Protocol):
@@ -320,7 +320,7 @@ def repeated(state: State, transactions: Mapping[str, int]) -> frozenset[str]:
     return frozenset(a for a, number in transactions.items() if a in known and number <= known[a].number)
 
 
-def _token_is_there(state: State, writer: str, token: str) -> bool | None:
+def token_is_there(state: State, writer: str, token: str) -> bool | None:
     """Whether the last append of `writer` has this token: the state keeps each writer's last one, and a
     writer makes one append at a time. `None` for a writer that is gone."""
     record = state.writers.get(writer)

@@ -25,6 +25,7 @@ from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_no_
 from aiopersist.write.combine import Combiner
 from aiopersist.write.outcome import Committed, NotCommitted
 from aiopersist.write.session import Session
+from aiopersist.write.small import append_small, short_rows
 from aiopersist.write.staged import StagedBatch, StagingContext
 from aiopersist.write.transmit import ENVELOPE, WRITER, TransmittedWriter, decode
 
@@ -127,7 +128,16 @@ class WriteHandle(Resource, Generic[K, V]):
         beyond now, the empty frontier aside.
 
         Costs one compare-and-set, and one request per part if the data is not small."""
-        await self._append(RowsAppend, expected_upper, new_upper, txn, once, updates=updates)
+        with self._scope.call():
+            self._session.unsettled = None
+            bounds = check_bounds(expected_upper, new_upper, self._schema)
+            is_marked = txn is not None or once is not None
+            rows = None if is_marked else short_rows(self._session, updates, *bounds)
+            if rows is not None and await append_small(self._session, rows, *bounds):
+                return
+            marked = check_txn(txn), self._once(once, txn)
+            given = updates if rows is None else rows
+            await append_all([RowsAppend(self._session, *bounds, *marked, updates=given)])
 
     async def append(
         self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time

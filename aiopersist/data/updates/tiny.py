@@ -39,22 +39,28 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     plain = plain_types(schema)
     if plain is None:
         return None
-    kinds = plain.kinds
     columns = _of_rows(updates) if type(updates) is list else _of_arrow(updates, schema)
     if columns is None:
         return None
-    for column, kind in zip(columns, kinds, strict=True):
-        if set(map(type, column)) != {kind} or (kind is not int and sum(map(len, column)) > TINY_BYTES):
+    size = 0
+    for column, kind in zip(columns, plain.kinds, strict=True):
+        if set(map(type, column)) != {kind}:
             return None
+        width = 8 * len(column) if kind is int else sum(map(len, column))
+        if width > TINY_BYTES:
+            return None
+        size += width
     _, _, times, diffs = columns
     least, greatest = min(times), max(times)
     if least < 0 or greatest > TIME_MAX or min(diffs) < DIFF_MIN or max(diffs) > DIFF_MAX:
         return None
-    rows = _summed(updates if type(updates) is list else list(zip(*columns, strict=True)), diffs)
+    rows = _summed(updates if type(updates) is list else list(zip(*columns, strict=True)), columns)
     if rows is None:
         return None
     try:
-        return Tiny(_batch(rows, plain, schema), least, greatest, sum(map(_width, kinds, columns)))
+        if str in plain.kinds:
+            size = sum(map(_width, plain.kinds, columns))
+        return Tiny(_batch(rows, plain, schema), least, greatest, size)
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
 
@@ -143,13 +149,13 @@ def _width(kind: type, values: Sequence[Any]) -> int:
 
 
 def _summed(
-    updates: list[tuple[Any, Any, int, int]], diffs: Sequence[int]
+    updates: list[tuple[Any, Any, int, int]], columns: list[Sequence[Any]]
 ) -> list[tuple[Any, Any, int, int]] | None:
-    """The updates, which have these diffs, sorted and summed; `None` if a sum is beyond 64 bits."""
-    distinct = {update[:3] for update in updates}
-    if len(distinct) == len(updates):
+    """The updates, which have these columns, sorted and summed; `None` if a sum is beyond 64 bits."""
+    keys, _, _, diffs = columns
+    if len(set(keys)) == len(keys) or len({update[:3] for update in updates}) == len(updates):
         return sorted(updates if all(diffs) else [update for update in updates if update[3]])
-    sums = dict.fromkeys(distinct, 0)
+    sums = dict.fromkeys((update[:3] for update in updates), 0)
     for key, val, time, diff in updates:
         sums[key, val, time] += diff
     if min(sums.values()) < DIFF_MIN or max(sums.values()) > DIFF_MAX:
