@@ -35,7 +35,6 @@ from aiopersist.state.command import Command, Commit, Context
 from aiopersist.state.diff import apply, decode_commit, diff_of, encode_diff, reads_as
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
-from aiopersist.state.writing import Occupy
 from aiopersist.storage.consensus import Entry
 
 ANSWER_S = 1.0  # settling waits so long for the statement's own answer, then it looks at the store
@@ -293,6 +292,8 @@ async def _settle(attempt: Attempt) -> bool:
 
 async def _occupy(attempt: Attempt) -> None:
     """Write version `attempt.seqno` as a heartbeat, unless it is there."""
+    from aiopersist.state.writing import Occupy  # a process that only reads hardly ever needs it
+
     register = attempt.register
     now = await register.stack.consensus.now()
     state = register.state
