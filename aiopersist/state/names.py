@@ -10,7 +10,7 @@ BatchPath = int | tuple[str, str, int]
 """Where a batch lies in the state: its ordinal; or its stream, the half of the stream, and its key there."""
 
 
-class _Named(Protocol):
+class _Keyed(Protocol):
     @property
     def key(self) -> str | None: ...
 
@@ -37,6 +37,6 @@ def batches_of(state: State) -> Iterator[tuple[BatchPath, Iterable[HollowPart]]]
             yield (name, "trace", at), trace.parts
 
 
-def keys_of(parts: Iterable[_Named]) -> set[str]:
+def keys_of(parts: Iterable[_Keyed]) -> set[str]:
     """The keys of those of `parts` that are blobs."""
     return {part.key for part in parts if part.key is not None}
