@@ -2,73 +2,76 @@
 
 A client belongs to the process and the event loop that opened it. Closing it closes its handles, gives
 requests under way a moment to end, and closes the stores that it opened itself.
+
+A process imports what its calls need, and no more: a call imports the package that carries it out, on a
+worker thread where that takes longer than a millisecond (`_later`, `_calling`). Only `table` and `stash`
+import theirs at once, since what they return, or raise, is not awaited.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from aiopersist.compact.shared_compaction import Goal, SharedCompaction, compact_piece, shared_compaction
-from aiopersist.data.lazy import pa
+from aiopersist.data.lazy import are_imported
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.updates import Updates
 from aiopersist.frontier import Antichain, Time
 from aiopersist.gauges import observed
-from aiopersist.gc.collect import Collected
-from aiopersist.gc.drop import drop, finalize
-from aiopersist.gc.sweep import Sweep, Usage, sweep, usage
-from aiopersist.maintenance.background import Maintenance
-from aiopersist.maintenance.fsck import FsckReport, fsck
-from aiopersist.maintenance.inspect import ShardView, inspect
-from aiopersist.maintenance.on_demand import force_gc, retain
-from aiopersist.maintenance.overview import ShardSummary, overview
-from aiopersist.maintenance.rounds import MaintenanceRound, Rounds
+from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.measure.metrics import Metrics
 from aiopersist.measure.providers import Measures
 from aiopersist.read.handle import ReadHandle
-from aiopersist.read.leased import fetch_part
-from aiopersist.read.open import open_reader, open_since
-from aiopersist.read.shared_read import SharedRead, read_piece, shared_read
-from aiopersist.read.since import SinceHandle
-from aiopersist.read.snapshot import Items
-from aiopersist.resource import Opening, Root
+from aiopersist.read.open import open_reader
+from aiopersist.resource import Closeable, Opening, Root
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard import catalog
 from aiopersist.shard.catalog import ShardId, check_name
-from aiopersist.shard.evolve import evolve_schema
 from aiopersist.shard.shards import Shards
-from aiopersist.stash.open import DEFAULT_NAME, Mode, opened, stash_beside
-from aiopersist.stash.stash import Stash
 from aiopersist.storage.identity import check_in_time
 from aiopersist.storage.layers import wrap_stores
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.urls import Stores
-from aiopersist.subscription.open import Wanted, drop_subscription, open_subscription, subscriptions
-from aiopersist.subscription.step import SubscribedUpdates, SubscriptionStep
-from aiopersist.subscription.subscription import Subscription
-from aiopersist.subscription.view import SubscriptionView
-from aiopersist.table.kind import Kind
-from aiopersist.table.open import OpenTables
-from aiopersist.table.plan import Repeated
-from aiopersist.table.table import Table
-from aiopersist.table.transact import Transactions
-from aiopersist.table.transaction import Transaction
-from aiopersist.write.append_many import Append, append_to_many
-from aiopersist.write.builder import BatchBuilder
-from aiopersist.write.checks import Txn
-from aiopersist.write.handle import WriteHandle, happened
-from aiopersist.write.open import open_writer
-from aiopersist.write.remote import open_builder, register_writer, release_writer
 
 if TYPE_CHECKING:
     from aiopersist.backup.copy import Copied
+    from aiopersist.compact.shared_compaction import Goal, SharedCompaction
+    from aiopersist.data.lazy import pa
+    from aiopersist.data.updates.updates import Updates
+    from aiopersist.gc.collect import Collected
+    from aiopersist.gc.sweep import Sweep, Usage
     from aiopersist.indexed.indexed import Indexed
+    from aiopersist.maintenance.background import Maintenance
+    from aiopersist.maintenance.fsck import FsckReport
+    from aiopersist.maintenance.inspect import ShardView
+    from aiopersist.maintenance.overview import ShardSummary
+    from aiopersist.maintenance.rounds import MaintenanceRound, Rounds
+    from aiopersist.read.shared_read import SharedRead
+    from aiopersist.read.since import SinceHandle
+    from aiopersist.read.snapshot import Items
+    from aiopersist.stash.stash import Stash
+    from aiopersist.subscription.step import SubscribedUpdates, SubscriptionStep
+    from aiopersist.subscription.subscription import Subscription
+    from aiopersist.subscription.view import SubscriptionView
+    from aiopersist.table.open import OpenTables
+    from aiopersist.table.plan import Repeated
+    from aiopersist.table.table import Table
+    from aiopersist.table.transact import Transactions
+    from aiopersist.table.transaction import Transaction
+    from aiopersist.write.append_many import Append
+    from aiopersist.write.builder import BatchBuilder
+    from aiopersist.write.checks import Txn
+    from aiopersist.write.handle import WriteHandle
 
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
+H = TypeVar("H", bound=Closeable)
+
+STASH = "stash"  # the name of a stash, unless the user says another
 
 
 class Client(Root):
@@ -84,14 +87,9 @@ class Client(Root):
         self._stores = stores
         self._shards = Shards(blob, consensus, measures, settings, runtime, readonly=readonly)
         self._stack = self._shards.stack
-        self._tables = OpenTables(self._shards)
-        self._transactions = Transactions(self._tables)
-        self._maintenance = Maintenance(self._stack, background=maintenance and not readonly)
-        self._shards.on_new = self._maintenance.add
-        self._metrics.observe = partial(observed, self._shards, self._tables.group)
-        self._rounds = Rounds(
-            self._stack, lambda shard: self._maintenance.of(self._shards.at(catalog.id_of(shard)))
-        )
+        self._upkeep = Upkeep(self._stack, background=maintenance and not readonly)
+        self._shards.on_new = self._upkeep.add
+        self._metrics.observe = partial(observed, self._shards, self._waiting_in_tables)
 
     @property
     def metrics(self) -> Metrics:
@@ -118,7 +116,13 @@ class Client(Root):
         `clock="wall"` creates one whose times are microseconds since 1970; `None`: as stored, `"logical"` for
         a new shard. `CodecMismatch` if the shard has another schema, `INVALID_CLOCK` for another clock. One
         commit, two for a new shard."""
-        return open_writer(self._shards, shard, schema, clock)
+
+        def opening() -> Opening[WriteHandle[K, V]]:
+            from aiopersist.write.open import open_writer
+
+            return open_writer(self._shards, shard, schema, clock)
+
+        return self._later("aiopersist.write.open", opening, f"client.writer({shard!r}, ...)")
 
     @overload
     def reader(
@@ -179,12 +183,21 @@ class Client(Root):
         than `settings.table_resident_bytes`. All handles of the table share one view: the last one that said
         so decides. No request; it needs no running event loop, its calls need that of the client."""
         self._shards.calls.check_open()
+        from aiopersist.table.kind import Kind
+        from aiopersist.table.table import Table
+
         return Table(self._tables, Kind(check_name(name), key, val), resident)
 
     def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
         """The hold of that id, which never expires. A new hold is made at the shard's since, with `opaque`.
         `UnknownShard` if the shard does not exist. One commit for a new hold."""
-        return open_since(self._shards, shard, critical_reader_id, opaque)
+
+        def opening() -> Opening[SinceHandle]:
+            from aiopersist.read.since import open_since
+
+            return open_since(self._shards, shard, critical_reader_id, opaque)
+
+        return self._later("aiopersist.read.since", opening, f"client.critical_since({shard!r}, ...)")
 
     @overload
     def subscription(
@@ -239,21 +252,31 @@ class Client(Root):
 
         `UnknownShard` if the shard does not exist, `SinceViolation` if the history is gone, `INVALID_TIME`
         for a shard with product times. One commit, and those of a reader."""
-        wanted = Wanted(name, start, resume, expire_after, share, lease_s)
-        return open_subscription(self._shards, shard, schema, wanted)
 
-    def indexed(self, name: str, *, readonly: bool = False, background: bool = True) -> "Opening[Indexed]":
+        def opening() -> Opening[Subscription[SubscribedUpdates[Any, Any]]]:
+            from aiopersist.subscription.open import Wanted, open_subscription
+
+            wanted = Wanted(name, start, resume, expire_after, share, lease_s)
+            return open_subscription(self._shards, shard, schema, wanted)
+
+        return self._later("aiopersist.subscription.open", opening, f"client.subscription({shard!r}, ...)")
+
+    def indexed(self, name: str, *, readonly: bool = False, background: bool = True) -> Opening[Indexed]:
         """The `Indexed` of that name, created on first use; it takes over from the instance before it.
         `readonly=True`: it follows along, as any number of instances may; `UnknownStream` if it does not
         exist. `background=False`: its maintenance is done by hand (`step`). Two commits (one with
         `readonly`), and a request for its name."""
-        from aiopersist.indexed.open import open_indexed  # a client of shards never needs it
 
-        return open_indexed(self._shards, name, readonly=readonly, background=background)
+        def opening() -> Opening[Indexed]:
+            from aiopersist.indexed.open import open_indexed
+
+            return open_indexed(self._shards, name, readonly=readonly, background=background)
+
+        return self._later("aiopersist.indexed.open", opening, f"client.indexed({name!r})")
 
     def stash(
         self,
-        name: str = DEFAULT_NAME,
+        name: str = STASH,
         *,
         exclusive: bool = True,
         readonly: bool = False,
@@ -261,8 +284,9 @@ class Client(Root):
     ) -> Opening[Stash]:
         """The stash of that name in the consensus database of this location; modes and errors are those of
         `aiopersist.stash.open`. `Unsupported` if the consensus store was given as an instance."""
-        mode = Mode(exclusive, readonly, savepoint)
-        mode.check()
+        from aiopersist.stash.open import Mode, opened, stash_beside
+
+        mode = Mode(exclusive, readonly, savepoint).checked()
         if self._stack.readonly and not readonly:
             refuse("a stash that is not opened with readonly=True")
         stores, settings, runtime = self._stores, self._stack.settings, self._stack.runtime
@@ -317,6 +341,7 @@ class Client(Root):
         store cannot write several shards at one moment. One commit; a request for each table if another
         process has written since."""
         with self._shards.calls.call():
+            await self._stack.imported("aiopersist.table.transact")
             return await self._transactions.run(body, txn, once, acks, max_attempts)
 
     async def happened(self, once: str, shard: str | None = None) -> int | None:
@@ -324,9 +349,14 @@ class Client(Root):
         if it did not happen, or is forgotten by now. Appends of this client whose outcome is not known are
         settled first. Linearizable: one request; for a transaction two."""
         with self._shards.calls.call():
-            await self._tables.group.decided()
+            if self._has_tables:
+                await self._tables.group.decided()
             if shard is not None:
+                await self._stack.imported("aiopersist.write.handle")
+                from aiopersist.write.handle import happened
+
                 return await happened(self._shards, shard, once)
+            await self._stack.imported("aiopersist.table.transact")
             return await self._transactions.happened(once)
 
     def clock(self) -> tuple[float, float]:
@@ -338,13 +368,17 @@ class Client(Root):
 
     async def subscriptions(self, shard: str) -> dict[str, SubscriptionView]:
         """The subscriptions of the shard by name, shares as `name[i/n]`. Linearizable: one request."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.subscription.open"):
+            from aiopersist.subscription.open import subscriptions
+
             return await subscriptions(self._shards, shard)
 
     async def drop_subscription(self, shard: str, name: str) -> None:
         """End the subscription of that name, with all its shares: its position is forgotten, and it holds
         nothing. `LookupError` if there is none. One commit."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.subscription.open"):
+            from aiopersist.subscription.open import drop_subscription
+
             await drop_subscription(self._shards, shard, name)
 
     async def compare_and_append_many(self, appends: Sequence[Append]) -> None:
@@ -354,6 +388,8 @@ class Client(Root):
         `settle` of each writer answers for its own shard. One request to the consensus store, in addition to
         the cost of staging."""
         with self._shards.calls.call():
+            from aiopersist.write.append_many import append_to_many
+
             await append_to_many(appends, self._stack)
 
     async def schema(self, shard: str) -> tuple[int, Schema[Any, Any, Any]]:
@@ -368,18 +404,20 @@ class Client(Root):
         """Make `schema` the current one; it may add optional fields to the current schema. Returns its id.
         `SchemaMismatch` if the current id is not `expected_id`, `IncompatibleSchema` for any other change.
         One commit."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.shard.evolve"):
+            from aiopersist.shard.evolve import evolve_schema
+
             return await evolve_schema(await self._shards.existing(shard), expected_id, schema)
 
     async def copy_shard(
         self,
         shard: str,
-        target: "Client",
+        target: Client,
         *,
         name: str | None = None,
         verify: bool = False,
         detach: bool = False,
-    ) -> "Copied":
+    ) -> Copied:
         """Copy the shard or table to the location of `target`, under `name` or its own name: a backup, and
         the way back. The copy has the history from since on with times as they are, the schemas, the clock
         and the policy of retention; subscriptions, holds, and the ids of `txn=` and `once=` stay behind. It
@@ -398,9 +436,9 @@ class Client(Root):
         groups of each sorted run of parts, and the parts of a builder. It reads each part that has something
         new once, by a lease that holds the source's history meanwhile, and makes one commit for about eight
         parts that it writes."""
-        from aiopersist.backup.copy import CopyOptions, copy_shard  # most clients never copy
+        async with self._calling("aiopersist.backup.copy"), target._calling():
+            from aiopersist.backup.copy import CopyOptions, copy_shard
 
-        with self._shards.calls.call(), target._shards.calls.call():
             await target._ready_to_write()
             options = CopyOptions(verify, detach)
             return await copy_shard(self._shards, shard, target._shards, name, options)
@@ -410,14 +448,18 @@ class Client(Root):
         calls that wait end with `ShardFinalized`. A shard that has a name but was not created yet never will
         be. Repeating it after a crash finishes the work. A tombstone tells handles of other processes that
         the shard is finalized; `maintain` removes it after `settings.tombstone_retention_s`."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.gc.drop"):
+            from aiopersist.gc.drop import drop
+
             await drop(self._shards, name)
 
     async def finalize(self, shard: str) -> None:
         """Delete the data of a shard that can no longer be read or written: its since and upper are empty,
         else `FINALIZATION_ERROR`. A tombstone stays for as long as the shard has a name, and then for
         `settings.tombstone_retention_s`. Repeating it after a crash finishes the work."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.gc.drop"):
+            from aiopersist.gc.drop import finalize
+
             await finalize(self._shards, shard)
 
     # --- work shared by several processes --------------------------------------------------------
@@ -441,9 +483,15 @@ class Client(Root):
         are `NotReadable` at once if nothing was appended to the shard. The lease lasts `lease_s` (default:
         `settings.reader_lease_s`) and is renewed until the read is closed; with `keep=True` it is neither
         renewed nor ended, and expires. One commit, and one more to end the lease."""
-        return shared_read(self._shards, shard, as_of, start, end, wait=wait, lease_s=lease_s, keep=keep)
 
-    def read_piece(self, data: bytes, where: Any = None) -> "Items[pa.RecordBatch]":
+        def opening() -> Opening[SharedRead]:
+            from aiopersist.read.shared_read import shared_read
+
+            return shared_read(self._shards, shard, as_of, start, end, wait=wait, lease_s=lease_s, keep=keep)
+
+        return self._later("aiopersist.read.shared_read", opening, f"client.shared_read({shard!r})")
+
+    def read_piece(self, data: bytes, where: Any = None) -> Items[pa.RecordBatch]:
         """The rows of a piece of a shared read, in any process, as Arrow batches in order: `key, val, diff`
         of contents, `key, val, time, diff` of changes, consolidated. `where` as in `Snapshot.to_arrow`. In
         memory are about `settings.read_memory_bytes`, and a row group of each run of parts as it was fetched.
@@ -451,6 +499,8 @@ class Client(Root):
         The lease is renewed if that did not happen for a quarter of it. `InvalidUpdate` for bytes that are no
         piece, `LeaseExpired` if the read was closed and a part is gone."""
         self._shards.calls.check()
+        from aiopersist.read.shared_read import read_piece
+
         return read_piece(self._shards, data, where)
 
     async def fetch_part(
@@ -463,19 +513,25 @@ class Client(Root):
         lost, and the part is gone. One request for the shard's head (its whole state, if this client does not
         know it), and one for the part if it is not inline."""
         with self._shards.calls.call():
+            from aiopersist.read.leased import fetch_part
+
             return await fetch_part(self._shards, data, schema)
 
     async def register_writer(self, shard: str, schema: Schema[Any, Any, Any], lease_s: float) -> bytes:
         """A writer under which other processes build, as bytes, as from `WriteHandle.to_transmittable`. No
         handle keeps it: its lease lasts `lease_s` from the last heartbeat of a builder under it. A new shard
         is created; `NOT_A_TABLE` for a table. One commit, two for a new shard."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.write.remote"):
+            from aiopersist.write.remote import register_writer
+
             return await register_writer(self._shards, shard, schema, lease_s)
 
     async def release_writer(self, data: bytes) -> None:
         """End the registration of that writer: batches that are staged under it can no longer be appended,
         and the sweep deletes them. One commit; none if the registration has ended."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.write.remote"):
+            from aiopersist.write.remote import release_writer
+
             await release_writer(self._shards, data)
 
     def builder_from_transmittable(
@@ -485,20 +541,36 @@ class Client(Root):
         alive. By the writer's stored schema, or one that is the same. `BatchExpired` if that writer is gone,
         or 65,536 batches of it were appended or deleted: then transmit a new writer. `InvalidUpdate` for
         bytes that are no writer. One request, and a commit if a heartbeat is due."""
-        return open_builder(self._shards, data, lower, schema)
+
+        def opening() -> Opening[BatchBuilder]:
+            from aiopersist.write.remote import open_builder
+
+            return open_builder(self._shards, data, lower, schema)
+
+        return self._later("aiopersist.write.remote", opening, "client.builder_from_transmittable(...)")
 
     def shared_compaction(self, shard: str, goal: Goal | None = None) -> Opening[SharedCompaction]:
         """One round of a compaction of the whole shard that several processes share. Applies `retain`, waits
         while another process compacts any of the batches, and claims them. `goal`: the goal of the round
         before, to go on with it. Three commits, and one more to end it."""
-        return shared_compaction(self._shards, shard, goal)
+
+        def opening() -> Opening[SharedCompaction]:
+            from aiopersist.compact.shared_compaction import shared_compaction
+
+            return shared_compaction(self._shards, shard, goal)
+
+        return self._later(
+            "aiopersist.compact.shared_compaction", opening, f"client.shared_compaction({shard!r})"
+        )
 
     async def compact_piece(self, data: bytes) -> bytes:
         """Carry out a piece of a shared compaction, in any process; the result is for its `apply`. In memory
         are `settings.compaction_memory_bytes`. After any error, the parts it has written are deleted.
         `InvalidUpdate` for bytes that are no piece, `LeaseExpired` if a part is gone: the claim was lost, and
         another process has replaced the part. Requests for every part that is read or written."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.compact.shared_compaction"):
+            from aiopersist.compact.shared_compaction import compact_piece
+
             return await compact_piece(self._shards, data)
 
     # --- maintenance -----------------------------------------------------------------------------
@@ -509,7 +581,9 @@ class Client(Root):
         allow. A `timedelta`: to the upper that the shard had that long ago; on a wall clock, to the time of
         that long ago. Since never passes the last complete time, so the current contents stay readable.
         `None`: maintenance does not move since. One commit."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.maintenance.on_demand"):
+            from aiopersist.maintenance.on_demand import retain
+
             await retain(self._shards, self._maintenance, shard, keep)
 
     async def maintain(self) -> MaintenanceRound:
@@ -518,27 +592,31 @@ class Client(Root):
         number of processes may do it: claims in the states of the shards divide the work. A shard that fails
         is named in the result and logged. A share of a request for a shard that has not changed since the
         round before; a few requests for a shard with nothing to do."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.maintenance.rounds"):
             return await self._rounds.once()
 
     async def force_compaction(self, shard: str) -> None:
         """Apply `retain`, merge the whole shard into one batch, sorted, consolidated, with times advanced to
         since, and return once that is applied. In memory are `settings.compaction_memory_bytes`, whatever the
         size of the shard."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.maintenance.background"):
             await self._maintenance.force_compaction(await self._shards.existing(shard))
 
     async def force_gc(self, shard: str) -> Collected:
         """Write a rollup, then delete the blobs and versions that no reader's hold can reach. Returns a count
         of both. A heartbeat before it releases the versions that closed snapshots of this client held; a
         reader with a hold of its own releases its history with its next heartbeat."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.maintenance.on_demand"):
+            from aiopersist.maintenance.on_demand import force_gc
+
             return await force_gc(self._shards, self._maintenance, shard)
 
     async def inspect(self, shard: str) -> ShardView:
         """The batches, frontiers and registrations of the shard, table or `Indexed`, at its newest version.
         Three requests, one more for an `Indexed` by its name."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.maintenance.inspect"):
+            from aiopersist.maintenance.inspect import inspect
+
             found = await catalog.resolve_any(self._stack, shard)
             return await inspect(self._shards.at(found, shard))
 
@@ -547,24 +625,32 @@ class Client(Root):
         frontiers, sizes, last version, holds, the lag of subscriptions. A shard whose state cannot be read is
         in it, with the problem. Four requests, two more for every few hundred names, and for each shard a
         read of the head, of the rollup and of the diffs since then; 16 shards at a time."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.maintenance.overview"):
+            from aiopersist.maintenance.overview import overview
+
             return await overview(self._stack, prefix)
 
     async def fsck(self, shard: str) -> FsckReport:
         """Read the whole shard and report damage; `ok` is false only for damage. `StorageUnavailable` if a
         store does not answer. Changes nothing."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.maintenance.fsck"):
+            from aiopersist.maintenance.fsck import fsck
+
             return await fsck(self._shards.at(await catalog.resolve(self._stack, shard), shard))
 
     async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
         """Find the blobs that crashed or cancelled writers left behind: no state names them, and none can any
         more. `dry_run=False` deletes them. Safe at any time, whatever else goes on."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.gc.sweep"):
+            from aiopersist.gc.sweep import sweep
+
             return await sweep(self._stack, dry_run=dry_run)
 
     async def usage(self) -> Usage:
         """Bytes in the blob store: all, those that a live version references, current, live."""
-        with self._shards.calls.call():
+        async with self._calling("aiopersist.gc.sweep"):
+            from aiopersist.gc.sweep import usage
+
             return await usage(self._stack)
 
     # --- the end ---------------------------------------------------------------------------------
@@ -578,7 +664,7 @@ class Client(Root):
 
     async def _close(self) -> None:
         await self._shards.release()
-        await self._maintenance.aclose()
+        await self._upkeep.aclose()
         self._shards.scope.close()
         await self._stack.supervisor.aclose()
         self._metrics.end()
@@ -588,3 +674,54 @@ class Client(Root):
     async def _ready_to_write(self) -> None:
         """Be ready for updates of any size and type."""
         await self._stack.ready_to_convert()
+
+    # --- what is imported when it is needed ------------------------------------------------------
+
+    def _later(self, module: str, opening: Callable[[], Opening[H]], call: str) -> Opening[H]:
+        """What `opening` returns; it needs `module`, which is imported on a thread if it is not there."""
+        if are_imported([module]):
+            return opening()
+
+        async def opened() -> H:
+            self._shards.calls.check()
+            await self._stack.imported(module)
+            return await opening()
+
+        return Opening(opened, call)
+
+    @asynccontextmanager
+    async def _calling(self, *modules: str) -> AsyncIterator[None]:
+        """Surrounds a call that `modules` carry out."""
+        with self._shards.calls.call():
+            await self._stack.imported(*modules)
+            yield
+
+    @property
+    def _maintenance(self) -> Maintenance:
+        return self._upkeep.now()
+
+    @cached_property
+    def _rounds(self) -> Rounds:
+        from aiopersist.maintenance.rounds import Rounds
+
+        maintenance = self._maintenance
+        return Rounds(self._stack, lambda shard: maintenance.of(self._shards.at(catalog.id_of(shard))))
+
+    @cached_property
+    def _tables(self) -> OpenTables:
+        from aiopersist.table.open import OpenTables
+
+        return OpenTables(self._shards)
+
+    @cached_property
+    def _transactions(self) -> Transactions:
+        from aiopersist.table.transact import Transactions
+
+        return Transactions(self._tables)
+
+    @property
+    def _has_tables(self) -> bool:
+        return "_tables" in vars(self)
+
+    def _waiting_in_tables(self) -> int:
+        return self._tables.group.queueing if self._has_tables else 0

@@ -10,6 +10,7 @@ compaction function of differential dataflow ("advance_by", McSherry et al.).
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, final
 
@@ -17,6 +18,7 @@ from aiopersist.errors import InvalidUsage, UsageKind, shown
 
 Time = int | tuple[int, ...]
 TIME_MAX = 2**63 - 1  # times are stored as signed INT64
+RECENT = 1024  # frontiers that are kept, of those that were read last
 
 
 def check_time(time: object) -> Time:
@@ -263,12 +265,18 @@ def _same_length(a: Antichain, b: Antichain) -> None:
         _same_shape(a, b.elements[0])
 
 
+@lru_cache(RECENT)
+def _of_int(time: int) -> Antichain:
+    """A version of a state names each time several times, and the next version names it again."""
+    return Antichain(time)
+
+
 def _from_json(value: Any) -> Antichain:
     if type(value) is Antichain:
         return value
     try:
         if type(value) is list and len(value) == 1 and type(value[0]) is int:  # a shortcut for most frontiers
-            return Antichain(value[0])
+            return _of_int(value[0])
         return Antichain(*(tuple(e) if isinstance(e, list) else e for e in value))
     except InvalidUsage as e:  # pydantic turns it into a ValidationError that names the field
         raise ValueError(str(e)) from e

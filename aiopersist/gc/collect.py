@@ -22,7 +22,7 @@ from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import EndCollection, MarkDeleted
 from aiopersist.state.model import State
-from aiopersist.state.names import Trail
+from aiopersist.state.trail import Trail
 
 
 class Collected(NamedTuple):

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from aiopersist.gc.rollup import due as rollup_is_due
 from aiopersist.parts.rewrite import whole_bytes
 from aiopersist.settings import Settings
-from aiopersist.state.compaction import ANY, goodbytes_at_most, is_worth, run_count, weight
+from aiopersist.state.compaction import ANY, is_worth, run_count, weight
 from aiopersist.state.model import Retention, SpineBatch, State
+from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.spine import spine_of
 
 MANY = 1.5  # batches per doubling of the versions

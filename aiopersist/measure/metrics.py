@@ -1,27 +1,21 @@
 """The live counts of one client. Only its event loop adds to them; any thread may ask for a view.
 
 A count is a plain int, since it is on the path of every append: no lock, no label, nothing that waits. A view
-copies one count after the other, so two of them may be a moment apart.
+copies one count after the other, so two of them may be a moment apart. The classes of views are imported with
+the first view: most processes never ask for one.
 """
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
-from aiopersist.measure.view import (
-    BOUNDS_S,
-    CacheView,
-    HandlesView,
-    Histogram,
-    LeasesView,
-    MetricsView,
-    QueuesView,
-    RequestsView,
-    WorkView,
-)
+from aiopersist.measure.bounds import BOUNDS_S
+
+if TYPE_CHECKING:
+    from aiopersist.measure.view import Histogram, MetricsView, RequestsView, WorkView
 
 
 class Latencies:
@@ -44,8 +38,10 @@ class Latencies:
         """How many there were."""
         return sum(self._buckets)
 
-    def view(self) -> Histogram:
+    def view(self) -> "Histogram":
         """As it is now."""
+        from aiopersist.measure.view import Histogram
+
         buckets = tuple(self._buckets)
         return Histogram(buckets=buckets, count=sum(buckets), seconds=self.seconds)
 
@@ -77,8 +73,10 @@ class WorkCounts:
         self.running = self.failures = 0
         self.latencies = latencies
 
-    def view(self) -> WorkView:
+    def view(self) -> "WorkView":
         """As it is now."""
+        from aiopersist.measure.view import WorkView
+
         return WorkView(running=self.running, failures=self.failures, duration=self.latencies.view())
 
 
@@ -93,12 +91,13 @@ class OngoingWork:
 
 
 class Observed(NamedTuple):
-    """What is read when a view is asked for."""
+    """What is read when a view is asked for: fields of `CacheView`, `QueuesView` and `HandlesView`, by
+    name."""
 
     failures: int = 0
-    cache: CacheView = CacheView()
-    queues: QueuesView = QueuesView()
-    handles: HandlesView = HandlesView()
+    cache: Mapping[str, int] = {}
+    queues: Mapping[str, int] = {}
+    handles: Mapping[str, int] = {}
 
 
 _named: WeakValueDictionary[str, "Metrics"] = WeakValueDictionary()
@@ -144,7 +143,7 @@ class Metrics(Mapping[str, OpMetrics]):
 
     def end(self) -> None:
         """The client is closed: nothing waits any more, its name is free, and it need not stay in memory."""
-        observed = self.observe()._replace(queues=QueuesView(), handles=HandlesView())
+        observed = self.observe()._replace(queues={}, handles={})
         self.observe = lambda: observed
         if _named.get(self.name) is self:
             del _named[self.name]
@@ -235,8 +234,10 @@ class Metrics(Mapping[str, OpMetrics]):
 
     # --- the view --------------------------------------------------------------------------------
 
-    def __call__(self) -> MetricsView:
+    def __call__(self) -> "MetricsView":
         """All of it, as it is now, as a frozen value with a JSON form. No request."""
+        from aiopersist.measure.view import CacheView, HandlesView, LeasesView, MetricsView, QueuesView
+
         observed, requests = self.observe(), {op: self._request(op) for op in list(self._ops)}
         return MetricsView(
             client=self.name,
@@ -251,11 +252,11 @@ class Metrics(Mapping[str, OpMetrics]):
             appends=self._appends,
             rows=self._rows,
             stash=self._stash.view(),
-            cache=observed.cache,
+            cache=CacheView(**observed.cache),
             compactions=self._work["compaction"].view(),
             collections=self._work["collection"].view(),
-            queues=self._queues(observed.queues),
-            handles=observed.handles,
+            queues=QueuesView(**observed.queues, **self._transfers()),
+            handles=HandlesView(**observed.handles),
             leases=LeasesView(
                 heartbeats=self._heartbeats,
                 late=self._late,
@@ -266,7 +267,9 @@ class Metrics(Mapping[str, OpMetrics]):
             failures=observed.failures,
         )
 
-    def _request(self, op: str) -> RequestsView:
+    def _request(self, op: str) -> "RequestsView":
+        from aiopersist.measure.view import RequestsView
+
         found = self._ops[op]
         return RequestsView(
             count=found.count,
@@ -277,9 +280,9 @@ class Metrics(Mapping[str, OpMetrics]):
             duration=found.latencies.view(),
         )
 
-    def _queues(self, queues: QueuesView) -> QueuesView:
+    def _transfers(self) -> dict[str, int]:
         uploads, downloads = self["blob.set"].in_flight, sum(self[op].in_flight for op in _DOWNLOADS)
-        return queues.model_copy(update={"uploads": uploads, "downloads": downloads})
+        return {"uploads": uploads, "downloads": downloads}
 
 
 _DOWNLOADS = ("blob.get", "blob.get_range")

@@ -15,9 +15,9 @@ from typing import Any
 from opentelemetry import metrics as api
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from aiopersist.measure.bounds import BOUNDS_S
 from aiopersist.measure.instruments import DURATIONS, INSTRUMENTS, Durations, Instrument
 from aiopersist.measure.metrics import Latencies, Metrics
-from aiopersist.measure.view import BOUNDS_S
 
 _LABELS = {durations.name: durations.label for durations in DURATIONS}
 

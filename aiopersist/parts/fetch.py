@@ -45,10 +45,9 @@ from aiopersist.frontier import Antichain, Time
 from aiopersist.settings import MIB
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.state.compaction import goodbytes_at_most
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.names import live_parts
-from aiopersist.state.record import HollowPart
+from aiopersist.state.record import HollowPart, goodbytes_at_most
 from aiopersist.storage.blob import Blob
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from aiopersist.resource import run_bounded
 from aiopersist.settings import MIB, Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.state.compaction import Total, goodbytes_at_most
-from aiopersist.state.record import HollowPart
+from aiopersist.state.compaction import Total
+from aiopersist.state.record import HollowPart, goodbytes_at_most
 
 RANGE_BYTES = 2 * MIB  # fetched at once of a run: so large that the time of a request does not matter
 PAGES_BYTES = 2 * MIB  # decoded besides a slab: a page of each column

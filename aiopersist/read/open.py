@@ -1,11 +1,10 @@
-"""Opens readers, and holds that never expire."""
+"""Opens readers."""
 
 from typing import Any
 
 from aiopersist.data.types.schema import Schema, checked_schema
 from aiopersist.frontier import Antichain, Time, frontier
 from aiopersist.read.handle import ReadHandle
-from aiopersist.read.since import SinceHandle
 from aiopersist.resource import Opening
 from aiopersist.shard.catalog import check_name
 from aiopersist.shard.lease import check_lease_s
@@ -44,17 +43,6 @@ def open_reader(
         )
 
     return shards.opening(open_handle, f"client.reader({name!r})")
-
-
-def open_since(shards: Shards, name: str, critical_reader_id: str, opaque: int) -> Opening[SinceHandle]:
-    """See `Client.critical_since`."""
-
-    async def open_handle() -> SinceHandle:
-        reader = check_name(critical_reader_id)
-        found = await shards.existing(name)
-        return await SinceHandle.open(found, reader, opaque, shards.scope)
-
-    return shards.opening(open_handle, f"client.critical_since({name!r}, ...)")
 
 
 async def _created(shards: Shards, name: str, schema: Schema[Any, Any, Any]) -> Shard:

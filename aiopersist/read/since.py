@@ -5,11 +5,12 @@ from typing import Any
 
 from aiopersist.errors import OpaqueMismatch, shown
 from aiopersist.frontier import Antichain, Time
-from aiopersist.resource import Resource, Scope
+from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
-from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.catalog import ShardId, check_name
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
 from aiopersist.state.model import CriticalReader
 from aiopersist.state.retention import DowngradeCritical, RegisterCritical, ReleaseCritical
 
@@ -94,3 +95,14 @@ def _opaque(value: Any) -> int:
     if type(value) is not int or not -(2**63) <= value < 2**63:
         raise TypeError(f"{shown(value)} is no opaque: an int of 64 bits")
     return value
+
+
+def open_since(shards: Shards, name: str, critical_reader_id: str, opaque: int) -> Opening[SinceHandle]:
+    """See `Client.critical_since`."""
+
+    async def open_handle() -> SinceHandle:
+        reader = check_name(critical_reader_id)
+        found = await shards.existing(name)
+        return await SinceHandle.open(found, reader, opaque, shards.scope)
+
+    return shards.opening(open_handle, f"client.critical_since({name!r}, ...)")

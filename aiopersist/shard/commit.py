@@ -39,7 +39,6 @@ from aiopersist.state.diff import Diff, apply, decode_commit, diff_of, encode_di
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
 from aiopersist.state.small_append import SmallAppend
-from aiopersist.state.writing import Occupy
 from aiopersist.storage.consensus import Entry
 
 ANSWER_S = 1.0  # settling waits so long for the statement's own answer, then it looks at the store
@@ -328,6 +327,8 @@ async def _settle(attempt: Attempt) -> bool:
 
 async def _occupy(attempt: Attempt) -> None:
     """Write version `attempt.seqno` as a heartbeat, unless it is there."""
+    from aiopersist.state.writing import Occupy  # a process that only reads hardly ever needs it
+
     register = attempt.register
     now = await register.stack.consensus.now()
     state = register.state

@@ -17,7 +17,6 @@ from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.command import micros
-from aiopersist.state.writing import CloseTo
 
 T = TypeVar("T")
 
@@ -60,8 +59,15 @@ async def close_if_passed(shard: Shard, time: int) -> bool:
     if shard.stack.readonly or not await _has_passed(shard.stack.clock, time):
         return False
     if shard.state.upper.less_equal(time):
-        await commit(shard.register, CloseTo(successor(time)))
+        await _close_to(shard, successor(time))
     return True
+
+
+async def _close_to(shard: Shard, frontier: Antichain) -> None:
+    await shard.stack.imported("aiopersist.state.writing")
+    from aiopersist.state.writing import CloseTo
+
+    await commit(shard.register, CloseTo(frontier))
 
 
 async def _has_passed(clock: StoreClock, time: int) -> bool:
@@ -97,7 +103,7 @@ async def close_when_passed(shard: Shard, time: int) -> None:
             if now <= time:
                 await stack.runtime.sleep(min((time + 1 - now) / 1e6, LOOK_S))
             else:
-                await commit(shard.register, CloseTo(Antichain(time + 1)))
+                await _close_to(shard, Antichain(time + 1))
         except ShardFinalized:
             return
         except Exception as error:

@@ -2,12 +2,13 @@
 
 The consensus store has the newest versions, as diffs; the blob store has rollups. The earliest live version
 is 0, or has a rollup at exactly its seqno, and every diff names the latest rollup. So a state is read in
-three steps: the head, the rollup that it names, and the diffs after that. Between these reads other processes
-may commit, and truncate versions: then the read begins again from a newer head."""
+two steps: the head; the rollup that it names, and the diffs after that, at the same time. Between these reads
+other processes may commit, and truncate versions: then the read begins again from a newer head."""
 
 from collections.abc import AsyncIterator, Sequence
 from math import inf
 
+from aiopersist.ending import both
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import Diff, apply, decode_diff, tombstone
@@ -42,16 +43,23 @@ async def versions_between(
     """The versions from `first` to `last`, as many at a time as one request reads. `Truncated`."""
     at = first
     while at <= last:
-        found = await stack.consensus.scan(consensus_key(shard), at, min(SCAN_LIMIT, last + 1 - at))
+        found = await _some_from(stack, shard, at, last)
         if not found or found[0].seqno != at:
             raise Truncated(f"version {at} of {shard}")
         yield found
         at = found[-1].seqno + 1
 
 
+async def _some_from(stack: Stack, shard: str, first: int, last: int) -> Sequence[Versioned]:
+    """As many of the versions from `first` to `last` as one request reads; from a later one on, or none, if
+    they were truncated."""
+    return await stack.consensus.scan(consensus_key(shard), first, min(SCAN_LIMIT, last + 1 - first))
+
+
 async def load(stack: Stack, shard: str) -> State | None:
     """The state at the head, read anew; `None` if there is no such shard. Costs a read of the head, of the
-    latest rollup if there is one, and a scan for every 512 versions since then."""
+    latest rollup if there is one, and a scan for every 512 versions since then, the first of them beside the
+    read of the rollup."""
     fault: tuple[int, str] | None = (
         None  # a head, and the missing part of its state: `Corruption`, unless the head moves
     )
@@ -64,13 +72,14 @@ async def load(stack: Stack, shard: str) -> State | None:
         diff = await stack.compute_few(len(head.data), _decode, head, shard)
         if diff.changes.finalized:  # a tombstone needs nothing before it
             return tombstone(diff, shard)
-        state = None
+        state, begun = None, None
         if diff.rollup is not None:
-            state = await read_rollup(stack, diff.rollup.key, diff.rollup.checksum)
+            named = read_rollup(stack, diff.rollup.key, diff.rollup.checksum)
+            state, begun = await both(named, _newer(stack, shard, diff.rollup.seqno, head))
             if state is None:  # replaced and collected meanwhile
                 fault = head.seqno, f"rollup {diff.rollup} is named by the head and is not there"
                 continue
-        read = await replay(stack, shard, state, head)
+        read = await replay(stack, shard, state, head, begun)
         if read is not None:
             return read
         fault = head.seqno, f"versions between rollup {diff.rollup} and the head are not there"
@@ -94,23 +103,42 @@ def _decode_rollup(data: bytes, checksum: str) -> State:
     return check_state(decode_rollup(data, checksum))
 
 
-async def replay(stack: Stack, shard: str, state: State | None, head: Versioned) -> State | None:
-    """The state after `state` and the versions up to `head`; `None` if some were truncated meanwhile."""
+async def _newer(stack: Stack, shard: str, seqno: int, head: Versioned) -> Sequence[Versioned]:
+    """The first versions after `seqno`, up to `head`: as many as one request reads."""
+    if seqno + 1 >= head.seqno:
+        return [head] if seqno + 1 == head.seqno else []
+    return await _some_from(stack, shard, seqno + 1, head.seqno)
+
+
+async def replay(
+    stack: Stack, shard: str, state: State | None, head: Versioned, begun: Sequence[Versioned] | None = None
+) -> State | None:
+    """The state after `state` and the versions up to `head`; `None` if some were truncated meanwhile.
+    `begun`: the first of these versions, where they were read before."""
     at = -1 if state is None else state.seqno
-    if at + 1 == head.seqno:
-        return await stack.compute_few(len(head.data), _applied, [head], shard, state)
+    if begun is None:
+        begun = await _newer(stack, shard, at, head)
+    if not begun or begun[0].seqno != at + 1:
+        return None
+    state = await _after(stack, shard, state, begun)
     try:
-        async for versions in versions_between(stack, shard, at + 1, head.seqno):
-            size = sum(len(version.data) for version in versions) if len(versions) <= FEW else inf
-            state = await stack.compute_few(size, _applied, versions, shard, state)
+        async for versions in versions_between(stack, shard, begun[-1].seqno + 1, head.seqno):
+            state = await _after(stack, shard, state, versions)
     except Truncated:
         return None
     return state
 
 
-def _applied(versions: Sequence[Versioned], shard: str, state: State | None) -> State | None:
+async def _after(stack: Stack, shard: str, state: State | None, versions: Sequence[Versioned]) -> State:
+    few = len(versions) <= FEW
+    size = sum(len(version.data) for version in versions) if few else inf
+    return await stack.compute_few(size, _applied, versions, shard, state)
+
+
+def _applied(versions: Sequence[Versioned], shard: str, state: State | None) -> State:
     for version in versions:
         state = apply(_decode(version, shard), state)
+    assert state is not None  # there is a version
     return state
 
 

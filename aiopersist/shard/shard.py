@@ -12,7 +12,6 @@ from aiopersist.shard.hold import ReadonlyHold, SharedHold
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import live
-from aiopersist.state.lifecycle import Create, Finalize
 from aiopersist.state.model import Clock, State
 
 
@@ -63,6 +62,9 @@ class Shard:
         creation the name is read again: if it was dropped meanwhile, however long ago, the new shard is
         finalized, and no user has seen it."""
         if await self.register.refresh() is None:
+            await self.stack.imported("aiopersist.state.lifecycle")
+            from aiopersist.state.lifecycle import Create, Finalize
+
             command = Create(self.id, schema.to_record(), minimum(schema.time_length), clock, table)
             await commit(self.register, command)
             if self.name is not None and await find(self.stack, self.name, type(self.id)) != self.id:

@@ -108,6 +108,11 @@ class Stack:
         finally:
             thread.shutdown(wait=False)
 
+    async def imported(self, *modules: str) -> None:
+        """Return when these are imported: on a worker thread, unless they are there."""
+        if not are_imported(modules):
+            await self.compute(import_all, modules)
+
     async def ready_to_convert(self, schema: Schema[Any, Any, Any] | None = None) -> None:
         """Import what the conversion of Python values needs, a second at the first time, on a worker thread;
         nothing where the `schema` has plain values. What many updates need is imported after that, beside
@@ -119,8 +124,7 @@ class Stack:
 
     async def ready_to_encode(self, schema: Schema[Any, Any, Any]) -> None:
         """Import what parts and their statistics need, the first time, on a worker thread."""
-        if not are_imported(PARQUET):
-            await self.compute(import_all, PARQUET)
+        await self.imported(*PARQUET)
         await self.ready_to_convert(schema)
 
     async def compute_rows(self, rows: int, work: Callable[..., T], *args: Any) -> T:

@@ -10,7 +10,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import anyio.to_thread
 
@@ -50,10 +50,12 @@ class Mode(NamedTuple):
     readonly: bool = False
     savepoint: bool = False
 
-    def check(self) -> None:
+    def checked(self) -> Self:
+        """This mode; `INVALID_MODE` for rights that exclude each other."""
         if self.readonly and self.savepoint:
             text = "a stash is opened readonly or as a savepoint, not both"
             raise InvalidUsage(UsageKind.INVALID_MODE, text)
+        return self
 
     @property
     def writes(self) -> bool:
@@ -87,8 +89,7 @@ def open(  # noqa: A001  # `ap.stash.open`
     if settings is not None and not isinstance(settings, Settings):
         raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")
     chosen = settings or settings_from_environment()
-    mode = Mode(exclusive, readonly, savepoint)
-    mode.check()
+    mode = Mode(exclusive, readonly, savepoint).checked()
     location = _location(url, runtime, chosen)
 
     async def open_stash() -> Stash:

@@ -7,13 +7,12 @@ the spec names, so a compaction that is bounded in memory, or in runs, helps as 
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
 from aiopersist.state.model import COLLECTION, NEXT, Claim, HollowBatch, State
-from aiopersist.state.record import HollowPart
+from aiopersist.state.record import HollowPart, goodbytes_at_most
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 PASSED_MIN = 1024  # updates: fewer are not worth a compaction
@@ -65,10 +64,6 @@ class Spec(NamedTuple):
     def goodbytes(self) -> float:
         """An upper bound of the goodbytes of all its updates; infinite if a part does not say."""
         return sum(map(goodbytes_at_most, self.parts))
-
-
-def goodbytes_at_most(part: HollowPart) -> float:
-    return part.size if part.key is None else inf if part.goodbytes is None else part.goodbytes
 
 
 def run_count(batch: HollowBatch) -> int:

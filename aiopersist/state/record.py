@@ -4,6 +4,7 @@ Records are pydantic models, so `psql` and `jq` can read them.
 """
 
 from functools import cache
+from math import inf
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -84,3 +85,8 @@ class HollowPart(Record):
     truncated: tuple[Antichain, Antichain] | None = None
     """Lower and upper of the append that truncated it: a reader leaves out updates outside of them. The part
     keeps them itself, since its batch may be merged with its neighbours."""
+
+
+def goodbytes_at_most(part: HollowPart) -> float:
+    """The goodbytes of its updates, or more; infinite where the part does not say."""
+    return part.size if part.key is None else inf if part.goodbytes is None else part.goodbytes

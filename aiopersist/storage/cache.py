@@ -10,7 +10,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from aiopersist.measure.view import CacheView
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.wrapper import WrappedBlob
 
@@ -37,9 +36,10 @@ class CacheBlob(WrappedBlob):
         """The store behind the cache."""
         return self.inner
 
-    def view(self) -> CacheView:
-        """How often it helped, and what it holds."""
-        return CacheView(hits=self._hits, misses=self._misses, bytes=self._size, bytes_max=self._capacity)
+    def counts(self) -> dict[str, int]:
+        """How often it helped, and what it holds: the fields of `CacheView`."""
+        held = {"bytes": self._size, "bytes_max": self._capacity}
+        return {"hits": self._hits, "misses": self._misses, **held}
 
     async def get(self, key: str) -> bytes | None:
         return await self._read((key, 0, None), lambda: self.inner.get(key))

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from aiopersist.frontier import Antichain, last_before
 from aiopersist.parts.fetch import Named
-from aiopersist.state.compaction import goodbytes_at_most
 from aiopersist.state.model import State
+from aiopersist.state.record import goodbytes_at_most
 from aiopersist.table.held import ENTRY_BYTES
 
 BASE_AGE_US = 600_000_000

@@ -12,8 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from aiopersist.client import Client
+from aiopersist.measure.bounds import BOUNDS_S
 from aiopersist.measure.instruments import DURATIONS, INSTRUMENTS, Durations, Instrument
-from aiopersist.measure.view import BOUNDS_S, Histogram, MetricsView
+from aiopersist.measure.view import Histogram, MetricsView
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Request

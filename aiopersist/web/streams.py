@@ -21,7 +21,7 @@ from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.parts.fetch import Fetch
 from aiopersist.shard.catalog import resolve_any
 from aiopersist.shard.shard import Shard
-from aiopersist.state.compaction import goodbytes_at_most
+from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.streams import Arrangement
 from aiopersist.web.reading import PAGE_ROWS, Question, RowsPage, conditions_of, page_of
 from aiopersist.web.rows import columns_of, values

@@ -10,9 +10,9 @@ from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep
 from aiopersist.state.compaction import Replace, Spec, Total, plan, plan_passed
 from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State, Writer
-from aiopersist.state.names import Trail
 from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import Spine
+from aiopersist.state.trail import Trail
 from tests.state.values import SHARD
 
 NOW = 5.0

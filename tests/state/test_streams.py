@@ -10,7 +10,7 @@ from aiopersist.frontier import Antichain
 from aiopersist.state.diff import Changes, apply, decode_diff, diff_of, encode_diff
 from aiopersist.state.invariants import check_state, check_version
 from aiopersist.state.model import State, Writer
-from aiopersist.state.names import Trail, live_parts, registered
+from aiopersist.state.names import live_parts, registered
 from aiopersist.state.record import HollowPart
 from aiopersist.state.rollup_file import checksum_of, decode_rollup, encode_rollup
 from aiopersist.state.streams import (
@@ -24,6 +24,7 @@ from aiopersist.state.streams import (
     gone_parts,
     rearranged,
 )
+from aiopersist.state.trail import Trail
 
 OWNER = "w-owner"
 
