@@ -32,9 +32,10 @@ from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUn
 from aiopersist.shard.attempt import Attempt, SentStatement, Slot, Unknowable
 from aiopersist.shard.register import Register
 from aiopersist.state.command import Command, Commit, Context
-from aiopersist.state.diff import apply, decode_commit, diff_of, encode_diff, reads_as
+from aiopersist.state.diff import apply, decode_commit, diff_of, reads_as
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
+from aiopersist.state.seal import sealed
 from aiopersist.state.writing import Occupy
 from aiopersist.storage.consensus import Entry
 
@@ -111,11 +112,11 @@ def _run(intent: Intent, now: float, attempts: list[Attempt]) -> Any:
 
 def _prepared(intent: Intent, state: State | None, outcome: Commit, now: float) -> Attempt:
     """The version after `state`, checked."""
-    diff = diff_of(outcome.changes, state, commit=intent.register.stack.runtime.token(), at=now)
+    token, shard = intent.register.stack.runtime.token(), intent.register.shard
+    diff, data = sealed(diff_of(outcome.changes, state, commit=token, at=now), shard)
     after = apply(diff, state)
     check_version(diff, state, after)
     expected = None if state is None else state.seqno
-    data = encode_diff(diff)
     return Attempt(*intent, state, after, expected, diff, data, outcome.result)
 
 

@@ -10,10 +10,11 @@ from math import inf
 
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import Diff, apply, decode_diff, tombstone
+from aiopersist.state.diff import Diff, apply, tombstone
 from aiopersist.state.invariants import check_state
 from aiopersist.state.model import State
 from aiopersist.state.rollup_file import decode_rollup
+from aiopersist.state.seal import decode_version
 from aiopersist.storage.consensus import Versioned
 
 PREFIXES = {"s": "shard/", "i": "indexed/"}  # by the first letter of an id: of a shard, of an `Indexed`
@@ -108,6 +109,11 @@ async def replay(stack: Stack, shard: str, state: State | None, head: Versioned)
     return state
 
 
+def decoded(versions: Sequence[Versioned], shard: str) -> list[Diff]:
+    """What the versions say; `Corruption` where one is damaged, or is another one."""
+    return [_decode(version, shard) for version in versions]
+
+
 def _applied(versions: Sequence[Versioned], shard: str, state: State | None) -> State | None:
     for version in versions:
         state = apply(_decode(version, shard), state)
@@ -121,7 +127,7 @@ async def version_at(stack: Stack, shard: str, seqno: int, commit: str) -> bool:
 
 
 def _decode(version: Versioned, shard: str) -> Diff:
-    diff = decode_diff(version.data)
+    diff = decode_version(version.data, shard)
     if diff.seqno != version.seqno:
         raise Corruption(f"version {version.seqno} says that it is {diff.seqno}", shard_id=shard)
     return diff
