@@ -19,9 +19,9 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.log import Truncated, consensus_key, read_rollup, versions_between
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import EndCollection, MarkDeleted
 from aiopersist.state.model import State
+from aiopersist.state.seal import decode_version
 from aiopersist.state.trail import Trail
 
 
@@ -96,7 +96,8 @@ async def delete_data(shard: Shard) -> Collected:
     and the deletions."""
     stack, key = shard.stack, consensus_key(shard.id)
     head = await stack.consensus.head(key)
-    if head is None or not (changes := decode_diff(head.data).changes).finalized or changes.collected:
+    changes = None if head is None else decode_version(head.data, shard.id).changes
+    if head is None or changes is None or not changes.finalized or changes.collected:
         return Collected()
     blobs = [blob async for blob, _ in stack.blob.list(f"{shard.id}/")]
     await stack.blob.delete(blobs)
@@ -118,5 +119,5 @@ async def trail_from(stack: Stack, state: State, earliest: int, last: int) -> Tr
             raise Truncated(f"the rollup of version {earliest}")
     trail = Trail(base)
     async for versions in versions_between(stack, state.shard, earliest, last):
-        await stack.compute(trail.add, [version.data for version in versions])
+        await stack.compute(trail.add, [version.data for version in versions], state.shard)
     return trail

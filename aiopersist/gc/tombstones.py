@@ -21,7 +21,7 @@ from typing import NamedTuple
 from aiopersist.errors import Corruption
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import decode_diff
+from aiopersist.state.seal import decode_version
 from aiopersist.storage.consensus import Versioned, sliced
 
 AT_ONCE = 256  # shards: their heads are in memory
@@ -52,17 +52,18 @@ async def read_heads(stack: Stack, shards: Sequence[str], known: dict[str, int])
 
 
 def _tombstones_apart(heads: dict[str, Versioned]) -> Heads:
-    tombstones = {shard: found for shard, head in heads.items() if (found := _tombstone(head)) is not None}
+    found = {shard: _tombstone(shard, head) for shard, head in heads.items()}
+    tombstones = {shard: tombstone for shard, tombstone in found.items() if tombstone is not None}
     return Heads({shard: head for shard, head in heads.items() if shard not in tombstones}, tombstones)
 
 
-def _tombstone(head: Versioned) -> Tombstone | None:
+def _tombstone(shard: str, head: Versioned) -> Tombstone | None:
     """The tombstone that `head` is, if the shard is finalized and its data deleted. Other heads are not
     decoded: they may be large, or damaged."""
     if b'"finalized":true' not in head.data:
         return None
     try:
-        diff = decode_diff(head.data)
+        diff = decode_version(head.data, shard)
     except Corruption:  # raised again by the work on that shard
         return None
     is_deleted = diff.changes.finalized and diff.changes.collected
@@ -76,7 +77,7 @@ async def remove_tombstone(stack: Stack, shard: str, tombstone: Tombstone) -> No
     `Unsupported` where the store cannot remove keys."""
     late = [key async for key, _ in stack.blob.list(f"{shard}/")]
     head = await stack.consensus.head(consensus_key(shard))
-    if head is None or _tombstone(head) != tombstone:
+    if head is None or _tombstone(shard, head) != tombstone:
         return
     await stack.blob.delete(late)
     await stack.consensus.remove(consensus_key(shard), head)

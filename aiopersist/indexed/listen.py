@@ -16,9 +16,8 @@ from aiopersist.indexed.named_parts import of_unsealed
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.resource import Resource, Scope
-from aiopersist.shard.log import Truncated, versions_between
+from aiopersist.shard.log import Truncated, decoded, versions_between
 from aiopersist.shard.shard import Shard
-from aiopersist.state.diff import decode_diff
 from aiopersist.state.model import State
 from aiopersist.state.streams import StreamsChanges, UnsealedBatch
 
@@ -134,7 +133,7 @@ class RecordFeed:
         stack = self._shard.stack
         async for versions in versions_between(stack, self._shard.id, self._at + 1, newest):
             size = sum(len(version.data) for version in versions)
-            diffs = await stack.compute_few(size, lambda many: [decode_diff(v.data) for v in many], versions)
+            diffs = await stack.compute_few(size, decoded, versions, self._shard.id)
             for diff in diffs:
                 if diff.seqno == self._at + 1:  # otherwise it was read meanwhile
                     self.publish(diff.seqno, diff.changes.streams)

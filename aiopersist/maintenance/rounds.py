@@ -21,8 +21,8 @@ from aiopersist.shard.catalog import Naming, forget_names
 from aiopersist.shard.log import list_shards
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
-from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import first_expiry
+from aiopersist.state.seal import decode_version
 from aiopersist.storage.consensus import Versioned
 
 
@@ -137,7 +137,7 @@ class Rounds:
 
     async def _maintain(self, shard: str, head: Versioned) -> MaintenanceRound:
         maintenance = self._maintenance_of(shard)
-        if decode_diff(head.data).changes.finalized:
+        if decode_version(head.data, shard).changes.finalized:
             deleted = await delete_data(maintenance.shard)
             return MaintenanceRound(looked_at=1, parts=deleted.parts, versions=deleted.versions)
         await maintenance.shard.open()

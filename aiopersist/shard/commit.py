@@ -29,17 +29,20 @@ settle its own shard by itself, and all reach the same answer."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.shard.attempt import Attempt, SentStatement, Slot, Unknowable
 from aiopersist.shard.register import Register
 from aiopersist.state.command import Command, Commit, Context
-from aiopersist.state.diff import Diff, apply, decode_commit, diff_of, encode_diff, reads_as
+from aiopersist.state.diff import Diff, apply, decode_commit, diff_of, reads_as
 from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
-from aiopersist.state.small_append import SmallAppend
+from aiopersist.state.seal import sealed
 from aiopersist.storage.consensus import Entry
+
+if TYPE_CHECKING:
+    from aiopersist.state.small_append import SmallAppend
 
 ANSWER_S = 1.0  # settling waits so long for the statement's own answer, then it looks at the store
 
@@ -95,7 +98,7 @@ async def commit_all(intents: Sequence[Intent]) -> list[Any]:
         fresh = True
 
 
-async def commit_small(register: Register, append: SmallAppend, slot: Slot) -> bool:
+async def commit_small(register: Register, append: "SmallAppend", slot: Slot) -> bool:
     """Try the append once. `False`: it is not written and never will be, so `commit_all` is to decide. Errors
     and cancellations are those of `commit`."""
     stack = register.stack
@@ -140,11 +143,11 @@ def _run(intent: Intent, now: float, attempts: list[Attempt], diffs: list[Diff])
 
 def _prepared(intent: Intent, state: State | None, outcome: Commit, now: float) -> tuple[Attempt, Diff]:
     """The version after `state`, checked."""
-    diff = diff_of(outcome.changes, state, commit=intent.register.stack.runtime.token(), at=now)
+    token, shard = intent.register.stack.runtime.token(), intent.register.shard
+    diff, data = sealed(diff_of(outcome.changes, state, commit=token, at=now), shard)
     after = apply(diff, state)
     check_version(diff, state, after)
     expected = None if state is None else state.seqno
-    data = encode_diff(diff)
     return Attempt(*intent, state, after, expected, diff.commit, data, outcome.result), diff
 
 

@@ -11,10 +11,11 @@ from math import inf
 from aiopersist.ending import both
 from aiopersist.errors import Corruption
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import Diff, apply, decode_diff, tombstone
+from aiopersist.state.diff import Diff, apply, tombstone
 from aiopersist.state.invariants import check_state
 from aiopersist.state.model import State
 from aiopersist.state.rollup_file import decode_rollup
+from aiopersist.state.seal import decode_version
 from aiopersist.storage.consensus import Versioned
 
 PREFIXES = {"s": "shard/", "i": "indexed/"}  # by the first letter of an id: of a shard, of an `Indexed`
@@ -135,6 +136,11 @@ async def _after(stack: Stack, shard: str, state: State | None, versions: Sequen
     return await stack.compute_few(size, _applied, versions, shard, state)
 
 
+def decoded(versions: Sequence[Versioned], shard: str) -> list[Diff]:
+    """What the versions say; `Corruption` where one is damaged, or is another one."""
+    return [_decode(version, shard) for version in versions]
+
+
 def _applied(versions: Sequence[Versioned], shard: str, state: State | None) -> State:
     for version in versions:
         state = apply(_decode(version, shard), state)
@@ -149,7 +155,7 @@ async def version_at(stack: Stack, shard: str, seqno: int, commit: str) -> bool:
 
 
 def _decode(version: Versioned, shard: str) -> Diff:
-    diff = decode_diff(version.data)
+    diff = decode_version(version.data, shard)
     if diff.seqno != version.seqno:
         raise Corruption(f"version {version.seqno} says that it is {diff.seqno}", shard_id=shard)
     return diff

@@ -9,7 +9,8 @@ next version; nothing else writes versions. No I/O, no clock, no randomness.
 | `command`                       | what a command is                                               |
 | `writing`, `spending`, `reading`, `subscriptions`, `compaction`, `retention`, `lifecycle` | the commands |
 | `spine`                         | which neighbouring batches become one                           |
-| `diff`, `rollup_file`           | diffs; rollups                                                  |
+| `diff`, `seal`                  | diffs; the checksums of versions                                |
+| `rollup_file`                   | rollups                                                         |
 | `names`, `trail`                | the blobs that a state names, and that successive versions name |
 | `position`                      | how far a subscription is, and its record                       |
 | `once`                          | the ids of `once=` that a shard remembers                       |

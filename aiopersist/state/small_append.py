@@ -23,6 +23,7 @@ from aiopersist.state.command import Commit, Context, Keep, are_leases_in_order
 from aiopersist.state.diff import latest_rollup
 from aiopersist.state.model import FORMAT_OF_MOST, Clock, HollowBatch, Level, State
 from aiopersist.state.record import HollowPart
+from aiopersist.state.seal import with_seal
 from aiopersist.state.spine import Spine
 from aiopersist.state.writing import AppendHollow, token_is_there
 
@@ -60,8 +61,8 @@ class SmallAppend:
     def happened(self, state: State) -> bool | None:
         return token_is_there(state, self.writer, self.token)
 
-    def version(self, state: State | None, now: float, commit: str) -> Version | None:
-        """The version after `state`, with that commit id; see the header."""
+    def version(self, state: State | None, now: float, token: str) -> Version | None:
+        """The version after `state`, with a commit id that begins with `token`; see the header."""
         if state is None or not self._is_plain(state, now):
             return None
         seqno, part = state.seqno + 1, self.part
@@ -69,9 +70,10 @@ class SmallAppend:
         spine.insert(seqno, part.rows)
         levels = {at: level for at, level in spine.levels.items() if state.levels.get(at) is not level}
         gone = [at for at in state.levels if at not in spine.levels]
-        data = self._bytes(state, seqno, now, commit, _spine(levels, spine.fuel, gone))
+        data = self._bytes(state, seqno, now, token, _spine(levels, spine.fuel, gone))
         if data is None:
             return None
+        commit, data = with_seal(data, token, state.shard)
         record = state.writers[self.writer].replace(heartbeat=now, token=self.token, upper=self.upper)
         batch = HollowBatch.of(lower=self.lower, upper=self.upper, since=_MINIMUM, parts=(part,), runs=())
         after = state.replace(

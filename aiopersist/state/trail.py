@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from aiopersist.state.diff import RollupName, check_format, not_understood
 from aiopersist.state.model import State
 from aiopersist.state.names import BatchPath, batches_of, keys_of
+from aiopersist.state.seal import check_seal
 
 
 class _PartNames(BaseModel):
@@ -68,17 +69,19 @@ class Names(BaseModel):
     """The part of a version that is about blobs. The other fields of the diff are skipped."""
 
     format: int
+    commit: str
     rollup: RollupName | None
     changes: _ChangesNames
 
 
-def decode_names(data: bytes) -> Names:
-    """`Corruption` for bytes that are no diff, or are of a format that this version does not understand."""
+def decode_names(data: bytes, shard: str) -> Names:
+    """`Corruption` as `decode_version` raises it: what a damaged version does not name would be deleted."""
     try:
         names = Names.model_validate_json(data)
     except ValidationError as error:
         raise not_understood("a diff of the state", data, error) from error
     check_format("a diff of the state", names.format)
+    check_seal(data, names.commit, shard)
     return names
 
 
@@ -93,10 +96,10 @@ class Trail:
         self.rollups: dict[int, RollupName] = {}
         """Every rollup that was named, by its version."""
 
-    def add(self, versions: Iterable[bytes]) -> None:
-        """Follow the next versions."""
+    def add(self, versions: Iterable[bytes], shard: str) -> None:
+        """Follow the next versions of the shard."""
         for data in versions:
-            names = decode_names(data)
+            names = decode_names(data, shard)
             for path in names.changes.dropped_batches():
                 self._live.pop(path, None)
             for path, batch in names.changes.set_batches():

@@ -8,10 +8,10 @@ from aiopersist.client import Client
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.maintenance.inspect import BatchView, ShardView, growth, inspect, signature
-from aiopersist.shard.log import consensus_key
+from aiopersist.shard.log import consensus_key, decoded
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
-from aiopersist.state.diff import MAPS, Diff, decode_diff
+from aiopersist.state.diff import MAPS, Diff
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 from aiopersist.web.holds import history_text, hold_lines, retention_text, versions_text
@@ -160,7 +160,7 @@ async def versions(stack: Stack, shard: str, view: ShardView, now: float) -> Ver
     """The newest versions that the consensus store has. One request."""
     first = max(view.earliest_seqno, view.seqno + 1 - VERSIONS_SHOWN)
     found = await stack.consensus.scan(consensus_key(shard), first, VERSIONS_SHOWN)
-    diffs = await stack.compute(lambda: [decode_diff(version.data) for version in found])
+    diffs = await stack.compute(decoded, found, shard)
     lines = tuple(VersionLine(diff.seqno, diff.at, changes_text(diff)) for diff in reversed(diffs))
     span_s = max(now - diffs[0].at, 1e-3) if diffs else 0.0
     return Versions(lines, len(lines) / span_s if lines else 0.0, span_s)

@@ -99,7 +99,7 @@ async def test_a_head_that_is_known_is_not_decoded(place: Place, monkeypatch: An
                 decoded.append(len(data))
                 return decode_diff(data)
 
-            for module in ("aiopersist.shard.log", "aiopersist.state.diff"):
+            for module in ("aiopersist.state.seal", "aiopersist.state.diff"):
                 monkeypatch.setattr(f"{module}.decode_diff", counted)
             for _ in range(3):
                 assert await w.fetch_recent_upper() == ap.Antichain(1)

@@ -135,7 +135,9 @@ def test_the_goodbytes_of_a_spec_are_an_upper_bound() -> None:
 def version(number: int, **changes: Any) -> bytes:
     import json
 
-    return json.dumps({"format": 1, "seqno": number, "rollup": None, "changes": changes}).encode()
+    return json.dumps(
+        {"format": 1, "seqno": number, "commit": "c", "rollup": None, "changes": changes}
+    ).encode()
 
 
 def parts(*keys: str) -> dict[str, Any]:
@@ -145,11 +147,12 @@ def parts(*keys: str) -> dict[str, Any]:
 def test_a_trail_tells_what_was_dropped() -> None:
     """Goal: what was named and is named no more; a part that another batch took over is still named."""
     trail = Trail(state(0, [3]))
-    trail.add([version(1, batches={"1": parts("a"), "2": parts("b", "c")})])
+    trail.add([version(1, batches={"1": parts("a"), "2": parts("b", "c")})], SHARD)
     assert trail.dropped == set()
-    trail.add([version(2, batches={"1": parts("d", "c")}, drop={"batches": [2], "claims": [1]})])
+    trail.add([version(2, batches={"1": parts("d", "c")}, drop={"batches": [2], "claims": [1]})], SHARD)
     trail.add(
-        [version(3, batches={"0": parts("e")}, rollups={"2": {"key": "r", "checksum": "x", "size": 1}})]
+        [version(3, batches={"0": parts("e")}, rollups={"2": {"key": "r", "checksum": "x", "size": 1}})],
+        SHARD,
     )
     assert trail.dropped == {"a", "b", f"{SHARD}/w/0-0"}
     assert trail.parts - trail.dropped == {"c", "d", "e"}

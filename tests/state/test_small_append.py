@@ -13,6 +13,7 @@ from aiopersist.state.command import Command, Commit, Context
 from aiopersist.state.invariants import check_state, check_version
 from aiopersist.state.model import Clock, State
 from aiopersist.state.record import HollowPart
+from aiopersist.state.seal import check_seal
 from aiopersist.state.small_append import SmallAppend
 from aiopersist.state.subscriptions import OpenSubscription
 from aiopersist.state.writing import RegisterWriter
@@ -51,14 +52,14 @@ class BothWays(Game):
             Antichain(lower + rng.randrange(4)),
             rng.choice([ROOM, 300]),
         )
-        now, commit = self.history.now, "commit"
-        version = append.version(state, now, commit)
+        now, token = self.history.now, "token of 32 characters, and unique"
+        version = append.version(state, now, token)
         if version is None:
             self.made["none"] += 1
             return
         outcome = append(state, Context(now=now))
         assert isinstance(outcome, Commit), "the general way refuses it"
-        diff = diffs.diff_of(outcome.changes, state, commit=commit, at=now)
+        diff = diffs.diff_of(outcome.changes, state, commit=version.commit, at=now)
         after = diffs.apply(diff, state)
         check_version(diff, state, after)
         read = diffs.decode_diff(version.data)
@@ -67,7 +68,9 @@ class BothWays(Game):
         assert version.after == check_state(after)
         for name in diffs.MAPS:
             assert list(getattr(version.after, name)) == list(getattr(after, name)), name
-        assert diffs.decode_commit(version.data) == version.commit == commit
+        assert diffs.decode_commit(version.data) == version.commit
+        assert version.commit.startswith(token)
+        check_seal(version.data, version.commit, state.shard)
         assert append.happened(after)
         self.made["both"] += 1
 

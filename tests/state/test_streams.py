@@ -64,7 +64,7 @@ class Log:
         after = apply(read, self.state)
         check_version(read, self.state, after)
         check_state(after)
-        self.trail.add([self.data[-1]])
+        self.trail.add([self.data[-1]], "i1")
         self.state = after
         return after
 
@@ -97,7 +97,7 @@ def test_a_life_of_streams() -> None:
     assert decode_rollup(rolled, checksum_of(rolled)) == state
     later = Trail(state)
     state = log.commit(streams=StreamsChanges(destroyed=("a",), revision=9))
-    later.add(log.data[-1:])
+    later.add(log.data[-1:], "i1")
     assert (state.dropped_at, live_parts(state)) == (5, set())
     assert log.trail.dropped == {blob("1").key, blob("2").key}
     assert later.dropped == {blob("2").key}

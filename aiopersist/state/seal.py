@@ -1,0 +1,49 @@
+"""The checksum of a version, at the end of its commit id.
+
+A release that knows of no checksum reads the commit id as a text without meaning, so the format stays what it
+is; and a commit id of such a release is shorter, and is not checked. The checksum is over the id of the
+shard and the bytes of the version before the checksum came into them: damaged bytes and those of another
+shard do not have it. Bytes of another version of the shard name another seqno (`shard/log.py`).
+"""
+
+from zlib import crc32
+
+from aiopersist.errors import Corruption
+from aiopersist.state.diff import Diff, decode_diff, encode_diff
+
+PLAIN_CHARS = 36  # of the longest commit id that was ever written without a checksum: a UUID
+_CHARS = 9  # a dot and 32 bits in hex
+
+
+def sealed(diff: Diff, shard: str) -> tuple[Diff, bytes]:
+    """`diff` with its checksum in its commit id, and its bytes. Takes some microseconds, and one for each
+    2 kB."""
+    commit, data = with_seal(encode_diff(diff), diff.commit, shard)
+    return diff.replace(commit=commit), data
+
+
+def with_seal(plain: bytes, commit: str, shard: str) -> tuple[str, bytes]:
+    """The commit id with the checksum of `plain`, the bytes of the version with that commit id; and the bytes
+    with the checksum in them."""
+    at = plain.index(commit.encode()) + len(commit)
+    seal = f".{crc32(plain, crc32(shard.encode())):08x}"
+    return commit + seal, b"%s%s%s" % (plain[:at], seal.encode(), plain[at:])
+
+
+def decode_version(data: bytes, shard: str) -> Diff:
+    """The diff; `Corruption` for bytes that are none, are damaged, are of another shard, or have a later
+    format."""
+    diff = decode_diff(data)
+    check_seal(data, diff.commit, shard)
+    return diff
+
+
+def check_seal(data: bytes, commit: str, shard: str) -> None:
+    """`Corruption` unless `data` has the checksum that its commit id tells, if it tells one."""
+    if len(commit) <= PLAIN_CHARS:
+        return
+    at = data.find(commit.encode(errors="replace")) + len(commit)
+    found = f".{crc32(data[at:], crc32(data[: at - _CHARS], crc32(shard.encode()))):08x}"
+    if commit[-_CHARS:] != found:
+        text = "a version does not have its checksum: it is damaged, or of another shard"
+        raise Corruption(text, shard_id=shard)
