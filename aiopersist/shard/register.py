@@ -136,7 +136,8 @@ class Register:
         self.state = state
         if state.is_wall:
             self.stack.clock.saw(state.upper)
-        self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_result(None))
+        if self._waiters:
+            self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_result(None))
         self._notify(self.on_news, state)
 
     def committed(self, before: State | None, after: State) -> None:

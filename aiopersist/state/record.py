@@ -47,11 +47,17 @@ R = TypeVar("R", bound=Record)
 
 def _made(cls: type[R], values: dict[str, Any], fields_set: set[str]) -> R:
     record = cls.__new__(cls)
-    object.__setattr__(record, "__dict__", values)  # what `model_construct` does, without its loop
-    object.__setattr__(record, "__pydantic_fields_set__", fields_set)
-    object.__setattr__(record, "__pydantic_extra__", None)
-    object.__setattr__(record, "__pydantic_private__", None)
+    _set_values(record, values)  # what `model_construct` does, without its loop
+    _set_fields_set(record, fields_set)
+    _set_extra(record, None)
+    _set_private(record, None)
     return record
+
+
+_set_values, _set_fields_set, _set_extra, _set_private = (
+    BaseModel.__dict__[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 
 @cache

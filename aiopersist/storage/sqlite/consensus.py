@@ -14,7 +14,7 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.keys import check_consensus_key, check_entries
 from aiopersist.storage.sqlite import sql as sql
-from aiopersist.storage.sqlite.file import BUSY_DELAY_MAX_S, SqliteFile, SqliteTransaction
+from aiopersist.storage.sqlite.file import BUSY_DELAY_MAX_S, OneStatement, SqliteFile, SqliteTransaction
 from aiopersist.storage.sqlite.hints import LoopbackHints
 from aiopersist.storage.sqlite.reads import SqliteReads
 from aiopersist.storage.watch import Watch
@@ -44,7 +44,16 @@ class SqliteConsensus(SqliteReads):
         return await self._file.read(work)
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
-        return await self.compare_and_set_many([Entry(key, expected, data)])
+        entry = Entry(key, expected, data)
+        check_entries([entry])
+
+        def work(transaction: _Moves) -> bool:
+            won = sql.compare_and_set_one(transaction.connection, entry)
+            if won:
+                transaction.moved.append(key)
+            return won
+
+        return await self._file.write(OneStatement(work))
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         check_entries(entries)

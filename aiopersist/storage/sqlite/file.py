@@ -21,8 +21,8 @@ here for a while. An error at COMMIT is followed by ROLLBACK and is `Indetermina
 in the log and be found after a crash. A full disk is the exception: only writes to the log report it, the
 last of them is the second half of the commit record, and a recovery takes no torn record for a commit.
 (Without `psow`, a SQLite that is built to expect damage beside a write pads the log then.) One job
-of a group fails alone: each has a savepoint, and if SQLite gave up the whole transaction, each job runs
-again in a transaction of its own.
+of a group fails alone: each has a savepoint, or changes the file by one statement, which fails as a whole. If
+SQLite gave up the whole transaction, each job runs again in a transaction of its own.
 
 *The same file*: see `connection`. A result counts only if the files are still at their paths.
 """
@@ -72,6 +72,19 @@ class SqliteTransaction:
 
 
 X = TypeVar("X", bound=SqliteTransaction)
+
+
+class OneStatement(Generic[X, T]):
+    """A job that changes the file by one statement at most, its last step. A statement that fails changes
+    nothing, so the job needs no savepoint, which is two statements more."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Callable[[X], T]) -> None:
+        self._work = work
+
+    def __call__(self, transaction: X) -> T:
+        return self._work(transaction)
 
 
 class SqliteFile(Generic[X]):
@@ -185,7 +198,9 @@ class SqliteFile(Generic[X]):
     def _write_job(self, transaction: X, job: ThreadJob[Any]) -> tuple[Any] | None:
         """The result in a tuple, or `None` if the job has failed alone."""
         connection, mark = transaction.connection, transaction.mark()
-        connection.execute("SAVEPOINT job")
+        has_savepoint = not isinstance(job.work, OneStatement)
+        if has_savepoint:
+            connection.execute("SAVEPOINT job")
         try:
             result = (job.work(transaction),)
         except Exception as error:  # delivered to the caller
@@ -193,10 +208,12 @@ class SqliteFile(Generic[X]):
                 raise
             _fail([job], error, self.path)
             transaction.undo(mark)
-            connection.execute("ROLLBACK TO job")
+            if has_savepoint:
+                connection.execute("ROLLBACK TO job")
             result = None
         _check_open(connection)
-        connection.execute("RELEASE job")
+        if has_savepoint:
+            connection.execute("RELEASE job")
         return result
 
     def _commit(self, transaction: X, done: list[tuple[ThreadJob[Any], Any]]) -> None:

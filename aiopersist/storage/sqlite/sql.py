@@ -73,6 +73,17 @@ def _head_seqno(connection: sqlite3.Connection, key: str) -> int | None:
     return seqno
 
 
+def compare_and_set_one(connection: sqlite3.Connection, entry: Entry) -> bool:
+    """`compare_and_set` of one entry, as one statement."""
+    key, expected, data = entry
+    inserted = connection.execute(
+        "INSERT INTO versions (key, seqno, data) SELECT ?1, ?2, ?3 "
+        "WHERE (SELECT max(seqno) FROM versions WHERE key = ?1) IS ?4",
+        (key, 0 if expected is None else expected + 1, data, expected),
+    )
+    return inserted.rowcount == 1
+
+
 def compare_and_set(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
     if any(_head_seqno(connection, entry.key) != entry.expected for entry in entries):
         return False
