@@ -78,3 +78,10 @@ def test_damage_is_told_by_columns() -> None:
     schema: Schema[Any, Any, Any] = Schema(str, int)
     for key, val in (("1", "1"), ('"a"', '"b"'), ('"a"', str(2**63)), ('"a"', "1,2"), ('"a"', "null")):
         assert rows._plain_contents(rows.StoredRows([key], [val], [0], [1]), schema) is None
+
+
+def test_several_vals_of_a_key_are_ordered_by_columns() -> None:
+    """Goal: vals have an order, too, which their texts do not have."""
+    schema: Schema[Any, Any, Any] = Schema(str, int)
+    stored = rows.StoredRows(['"a"'] * 2, ["10", "9"], [0, 0], [1, 1])
+    assert rows.decode_at(stored, schema, 0) == [("a", 9, 1), ("a", 10, 1)]
