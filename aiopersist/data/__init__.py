@@ -9,6 +9,7 @@ On the way in `updates/convert.py` takes updates, `updates/consolidate.py` sorts
 | `updates/`               | tables of updates: taken in, sorted, summed, merged, given back         |
 | `part/`                  | parts: Parquet with statistics, or inline                               |
 | `valid`, `floats`, `refusal` | whether a value can be stored, and how it is refused                   |
-| `jsonable`, `int64`      | single values as JSON; integers without pandas                          |
+| `jsonable`, `texts`      | values as JSON, as columns; as canonical texts without columns          |
+| `plain`                  | columns of plain values, made without pandas                            |
 | `lazy`                   | pyarrow and polars, imported when first used                            |
 """

@@ -11,7 +11,7 @@ import json
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import accumulate
 from math import isfinite
@@ -119,7 +119,18 @@ def _texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
     if pa.types.is_list(t):
         return _list_texts(column)
     values = _plain_values(column)
-    return _LEAVES(values)[1:-1].split(_SEPARATOR) if values else []
+    return joined_leaves(values) if values else []
+
+
+def joined_leaves(values: Sequence[Any]) -> list[str]:
+    """The JSON of values, at least one, that are neither lists nor dicts: of all of them at once."""
+    return _LEAVES(values)[1:-1].split(_SEPARATOR)
+
+
+def struct_template(names: Iterable[str]) -> str:
+    """What a tuple of texts, one for each of the names, is inserted into with `%`."""
+    fields = (_LEAVES(name).replace("%", "%%") for name in names)
+    return "{" + ",".join(f"{name}:%s" for name in fields) + "}"
 
 
 def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array | pa.ChunkedArray:
@@ -147,8 +158,7 @@ def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 def _struct_texts(column: Any) -> list[str]:
     t = column.type
     children = [_texts(pc.struct_field(column, [i])) for i in range(t.num_fields)]
-    names = (_LEAVES(field.name).replace("%", "%%") for field in t)
-    row = "{" + ",".join(f"{name}:%s" for name in names) + "}"
+    row = struct_template(field.name for field in t)
     texts = [row % values for values in zip(*children, strict=True)]
     return _with_nulls(texts, column)
 

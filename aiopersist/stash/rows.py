@@ -3,14 +3,17 @@
     entries -> columns of the schema (checked, in bulk) -> texts                   `encode`
     texts -> columns -> times forwarded to since, sorted, summed -> entries        `decode`
 
-Keys and vals are canonical JSON: equal ones have equal texts, so a database can find and sum them.
+Keys and vals are canonical JSON: equal ones have equal texts, so a database can find and sum them. Some
+thousand rows whose values JSON can say are checked, written, summed and read without columns, whose kernels
+take longer (`_plain_rows`, `_plain_contents`).
 """
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import lt
 from typing import Any, NamedTuple, TypeVar
 
 import anyio.to_thread
@@ -19,24 +22,29 @@ from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.plain import int64_array, int64_scalar
 from aiopersist.data.refusal import Refusal
+from aiopersist.data.texts import INT64, texts_of, values_of
 from aiopersist.data.types.codec import short
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sum_columns
 from aiopersist.data.updates.convert import to_table
 from aiopersist.errors import CodecMismatch, Corruption, InvalidUpdate
-from aiopersist.frontier import Antichain
+from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, StoredRows
 
 T = TypeVar("T")
 
 FEW = 200  # rows that are converted faster than a thread is reached
+PLAIN_ROWS_MAX = 32768  # of more rows Arrow's kernels and polars take less time, and hold no lock
 
 
 def encode(entries: Iterable[Any], schema: Schema[Any, Any, Any], name: str) -> StoredRows:
     """The entries `((key, val), time, diff)` as rows; `InvalidUpdate` names the entry at fault."""
     try:
-        table = to_table(_flat(entries), schema)
+        rows = _flat(entries)
+        if (plain := _plain_rows(rows, schema)) is not None:
+            return plain
+        table = to_table(rows, schema)
     except InvalidUpdate as error:
         reason = str(error).removeprefix(f"row {error.row}: ")
         raise InvalidUpdate(f"collection {name!r}: {reason}", row=error.row) from error
@@ -64,6 +72,8 @@ def decode(rows: StoredRows, schema: Schema[Any, Any, Any], since: int) -> list[
 
 def decode_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int) -> list[Any]:
     """The contents at `time`, as `(key, val, diff)` in order."""
+    if (plain := _plain_contents(_until(rows, time), schema)) is not None:
+        return list(zip(plain.keys, plain.vals, plain.diffs, strict=True))
     return list(zip(*_values(contents(_table(_until(rows, time), schema), schema), schema), strict=True))
 
 
@@ -79,11 +89,11 @@ def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: s
     """The contents at `time` by the texts of their keys, in order; `StashError` if a key is there twice, or a
     diff is not 1. Texts tell keys apart as collections do. Python does not: to it 1 equals True, and NaN does
     not equal itself."""
-    table = contents(_table(_until(rows, time), schema), schema)
-    keys, vals, diffs = _values(table, schema)
-    texts = (column_texts(table.column(column)) for column in ("key", "val"))
+    there = _until(rows, time)
     found: dict[str, Item] = {}
-    for key, val, diff, key_text, val_text in zip(keys, vals, diffs, *texts, strict=True):
+    for key, val, diff, key_text, val_text in zip(
+        *(_plain_contents(there, schema) or _contents(there, schema)), strict=True
+    ):
         if diff != 1:
             raise StashError(f"collection {name!r}: key {key!r} has val {val!r} with diff {diff}, not 1")
         if key_text in found:
@@ -162,6 +172,64 @@ def _table(rows: StoredRows, schema: Schema[Any, Any, Any]) -> pa.Table:
         raise Corruption(f"a stash holds a text that is not a value of its codec: {error}") from error
     numbers = [int64_array(column) for column in (rows.times, rows.diffs)]
     return pa.table([keys, vals, *numbers], columns)
+
+
+class _Shown(NamedTuple):
+    """Contents as columns, in order."""
+
+    keys: Sequence[Any]
+    vals: Sequence[Any]
+    diffs: Sequence[int]
+    key_texts: Sequence[str]
+    val_texts: Sequence[str]
+
+
+def _contents(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Shown:
+    table = contents(_table(rows, schema), schema)
+    texts = (column_texts(table.column(column)) for column in ("key", "val"))
+    return _Shown(*_values(table, schema), *texts)
+
+
+def _plain_rows(rows: list[Any], schema: Schema[Any, Any, Any]) -> StoredRows | None:
+    """The rows as texts, without columns; `None` if any of their values takes the way by a column."""
+    if not rows or len(rows) > PLAIN_ROWS_MAX:
+        return None
+    keys, vals, times, diffs = zip(*rows, strict=True)
+    if set(map(type, times)) | set(map(type, diffs)) != {int}:
+        return None
+    if min(times) < 0 or max(times) > TIME_MAX or min(diffs) not in INT64 or max(diffs) not in INT64:
+        return None
+    key_texts = texts_of(schema.key, keys)
+    val_texts = None if key_texts is None else texts_of(schema.val, vals)
+    return None if key_texts is None or val_texts is None else StoredRows(key_texts, val_texts, times, diffs)
+
+
+def _plain_contents(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Shown | None:
+    """As `_contents`, without columns. `None` if it is not for them: many rows, a key with several vals,
+    a sum beyond 64 bits, values that take the way by a column."""
+    if not rows or len(rows) > PLAIN_ROWS_MAX or schema.key.codec.arrow_type not in (pa.string(), pa.int64()):
+        return None
+    texts: Sequence[tuple[str, str]] = list(zip(rows.keys, rows.vals, strict=True))
+    diffs: Sequence[int] = rows.diffs
+    if len(set(rows.keys)) < len(rows) or 0 in diffs:
+        sums: dict[tuple[str, str], int] = {}
+        for pair, diff in zip(texts, diffs, strict=True):
+            sums[pair] = sums.get(pair, 0) + diff
+        texts, diffs = [pair for pair, total in sums.items() if total], list(filter(None, sums.values()))
+        if not texts or min(diffs) not in INT64 or max(diffs) not in INT64:
+            return None
+    key_texts, val_texts = zip(*texts, strict=True)
+    if len(set(key_texts)) < len(key_texts):
+        return None
+    keys = values_of(schema.key, key_texts)
+    vals = None if keys is None else values_of(schema.val, val_texts)
+    if keys is None or vals is None:
+        return None
+    columns: tuple[Sequence[Any], ...] = (keys, vals, diffs, key_texts, val_texts)
+    if all(map(lt, keys, keys[1:])):
+        return _Shown(*columns)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return _Shown(*([column[at] for at in order] for column in columns))
 
 
 def _until(rows: StoredRows, time: int) -> StoredRows:

@@ -69,10 +69,9 @@ class SqliteStore(Store):
         now = self._runtime.wall()
 
         def work(c: sqlite3.Connection) -> Verdict:
-            token = sql.token(c, self._name, opener.id)
-            expected = sql.holds(c, self._name, change)
-            verdict = judge(opener, sql.fence(c, self._name), sending, token, expected)
-            if verdict is Verdict.APPLIED and token != sending.token:
+            found = sql.now(c, self._name, opener.id, change)
+            verdict = judge(opener, found.fence, sending, found.token, found.holds)
+            if verdict is Verdict.APPLIED and found.token != sending.token:
                 sql.apply(c, self._name, change)
                 sql.set_token(c, self._name, opener.id, sending.token, now)
             return verdict

@@ -11,9 +11,11 @@
 """
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import repeat
+from operator import add
+from typing import Any, NamedTuple
 
 from aiopersist.stash import model
 from aiopersist.stash.errors import StashError
@@ -127,12 +129,37 @@ def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded |
     return Loaded(*found, tuple(collections))
 
 
-def holds(connection: sqlite3.Connection, stash: str, change: StoreChange) -> bool:
+class Now(NamedTuple):
+    """What decides about a change."""
+
+    fence: Fence
+    token: str | None
+    """The token of the opener."""
+    holds: bool
     """Whether everything is as the change expects."""
-    all_ = change.created or change.version is not None
-    there = _heads(connection, stash, Select(None if all_ else tuple(change.expected)))
-    found = _fence(connection, stash)
-    return found is not None and model.holds(change, {stored.id: stored for stored in there}, found[1])
+
+
+def now(connection: sqlite3.Connection, stash: str, opener: str, change: StoreChange) -> Now:
+    """The stash as it is. Two statements."""
+    found = connection.execute(
+        "SELECT epoch, nonce, version, format, "
+        "(SELECT token FROM stash_openers AS o WHERE o.stash = f.stash AND opener = ?) "
+        "FROM stash_fence AS f WHERE stash = ?",
+        (opener, stash),
+    ).fetchone()
+    if found is None:
+        raise StashError("the stash is gone")
+    fence, version = _read_fence(*found[:4])
+    if change.created or change.version is not None:
+        there = {stored.id: stored for stored in _heads(connection, stash, Select())}
+        return Now(fence, found[4], model.holds(change, there, version))
+    ids = tuple(change.expected)
+    revisions = connection.execute(
+        "SELECT collection_id, revision FROM stash_uppers "
+        f"WHERE stash = ? AND collection_id IN ({_marks(ids)})",
+        (stash, *ids),
+    )
+    return Now(fence, found[4], dict(revisions.fetchall()) == change.expected)
 
 
 def apply(connection: sqlite3.Connection, stash: str, change: StoreChange) -> None:
@@ -202,11 +229,13 @@ def _fence(connection: sqlite3.Connection, stash: str) -> tuple[Fence, int] | No
     row = connection.execute(
         "SELECT epoch, nonce, version, format FROM stash_fence WHERE stash = ?", (stash,)
     ).fetchone()
-    if row is None:
-        return None
-    if row[3] > FORMAT:
+    return None if row is None else _read_fence(*row)
+
+
+def _read_fence(epoch: int, nonce: str, version: int, format: int) -> tuple[Fence, int]:
+    if format > FORMAT:
         raise StashError(NEWER)
-    return Fence(row[0], row[1]), row[2]
+    return Fence(epoch, nonce), version
 
 
 def _heads(connection: sqlite3.Connection, stash: str, select: Select) -> list[Stored]:
@@ -218,14 +247,18 @@ def _heads(connection: sqlite3.Connection, stash: str, select: Select) -> list[S
     if select.name is not None:
         found = connection.execute(f"{statement} AND name = ?", (stash, select.name))
     elif select.ids is not None:
-        marks = ", ".join("?" * len(select.ids))
-        found = connection.execute(f"{statement} AND collection_id IN ({marks})", (stash, *select.ids))
+        ids = f"{statement} AND collection_id IN ({_marks(select.ids)})"
+        found = connection.execute(ids, (stash, *select.ids))
     else:
         found = connection.execute(statement, (stash,))
     return [
         Stored(cid, name, Codecs(key, val), Frontiers(time_frontier(since), time_frontier(upper)), *counts)
         for cid, name, key, val, since, upper, *counts in found.fetchall()
     ]
+
+
+def _marks(ids: Sequence[int]) -> str:
+    return ", ".join("?" * len(ids))
 
 
 def _rows(connection: sqlite3.Connection, stash: str, cid: int, key: str | None) -> StoredRows:
@@ -239,4 +272,4 @@ def _insert(
     connection: sqlite3.Connection, stash: str, cid: int, rows: Iterable[tuple[str, str, int, int]]
 ) -> None:
     statement = "INSERT INTO stash_data VALUES (?, ?, ?, ?, ?, ?)"
-    connection.executemany(statement, ((stash, cid, *row) for row in rows))
+    connection.executemany(statement, map(add, repeat((stash, cid)), rows))

@@ -2,7 +2,7 @@
 
 | module                | what it has                                                              |
 |-----------------------|--------------------------------------------------------------------------|
-| `kind`, `texts`       | keys and vals as texts, as Python values and as columns                  |
+| `kind`                | keys and vals as texts, as Python values and as columns                  |
 | `view`                | the contents by key, which follow the shard                              |
 | `held`, `bounds`, `lookup` | what a view has in memory, how much that may be; keys looked up     |
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |

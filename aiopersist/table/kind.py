@@ -14,6 +14,7 @@ from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
 from aiopersist.data.plain import empty_table
 from aiopersist.data.refusal import Refusal
+from aiopersist.data.texts import reader_of, writer_of
 from aiopersist.data.types.nested import Instances, Lists, Structs
 from aiopersist.data.types.readable import check_readable
 from aiopersist.data.types.schema import Schema
@@ -21,7 +22,6 @@ from aiopersist.data.updates.consolidate import has_lists
 from aiopersist.data.updates.convert import chunks_of, is_arrow, to_table
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
-from aiopersist.table.texts import reader_of, writer_of
 
 if TYPE_CHECKING:
     from aiopersist.data.types.codec import Field

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.refusal import Refusal
+from aiopersist.data.texts import reader_of, writer_of
 from aiopersist.data.types.schema import Schema
-from aiopersist.table.texts import reader_of, writer_of
 
 
 class Inner(BaseModel, frozen=True):
