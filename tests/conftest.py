@@ -2,6 +2,7 @@
 none blocks the event loop, and every run says which S3 servers it was about."""
 
 import asyncio
+import gc
 import importlib
 import inspect
 import os
@@ -45,6 +46,9 @@ def _long(*kinds: str) -> list[Any]:
 # The last of the short ones is a pair of stores of which both were seen.
 LOCATIONS = ["mem", "files+sqlite", "s3+postgres", *_long("files+postgres", "bucket")]
 ELSEWHERE = ["mem", *_long("files+sqlite", "files+postgres", "s3+postgres", "bucket")]
+
+HEAVY = ["pandas", "polars", "pyarrow.parquet", "pyarrow.compute", "asyncpg", "aiobotocore.session"]
+HEAVY += ["fastapi", "httpx"]
 
 QUICK_CASES = 1  # of each test function that has more
 
@@ -335,20 +339,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     seem to block its loop."""
     if xdist.is_xdist_controller(session):  # it runs no test
         return
-    for name in (
-        "pandas",
-        "polars",
-        "pyarrow.parquet",
-        "pyarrow.compute",
-        "asyncpg",
-        "aiobotocore.session",
-        "fastapi",
-        "httpx",
-    ):
+    for name in HEAVY:
         importlib.import_module(name)
-    importlib.import_module("polars").DataFrame({"a": [[1]]}).sort(
-        "a"
-    )  # its threads start with the first use
+    polars = importlib.import_module("polars")
+    polars.DataFrame({"a": [[1]]}).sort("a")  # its threads start with the first use
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Tests and modules stay for good; to look through them for garbage takes a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -144,7 +144,7 @@ async def test_columns_are_checked_without_rows_too(client: ap.Client) -> None:
 
 async def test_nothing_waits_for_what_cannot_come(client: ap.Client) -> None:
     writer = await client.writer("shard", SCHEMA)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         with pytest.raises(ap.InvalidUsage) as told:
             await writer.wait_for_upper_past(ap.Antichain())
     assert told.value.kind == ap.UsageKind.INVALID_TIME

@@ -59,7 +59,6 @@ def built(place: Path, times: int) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_memory_does_not_grow_with_the_batch(tmp_path: Path) -> None:
     """Live data is some (outstanding + 2) times the target; the allocators of Arrow, polars and Python
     keep half as much again after it was freed, and some 120 MiB for any target."""

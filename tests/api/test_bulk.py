@@ -171,6 +171,7 @@ async def test_many_tuples_are_taken_or_refused_as_a_whole(quiet_mem: ap.Client)
 async def test_the_collector_does_not_look_at_kept_rows(quiet_mem: ap.Client) -> None:
     """Goal: no full collection because of the rows that `rows()` makes; and what the application froze
     stays frozen."""
+    gc.unfreeze()  # what `conftest.py` froze
     async with quiet_mem.writer("s", MODELS) as w, quiet_mem.reader("s", MODELS) as r:
         await w.compare_and_append(models(), 0, 1)
         async with r.snapshot(0) as s:
@@ -186,3 +187,5 @@ async def test_the_collector_does_not_look_at_kept_rows(quiet_mem: ap.Client) ->
                 assert 0 < gc.get_freeze_count() <= frozen
             finally:
                 gc.unfreeze()
+                gc.collect()
+                gc.freeze()

@@ -120,7 +120,7 @@ async def test_a_compaction_cancelled_as_it_claims_can_be_called_again() -> None
             await task
         way.holds = lambda op, what: False
         way.go.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await client.force_compaction(NAME)
         await sound(place, client)
 

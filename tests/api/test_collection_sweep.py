@@ -251,7 +251,7 @@ async def test_compaction_of_a_lost_blob_ends() -> None:
         key = min(k for k in await current_keys(client, shard_id) if k.endswith(".parquet"))
         del place.blob._shared.blobs[key]
         with pytest.raises(ap.Corruption):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 await client.force_compaction(NAME)
 
 
@@ -275,7 +275,7 @@ async def test_compaction_whose_writer_expires_ends() -> None:
         way.go.set()
         try:
             with suppress(ap.BatchExpired):
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(50):
                     await asyncio.shield(task)
         finally:
             task.cancel()

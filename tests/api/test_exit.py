@@ -52,7 +52,7 @@ threading.Thread(target=asyncio.run, args=(main(sys.argv[1]),)).start()
 
 def run(program: str, url: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", program, url]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.mark.parametrize("kind", ["files", "memory"])

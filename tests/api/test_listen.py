@@ -57,7 +57,7 @@ async def test_where_it_begins(mem: ap.Client, case: Begin) -> None:
     no progress is told for what it stands at."""
     writer = await filled(mem, case.upper)
     reader = await mem.reader("s", SCHEMA)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         listen = await case.how(reader)
     assert listen.frontier == ap.Antichain(case.frontier)
     assert listen.as_of == case.as_of

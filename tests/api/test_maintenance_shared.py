@@ -159,8 +159,8 @@ async def check_that_they_share(urls: Urls, processes: int) -> None:
     await all_is_compact(urls)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [2, 3])
 async def test_processes_share_the_work(processes: int, tmp_path: Path) -> None:
     """Goal: what each of them uploads is named, what one deletes no other deletes, each does a part, and at
     the end all is compact and nothing has leaked."""

@@ -150,7 +150,6 @@ async def test_parts_cost_at_most_two_requests_each(location: Any) -> None:
             assert sum(asked.values()) == 4, asked
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("runs", "row_group", "memory"),
     [(3, 64 * 1024, 2**28), (40, 64 * 1024, 2**28), (8, 2**22, 2**21)],

@@ -310,7 +310,7 @@ async def test_a_hanging_statement_blocks_no_other_handle() -> None:
             r.faults.call = call  # type: ignore[method-assign]
             hung = asyncio.create_task(w.compare_and_append([("hung", 1, 0, 1)], 0, 1))
             await hang.wait()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 await other.compare_and_append([("a", 1, 0, 1)], 0, 1)
                 await other.compare_and_append([("b", 1, 1, 1)], 1, 2)
             hung.cancel()

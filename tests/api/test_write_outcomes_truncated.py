@@ -127,7 +127,7 @@ async def test_settling_does_not_wait_for_the_writes_of_others() -> None:
         await asyncio.sleep(0)
         mine.cancel()
         await asyncio.wait([mine])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await w.settle()
         stop = True
         await asyncio.gather(*busy)

@@ -108,7 +108,7 @@ async def later(place: Place) -> None:
 
 @pytest.mark.parametrize("landed", [False, True])
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.long)])
 async def test_a_copier_that_is_killed(stride: int, again: bool, landed: bool) -> None:
     """Goal: killed before or after any request, it leaves a copy that says nothing wrong, and the next call
     ends right."""

@@ -34,7 +34,7 @@ class Item(BaseModel):
 
 def cat(*arguments: object) -> Result:
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=os.environ, timeout=60
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=os.environ, timeout=120
     )
     return Result(done.returncode, done.stdout, done.stderr)
 
@@ -150,7 +150,7 @@ def test_columns_for_programs(tmp_path: Path, form: str) -> None:
     """Goal: Parquet and Arrow go through a pipe as they are, whole types included, also of no rows."""
     asyncio.run(filled(tmp_path))
     command = [*COMMAND, "stock", "--location", str(tmp_path), "--format", form]
-    done = subprocess.run(command, capture_output=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
     one, none = (
         CliRunner().invoke(app, [*command[len(COMMAND) - 1 :], "--limit", str(limit)]).stdout_bytes

@@ -87,7 +87,7 @@ class Tailing:
 
     def interrupt(self) -> tuple[int, str]:
         self.process.send_signal(signal.SIGINT)
-        _, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=120)
         return self.process.returncode, err
 
 
@@ -132,7 +132,7 @@ def test_tail_of_a_shard(place: tuple[Path, list[int]]) -> None:
     tailing.process.stdout.close()
     for at in (5, 6):
         asyncio.run(_append(folder, at))
-    tailing.process.wait(timeout=30)
+    tailing.process.wait(timeout=120)
     assert tailing.process.stderr is not None
     assert (tailing.process.returncode, tailing.process.stderr.read()) == (0, "")
     tailing.process.stderr.close()
@@ -166,7 +166,7 @@ def test_interrupted(tmp_path: Path) -> None:
         )  # fmt: skip
         time.sleep(0.7 if number < len(LONG) else 1.3)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
         assert process.returncode in (0, 130, -signal.SIGINT), err  # the last: Python itself had not begun
         if process.returncode == 130:
             assert err in ("", "aiopersist: interrupted\n")

@@ -34,7 +34,7 @@ def in_a_process(*arguments: object, **environment: str) -> Result:
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=60,
+        timeout=120,
     )
     return Result(done.returncode, done.stdout, done.stderr)
 
@@ -278,7 +278,7 @@ def test_names_complete(location: Path) -> None:
         }
         program = "import sys; sys.argv[0] = 'aiopersist'; from aiopersist.cli import main; main()"
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
             env={**os.environ, **words, **environment},
         )  # fmt: skip
         return done.stdout.split(), done.stderr

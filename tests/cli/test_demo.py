@@ -13,6 +13,7 @@ import aiopersist as ap
 from aiopersist.demo.git import FileVersion, Repository
 from aiopersist.testing.servers import free_port
 from tests.cli.result import Result
+from tests.support.location import ON_SERVERS
 
 COMMITS = 9
 
@@ -68,6 +69,7 @@ def test_it_stores_follows_and_checks_the_repository_it_is_in(repository: Path) 
     assert sum(wins) == COMMITS
 
 
+@ON_SERVERS
 @pytest.mark.slow
 def test_it_runs_on_every_location(repository: Path, location: tuple[str, str]) -> None:
     blob, consensus = location

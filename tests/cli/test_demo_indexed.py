@@ -12,6 +12,7 @@ import aiopersist as ap
 from aiopersist.demo.git import FileVersion, Repository
 from aiopersist.demo.indexed import Walk
 from tests.cli.test_demo import demo, git, one_line
+from tests.support.location import ON_SERVERS
 
 DATES = [500, 300, 400, 400, 900, 100, 800, 850]
 LATE = 6
@@ -73,6 +74,7 @@ def test_a_history_without_files(tmp_path: Path) -> None:
     assert "0 rows in 0 streams" in result.out
 
 
+@ON_SERVERS
 @pytest.mark.slow
 def test_it_runs_on_every_location(repository: Path, location: tuple[str, str]) -> None:
     blob, consensus = location

@@ -10,6 +10,7 @@ from aiopersist.demo.bank import Bank, BankAccount, JournalEntry
 from aiopersist.demo.common import CheckFailed
 from aiopersist.demo.tables import BankDemo
 from tests.cli.test_demo import demo
+from tests.support.location import of_kinds
 
 
 @pytest.mark.slow
@@ -21,6 +22,7 @@ def test_transfers_are_made_audited_and_checked(tmp_path: Path) -> None:
     assert re.search(r"the auditor was killed \d times, and counted every transfer once", result.out)
 
 
+@of_kinds("mem", "s3+postgres")
 @pytest.mark.several_shards
 @pytest.mark.slow
 def test_on_every_location(location: tuple[str, str], tmp_path: Path) -> None:

@@ -124,13 +124,13 @@ def test_a_process_of_its_own(location: Path, tmp_path: Path) -> None:
     """Goal: as a shell runs it, through a pipe."""
     dump = subprocess.run(
         [*COMMAND, "dump", "plain", "--to", "-", "--format", "parquet", "--location", str(location)],
-        capture_output=True, timeout=60,
+        capture_output=True, timeout=120,
     )  # fmt: skip
     assert (dump.returncode, dump.stderr) == (0, b"")
     assert pq.read_table(io.BytesIO(dump.stdout)).to_pydict() == {"key": ["a", "b"], "val": [1, 2]}
     load = subprocess.run(
         [*COMMAND, "load", "plain", "-", "--key", "key", "--format", "parquet", "--location", str(location)],
-        input=dump.stdout, capture_output=True, timeout=60,
+        input=dump.stdout, capture_output=True, timeout=120,
     )  # fmt: skip
     assert (load.returncode, load.stdout, load.stderr) == (0, b"plain: 2 rows loaded\n", b"")
 

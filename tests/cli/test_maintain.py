@@ -31,7 +31,7 @@ TIMES = 10  # batches of a shard: enough to be compacted in some steps
 
 def run(*arguments: object, **env: str) -> Result:
     ended = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=os.environ | env, timeout=30
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=os.environ | env, timeout=120
     )
     return Result(ended.returncode, ended.stdout, ended.stderr)
 

@@ -13,7 +13,7 @@ import pytest
 import aiopersist as ap
 from tests.cli.test_commands import COMMAND, in_a_process
 
-GUARD_S = 50
+GUARD_S = 120
 SERVE = [*COMMAND, "serve", "--port", "0", "--json", "--location"]
 
 
@@ -55,6 +55,6 @@ async def test_a_port_that_is_taken_is_said(folder: Path) -> None:
 def test_without_the_extra_it_says_what_to_install() -> None:
     hidden = "import sys; sys.modules['starlette'] = None\nfrom aiopersist.cli import main; main()"
     command = [sys.executable, "-c", hidden, "serve", "--location", "mem://"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "starlette is not installed: pip install 'aiopersist[web]'" in done.stderr

@@ -29,6 +29,9 @@ BEGIN = 1000
 LAST = "the last one"
 CONNECTIONS, TRANSFERS = 8, 240
 STORES = ["files+sqlite", "s3+postgres"]
+ON_SERVERS = pytest.mark.parametrize(
+    "env", ["s3+postgres", pytest.param("files+sqlite", marks=pytest.mark.long)], indirect=True
+)
 
 
 @pytest.fixture(params=STORES)
@@ -113,6 +116,7 @@ async def killed_in_the_middle(backend: Backend, clients: Clients) -> int:
     return worker
 
 
+@ON_SERVERS
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found in /proc")
@@ -169,7 +173,6 @@ def each_change_came_once(events: list[Event], clients: Clients) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_server_with_open_streams_ends_when_it_is_told_to(workers: int, tmp_path: Path) -> None:
     write_app(tmp_path)

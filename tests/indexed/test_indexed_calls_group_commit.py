@@ -253,6 +253,6 @@ async def test_a_cancelled_input_does_not_hold_up_what_was_called_after_it(ix: I
     await asyncio.sleep(0.02)
     assert not after.done()  # commands are in the order of the calls
     stuck.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         assert await after == 1
     assert await read(ix, a) == at(7)

@@ -9,7 +9,7 @@ from tests.examples import needs_spark, pages, program
 
 
 @pytest.mark.blocks_loop  # a driver's calls do
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [name for name, code in pages().items() if needs_spark(code)])
 async def test_the_examples_run(
     spark: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,7 +55,7 @@ class Table:
         self.model.append(updates, [now], [now + 1])
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_history_of_writes_is_what_the_model_says(spark: Any, place: str, name: str) -> None:
     """Goal: appends, upserts and overwrites, with diffs and without, in parts and inline, compacted or not:
     at every time the contents and the changes are those of the model."""

@@ -45,7 +45,7 @@ def evolve(place: str, name: str) -> Callable[[], None]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_batches(spark: Any, sc: Any, place: str, name: str, evolve: Callable[[], None]) -> None:
     options = {"location": place}
     planned = sc.snapshot_df(name)
@@ -66,7 +66,7 @@ def test_batches(spark: Any, sc: Any, place: str, name: str, evolve: Callable[[]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_streams(spark: Any, place: str, name: str, evolve: Callable[[], None], tmp_path: Path) -> None:
     """Goal: a query has the columns of when it was made: it fails when they change, and goes on where it was
     when it is made anew, or when it has named its columns."""

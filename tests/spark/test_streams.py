@@ -21,7 +21,7 @@ from tests.spark.streams_kit import (
     stream,
 )
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 
 STARTS: dict[str, tuple[dict[str, Any], Counter[Row], list[set[int]]]] = {

@@ -21,7 +21,7 @@ from tests.spark.streams_kit import (
     updates,
 )
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 
 def sink(df: Any, place: str, name: str, checkpoint: Path, mode: str = "append", **options: Any) -> None:

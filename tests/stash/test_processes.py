@@ -152,6 +152,7 @@ async def finished(worker: "subprocess.Popen[str]") -> tuple[list[tuple[int, int
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)], indirect=True)
 async def test_four_processes_that_share_lose_nothing(place: Place) -> None:
     """Goal: every append of every process is there once, raw batches and tables alike."""
     count = 4
@@ -273,7 +274,7 @@ async def test_closing_while_changes_are_under_way(url: str, turns: int, cancell
         assert told <= set(found)
         assert len(found) % 2 == 0
     named = [t for t in threading.enumerate() if t.name.startswith("aiopersist-sqlite")]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 50
     while any(t.is_alive() for t in named):
         assert time.monotonic() < deadline, (named, before)
         await asyncio.sleep(0.01)

@@ -111,7 +111,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # of which nearly all goes into the start of processes, on a machine that is busy
-@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("url", ["postgres", pytest.param("sqlite", marks=pytest.mark.long)], indirect=True)
 async def test_several_processes(url: str) -> None:
     async with ap.stash.open(url) as stash:
         await prepared(stash)

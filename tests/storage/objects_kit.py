@@ -11,8 +11,6 @@ from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.consensus import ObjectsConsensus
 
-TURNS = 14  # of the loop, in which whatever may go on without an answer does so
-
 actor: ContextVar[str] = ContextVar("actor", default="")
 
 
@@ -110,6 +108,14 @@ class _Fixed(Runtime):
         return 0.0
 
 
+async def nobody_goes_on() -> None:
+    """Until whatever may go on without an answer has done so: the loop has nothing to call but this."""
+    loop: Any = asyncio.get_running_loop()
+    await asyncio.sleep(0)
+    while loop._ready:
+        await asyncio.sleep(0)
+
+
 class World:
     """The actors of a scenario on one bucket, and what they were told. `passes`: its lists take time."""
 
@@ -159,8 +165,7 @@ class World:
             tasks.append(asyncio.ensure_future(act()))
         try:
             while True:
-                for _ in range(TURNS):
-                    await asyncio.sleep(0)
+                await nobody_goes_on()
                 if all(task.done() for task in tasks):
                     break
                 assert self._waiting, "nobody can go on"

@@ -15,6 +15,7 @@ from aiopersist.storage.layers import wrap_stores
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.urls import open_blob, open_consensus
 from aiopersist.testing.storage import BlobConformance, ConsensusConformance
+from aiopersist.testing.storage.heads import check_heads_of
 
 SETTINGS = Settings(retry_timeout_s=5.0)
 
@@ -200,6 +201,11 @@ class TestS3Consensus(OurConsensus):
     async def handles(self, s3_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for handles in consensuses(f"{s3_url}&poll_s=0.05"):
             yield handles
+
+    @pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.long)])
+    async def test_heads_of_many(self, handles: tuple[Consensus, Consensus], count: int) -> None:
+        """Each key is created and read by requests of its own, which take long together."""
+        await check_heads_of(handles, count)
 
 
 class TestS3Blob(OurBlob):

@@ -104,15 +104,21 @@ async def test_a_large_value_goes_in_parts(blob: S3Blob) -> None:
 async def test_an_upload_that_fails_is_aborted(blob: S3Blob, monkeypatch: pytest.MonkeyPatch) -> None:
     await blob.set("warm", b"x")
     real = blob._client.s3.upload_part
+    reached: set[object] = set()
 
     async def upload_part(**request: object) -> object:
         if request["PartNumber"] == 2:
+            reached.add(2)
             await asyncio.Event().wait()
-        return await real(**request)
+        answer = await real(**request)
+        reached.add(request["PartNumber"])
+        return answer
 
     monkeypatch.setattr(blob._client.s3, "upload_part", upload_part)
     task = asyncio.create_task(blob.set("big", b"x" * (3 * PART_BYTES)))
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(50):
+        while reached != {1, 2, 3}:
+            await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

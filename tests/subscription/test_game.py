@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import StoreUrls
 from tests.subscription.game import play
+from tests.support.location import of_kinds
 
 LONG_GAMES = int(os.environ.get("AIOPERSIST_TEST_SUBSCRIPTIONS", "50"))
 
@@ -23,9 +24,9 @@ async def test_some_games() -> None:
     pytest.fail(f"it did not all happen: {counts}")
 
 
+@of_kinds("files+sqlite", "s3+postgres")
 @pytest.mark.several_shards
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_a_game_on_each_store(location: StoreUrls) -> None:
     await play(7, 20, location)
 

@@ -22,6 +22,7 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.urls import parse_location
 from aiopersist.testing.faults import FaultyBlob, FaultyConsensus
 from aiopersist.testing.model import Model
+from tests.conftest import LOCATIONS
 from tests.support.internals import shards_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import Call
@@ -264,6 +265,16 @@ async def finished(place: Place, shard_id: str) -> None:
         assert set(place.blobs()) == place.named(shard_id)
     async with asyncio.timeout(50), place.open() as client:
         await sound(place, client)
+
+
+def of_kinds(*kinds: str) -> pytest.MarkDecorator:
+    """`location` of these kinds; all of the others are for the long run."""
+    every = [kind if isinstance(kind, str) else kind.values[0] for kind in LOCATIONS]
+    params = [pytest.param(kind, marks=[] if kind in kinds else [pytest.mark.long]) for kind in every]
+    return pytest.mark.parametrize("location", params, indirect=True)
+
+
+ON_SERVERS = of_kinds("s3+postgres")
 
 
 def both_in_a_bucket(url: str, test: pytest.Item | None = None) -> tuple[str, str]:

@@ -88,7 +88,7 @@ class Stores:
             return
         connection = await asyncpg.connect(self.postgres.dsn())
         busy = "SELECT count(*) FROM pg_stat_activity WHERE state <> 'idle' AND pid <> pg_backend_pid()"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while await connection.fetchval(busy):
                 await asyncio.sleep(POLL_S)
         await connection.close()

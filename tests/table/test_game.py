@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 
 from tests.conftest import QUICK, StoreUrls
+from tests.support.location import of_kinds
 from tests.table import game
 
 LONG_GAMES = int(os.environ.get("AIOPERSIST_TEST_TABLE_GAMES", "500"))
@@ -45,6 +46,7 @@ def test_brief_games() -> None:
     assert not missing or QUICK, (missing, counts)
 
 
+@of_kinds("files+sqlite", "s3+postgres")
 @pytest.mark.several_shards
 async def test_a_game_on_each_store(location: StoreUrls) -> None:
     """Goal: the same on every store, without faults."""

@@ -24,7 +24,7 @@ from tests.table.history import writes_to
 from tests.table.moves import RATES, Move, Player, drawn
 
 FAULTS = {Outcome.REFUSED: 0.01, Outcome.LOST: 0.02, Outcome.DROPPED: 0.01}
-CALL_S = 40.0  # a call that has no answer by then waits without end
+CALL_S = 150.0  # a call that has no answer by then waits without end
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ async def run(directory: Path, *options: str) -> str:
     """What pytest prints in that project."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_aiopersist"]
     ran = await asyncio.to_thread(
-        subprocess.run, [*command, *options], cwd=directory, capture_output=True, text=True, timeout=50
+        subprocess.run, [*command, *options], cwd=directory, capture_output=True, text=True, timeout=120
     )
     return ran.stdout + ran.stderr
 

@@ -3,6 +3,7 @@ wrong, no time is waited for, and a world that fails is found, made smaller and 
 played again."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -139,3 +140,18 @@ async def test_a_world_may_be_played_where_a_loop_runs() -> None:
         await world.sleep(1)
 
     assert simulate(scenario, 1, Weather()).seconds >= 1
+
+
+def test_objects_are_frozen_afterwards_if_they_were_before() -> None:
+    async def scenario(world: World) -> None:
+        await world.sleep(1)
+
+    try:
+        gc.unfreeze()
+        simulate(scenario, 1, CALM)
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.collect()
+        gc.freeze()  # as `conftest.py` does
+    simulate(scenario, 1, CALM)
+    assert gc.get_freeze_count() > 0

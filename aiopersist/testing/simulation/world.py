@@ -212,13 +212,14 @@ def _within_its_loop(scenario: Scenario, seed: int, weather: Weather, sizes: Map
 @contextmanager
 def _collecting_by_hand() -> Iterator[None]:
     """What nobody has any more goes at the same step in all runs: the loop collects (`loop.py`)."""
-    was_enabled = gc.isenabled()
+    was_enabled, were_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()  # what was there before is not looked at again
     try:
         yield
     finally:
         gc.collect()  # this world
-        gc.unfreeze()
+        if not were_frozen:  # what the application has frozen would thaw, too
+            gc.unfreeze()
         if was_enabled:
             gc.enable()

@@ -32,6 +32,19 @@ async def set_many(consensus: Consensus, entries: Sequence[Entry]) -> bool:
         pytest.skip("this store commits to one key at a time")
 
 
+async def check_heads_of(handles: Handles, count: int) -> None:
+    """One call finds the heads of so many keys, and which of them moved."""
+    one, two = handles
+    keys = [f"k{i}" for i in range(count)]
+    for at in range(0, len(keys), 100):
+        some = keys[at : at + 100]
+        assert all(await asyncio.gather(*(one.compare_and_set(key, None, key.encode()) for key in some)))
+    await grow(one, "other", 3)
+    assert await two.heads(dict.fromkeys(keys)) == {key: Versioned(0, key.encode()) for key in keys}
+    assert await one.compare_and_set("k7", 0, b"1")
+    assert await two.heads(dict.fromkeys(keys, 0)) == {"k7": Versioned(1, b"1")}
+
+
 class HeadsConformance:
     """See the header."""
 
@@ -51,15 +64,7 @@ class HeadsConformance:
         assert await two.heads(dict.fromkeys(["a", "absent"])) == {"a": Versioned(3, b"3")}
 
     async def test_heads_of_many(self, handles: Handles) -> None:
-        one, two = handles
-        keys = [f"k{i}" for i in range(600)]
-        for at in range(0, len(keys), 100):
-            some = keys[at : at + 100]
-            assert all(await asyncio.gather(*(one.compare_and_set(key, None, key.encode()) for key in some)))
-        await grow(one, "other", 3)
-        assert await two.heads(dict.fromkeys(keys)) == {key: Versioned(0, key.encode()) for key in keys}
-        assert await one.compare_and_set("k7", 0, b"1")
-        assert await two.heads(dict.fromkeys(keys, 0)) == {"k7": Versioned(1, b"1")}
+        await check_heads_of(handles, 600)
 
     async def test_heads_are_of_now(self, handles: Handles) -> None:
         """Each head shows every write that returned before the call began."""
