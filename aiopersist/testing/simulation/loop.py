@@ -116,6 +116,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """How often the loop went round."""
         return self._skipping.turns
 
+    def begin_anew(self) -> None:
+        """Count turns from 0."""
+        self._skipping.turns = 0
+
     def next_number(self) -> int:
         self._numbers += 1
         return self._numbers
