@@ -29,6 +29,8 @@ class Role(NamedTuple):
     ends: bool = True
     """Whether it ends by itself; the others stop when those have ended."""
     on_events: bool = False
+    keeps: bool = False
+    """Whether it keeps shards small, until all others have ended."""
 
 
 ROLES: Mapping[str, Role] = {
@@ -37,10 +39,10 @@ ROLES: Mapping[str, Role] = {
     "stager": Role(appends.stager, 2, on_events=True),
     "joint": Role(appends.joint, 2, on_events=True),
     "replica": Role(appends.replica, 2),
-    "counter": Role(tables.counter, 2),
+    "counter": Role(tables.counter, 3),
     "putter": Role(tables.putter, 1),
     "mover": Role(tables.mover, 2),
-    "guard": Role(tables.guard, 2),
+    "guard": Role(tables.guard, 3),
     "streamer": Role(beside.streamer, 2),
     "stasher": Role(beside.stasher, 2),
     "evolver": Role(beside.evolver, 2),
@@ -53,8 +55,8 @@ ROLES: Mapping[str, Role] = {
     "sharer": Role(consumers.sharer, 2, ends=False, on_events=True),
     "relay": Role(consumers.relay, 2, ends=False, on_events=True),
     "teller": Role(tables.teller, 1, ends=False),
-    "keeper": Role(upkeep.keeper, 2, ends=False),
-    "partner": Role(upkeep.partner, 1, ends=False),
+    "keeper": Role(upkeep.keeper, 2, ends=False, keeps=True),
+    "partner": Role(upkeep.partner, 1, ends=False, keeps=True),
 }
 ON_EVENTS = [name for name, role in ROLES.items() if role.on_events and role.ends]
 FOLLOWERS = [name for name, role in ROLES.items() if role.on_events and not role.ends]
@@ -106,7 +108,7 @@ class Everything:
 
     async def begin(self) -> None:
         """What must be there before."""
-        async with self.world.open(settings=self.scene.settings) as honest:
+        async with self.world.open(settings=self.scene.calm) as honest:
             if "mover" in self.roles:
                 await honest.table("money", str, int).put_many(dict.fromkeys(ACCOUNTS, EACH))
             if "guard" in self.roles:
@@ -134,12 +136,16 @@ class Everything:
         """All at once, each on a machine of its own."""
         named = [(name, at) for name, machines in self.cast.items() for at in range(machines)]
         tasks = {(name, at): self.task(name, at) for name, at in named}
+        self.scene.is_over = await self.ended(tasks, lambda role: role.ends)
+        self.scene.is_quiet = await self.ended(tasks, lambda role: not role.keeps)
+        await self.ended(tasks, lambda role: True)
+
+    async def ended(self, tasks: Mapping[tuple[str, int], Any], which: Callable[[Role], bool]) -> bool:
+        """Wait for those programs; what one of them raises is raised."""
         for (name, _), task in tasks.items():
-            if ROLES[name].ends:
+            if which(ROLES[name]):
                 await task
-        self.scene.is_over = True
-        for task in tasks.values():
-            await task
+        return True
 
     def task(self, name: str, number: int) -> "asyncio.Task[Any]":
         machine = self.world.machine(f"{name}{number}")
@@ -152,7 +158,7 @@ class Everything:
     # --- the end ---------------------------------------------------------------------------------
 
     async def finish(self) -> None:
-        async with self.world.open(settings=self.scene.settings) as honest:
+        async with self.world.open(settings=self.scene.calm) as honest:
             await self.observed(honest)
             await self.stop_observing()
             await verdict.check(self.scene, honest, self.roles)
@@ -165,7 +171,7 @@ class Everything:
         if not self.has_events:
             return
         async with (
-            self.world.open(settings=self.scene.settings) as honest,
+            self.world.open(settings=self.scene.calm) as honest,
             honest.subscription("events", SCHEMA, name="observer") as sub,
         ):
             async for step in sub:

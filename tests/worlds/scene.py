@@ -9,19 +9,20 @@ from aiopersist.testing.simulation import World
 from tests.support.schemas import SCHEMA
 from tests.worlds.ledger import Ledger
 
+LEASE_S = 40.0  # clocks of machines differ by more
 LIMITS: Any = {
     "row_group_bytes": 300,
     "blob_target_size": 600,
     "open_timeout_s": 300.0,
     "ack_every_s": 20.0,
-    "reader_lease_s": 60.0,
-    "writer_lease_s": 60.0,
+    "reader_lease_s": LEASE_S,
+    "writer_lease_s": LEASE_S,
 }
 ACCOUNTS = ("ann", "bob", "eve")
 EACH = 100
 MINE = (ap.StorageUnavailable, ap.Indeterminate)
+SLOWLY_S = (0.0, 0.0, 0.3, 2.0, LEASE_S / 2)
 HONEST = (*MINE, ap.LeaseExpired, ap.BatchExpired, ap.MissingPart)
-GAP_S = 0.3
 
 
 class Scene:
@@ -34,6 +35,9 @@ class Scene:
         self.ledger = Ledger()
         self.is_over = False
         """Whether the programs that have an end are done."""
+        self.is_quiet = False
+        """Whether all are done but those that keep shards small."""
+        self.gap_s = self.dice.choice([0.0, 0.01, 0.3])
         self.writes = world.size("writes", 1, 8)
         self.settings = ap.Settings(
             **LIMITS,
@@ -41,12 +45,18 @@ class Scene:
             inline_writes_single_max_bytes=self.dice.choice([0, 16384]),
             retry_timeout_s=self.dice.choice([0.5, None]),
         )
+        self.calm = self.settings.model_copy(update={"watch_timeout_s": 60.0})
+        """The settings of clients to which nothing happens."""
 
     def rolled(self, chance: float) -> bool:
         return self.dice.random() < chance
 
     async def pause(self) -> None:
-        await self.world.sleep(self.dice.choice([0, 0.01, GAP_S]))
+        await self.world.sleep(self.dice.choice([0, 0.01, self.gap_s]))
+
+    async def slowly(self) -> None:
+        """Take a moment, now and then long enough for a heartbeat."""
+        await self.world.sleep(self.dice.choice(SLOWLY_S))
 
     def number(self, name: str) -> int:
         """A new number of an update, which nobody has sent."""

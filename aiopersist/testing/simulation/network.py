@@ -159,7 +159,9 @@ class Network:
     async def _afterwards(
         self, line: "Wire", op: str, act: Request[T], within_s: float | None = None
     ) -> None:
-        await self._sleep(self._dice.uniform(0, self.weather.slow_s if within_s is None else within_s))
+        if within_s is None:  # half of them soon, so that they meet what their callers do next
+            within_s = self.weather.slow_s if self._dice.random() < 0.5 else 10 * self.weather.latency_s
+        await self._sleep(self._dice.uniform(0, within_s))
         try:
             self.note(line.name, "late", op, await act())
         except ValueError:  # a truncation whose key moved meanwhile: nobody is told

@@ -159,11 +159,9 @@ class World:
             troubles.cancel()
 
     async def _troubles(self) -> None:
-        """Each second, what the weather draws."""
-        if not self.weather.full and not self.weather.cut_off:
-            return
+        """Each second, what the weather draws, until it clears up."""
         dice = random.Random(f"troubles {self.seed}")
-        while True:
+        while self.network.weather.full or self.network.weather.cut_off:
             await self.sleep(1.0)
             if self.network.happens("full"):
                 self.network.full_until = self.now_s + dice.uniform(0, self.weather.slow_s)

@@ -16,11 +16,23 @@ async def writer(scene: Scene, name: str, client: ap.Client) -> None:
             try:
                 if scene.rolled(0.3):
                     await cancelled(scene, handle, number)
+                elif scene.rolled(0.2):
+                    await together(scene, handle, [number, scene.number(name), scene.number(name)])
                 else:
                     scene.ledger.told[number] = await append(scene, handle, number)
             except ap.LeaseExpired:
                 return
             await scene.pause()
+
+
+async def together(scene: Scene, handle: Any, numbers: list[int]) -> None:
+    """Writes that wait for one commit."""
+    calls = [handle.write([(*scene.row(number), 1)]) for number in numbers]
+    times = await asyncio.gather(*calls, return_exceptions=True)
+    for number, time in zip(numbers, times, strict=True):
+        if isinstance(time, BaseException):
+            raise time
+        scene.ledger.told[number] = int(time)
 
 
 async def append(scene: Scene, handle: Any, number: int) -> int:
@@ -40,8 +52,14 @@ async def append(scene: Scene, handle: Any, number: int) -> int:
 async def cancelled(scene: Scene, handle: Any, number: int) -> None:
     """What `settle` says is true, at once and for ever."""
     time = (await handle.fetch_recent_upper()).time
-    rows = [(*scene.row(number), time, 1)]
-    call = asyncio.create_task(handle.compare_and_append(rows, time, time + 1))
+    rows, began = [(*scene.row(number), time, 1)], asyncio.Event()
+
+    async def called() -> None:
+        began.set()
+        await handle.compare_and_append(rows, time, time + 1)
+
+    call = asyncio.create_task(called())
+    await began.wait()  # before its first step there is nothing to settle
     await scene.world.sleep(scene.dice.choice([0.0, 0.002, 0.005, 0.01]))
     call.cancel()
     try:

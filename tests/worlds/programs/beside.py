@@ -35,6 +35,7 @@ async def streamer(scene: Scene, name: str, client: ap.Client) -> None:
                 mine.add(key)
                 if scene.rolled(0.4):
                     await seal(scene, indexed, streams, sealed + 1)
+                    await late(indexed, streams, scene.ledger.promised.get("sealed", 0))
                 await scene.pause()
                 await look(indexed, streams, mine)
     except (Fenced, Stopped):
@@ -51,6 +52,17 @@ async def seal(scene: Scene, indexed: Indexed, streams: list[Stream[str, int]], 
     scene.ledger.promised["sealed"] = max(scene.ledger.promised.get("sealed", 0), time)
     if scene.rolled(0.3):
         await indexed.allow_compaction([(stream, time - 1) for stream in streams])
+
+
+async def late(indexed: Indexed, streams: list[Stream[str, int]], sealed: int) -> None:
+    """What is sealed takes no update."""
+    if not sealed:
+        return
+    try:
+        await indexed.write([(stream, [("late", 0, sealed - 1, 1)]) for stream in streams])
+    except Refused:
+        return
+    raise AssertionError(f"a stream that is sealed until {sealed} took an update before")
 
 
 async def look(indexed: Indexed, streams: list[Stream[str, int]], acknowledged: set[str]) -> None:

@@ -28,6 +28,8 @@ async def consume(scene: Scene, client: ap.Client, into: str, wanted: Any) -> No
     try:
         async with client.subscription("events", SCHEMA, **wanted) as sub:
             while (step := await scene.next_of(sub)) is not None:
+                if scene.rolled(0.2):
+                    await scene.slowly()
                 await client.transact(bill, acks=[(sub, step)])
                 scene.counts["billed"] += 1
     except ap.OpaqueMismatch:

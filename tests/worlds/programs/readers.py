@@ -3,11 +3,10 @@
 from typing import Any
 
 import aiopersist as ap
-from tests.worlds.scene import Scene
+from tests.worlds.scene import LEASE_S, Scene
 
-SLOWLY_S = (0.0, 0.0, 0.3, 2.0, 10.0)
 LONG_S = 300.0
-LEASED_S = 30.0  # half a lease: what was open for less has no reason to be lost
+LEASED_S = 3 * LEASE_S / 4  # what was open for less has no reason to be lost
 
 
 async def reader(scene: Scene, name: str, client: ap.Client) -> None:
@@ -20,7 +19,7 @@ async def reader(scene: Scene, name: str, client: ap.Client) -> None:
                 as_of = None if since >= upper or scene.rolled(0.5) else scene.dice.randrange(since, upper)
                 async with reader.snapshot(as_of) as snapshot:
                     began = scene.world.now_s
-                    await scene.world.sleep(scene.dice.choice(SLOWLY_S))
+                    await scene.slowly()
                     await scene.check_contents(snapshot)
         except ap.LeaseExpired:
             assert scene.world.now_s - began > LEASED_S, "a snapshot was lost while its lease ran"
@@ -63,7 +62,7 @@ async def holder(scene: Scene, name: str, client: ap.Client) -> None:
                         moved = await reader.downgrade_since(target)
                         assert moved.time >= target, (moved, target)
                         scene.ledger.promised[name] = moved.time
-                    await scene.pause()
+                    await scene.slowly()
         except ap.OpaqueMismatch:
             scene.counts["holds taken over"] += 1
 
@@ -83,29 +82,34 @@ async def kept(scene: Scene, reader: Any, name: str, as_of: int) -> None:
 
 async def owner(scene: Scene, name: str, client: ap.Client) -> None:
     """A critical hold, which several fight for: whoever moved it last knows where it is."""
-    async with client.critical_since("events", "owned") as critical:
+    async with client.critical_since("events", "owned") as critical, scene.reader(client) as reader:
         mine = scene.dice.getrandbits(30)
         opaque = critical.opaque
         while not scene.is_over:
-            async with scene.reader(client) as reader:
-                upper = (await reader.fetch_recent_upper()).time
-                since = critical.since.time
-                target = since if upper <= since + 1 else scene.dice.randrange(since, upper)
-                try:
-                    moved = await critical.compare_and_downgrade_since(opaque, mine, target)
-                except ap.OpaqueMismatch as error:
-                    assert error.actual != opaque
-                    scene.counts["owners fenced"] += 1
-                    opaque = critical.opaque if scene.rolled(0.5) else mine
-                    continue
-                opaque = mine
-                scene.ledger.promised["owned"] = max(scene.ledger.promised.get("owned", 0), moved.time)
-                scene.counts["critical"] += 1
-                if moved.time < upper:
-                    try:
-                        async with reader.snapshot(moved.time) as snapshot:
-                            await scene.check_contents(snapshot)
-                    except ap.SinceViolation as error:
-                        now = (await client.inspect("events")).critical["owned"].since.time
-                        assert now > moved.time, f"a critical hold at {now} did not keep {moved}: {error}"
-            await scene.pause()
+            upper, since = (await reader.fetch_recent_upper()).time, critical.since.time
+            target = since if upper <= since + 1 else scene.dice.randrange(since, upper)
+            try:
+                moved = await critical.compare_and_downgrade_since(opaque, mine, target)
+            except ap.OpaqueMismatch as error:
+                assert error.actual != opaque
+                scene.counts["owners fenced"] += 1
+                opaque = critical.opaque if scene.rolled(0.5) else mine
+                continue
+            opaque = mine
+            scene.ledger.promised["owned"] = max(scene.ledger.promised.get("owned", 0), moved.time)
+            scene.counts["critical"] += 1
+            await scene.slowly()
+            if moved.time < upper:
+                await check_kept(scene, client, reader, moved.time)
+
+
+async def check_kept(scene: Scene, client: ap.Client, reader: Any, since: int) -> None:
+    """What a critical hold keeps is readable, unless its owner has moved it."""
+    try:
+        async with reader.snapshot(since) as snapshot:
+            await scene.check_contents(snapshot)
+    except ap.LeaseExpired:
+        scene.counts["not readable"] += 1
+    except ap.SinceViolation as error:
+        now = (await client.inspect("events")).critical["owned"].since.time
+        assert isinstance(now, int) and now > since, f"a critical hold at {now} did not keep {since}: {error}"

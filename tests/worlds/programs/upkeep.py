@@ -6,12 +6,13 @@ from typing import Any
 import aiopersist as ap
 from tests.worlds.scene import HONEST, Scene
 
-ACTS = ("force_compaction", "force_gc", "sweep_leaked_blobs", "maintain", "retain", "shared_compaction")
+ACTS = ("force_compaction", "force_gc", "shrink", "sweep_leaked_blobs", "maintain", "retain", "shared_compaction")
 
 
 async def keeper(scene: Scene, name: str, client: ap.Client) -> None:
-    while not scene.is_over:
-        shard = scene.dice.choice(sorted(await client.list_shards()) or ["events"])
+    while not scene.is_quiet:
+        shards = sorted(await client.list_shards()) or ["events"]
+        shard = "events" if "events" in shards and scene.rolled(0.5) else scene.dice.choice(shards)
         act = scene.dice.choice(ACTS)
         try:
             await kept_up(scene, client, shard, act)
@@ -22,7 +23,7 @@ async def keeper(scene: Scene, name: str, client: ap.Client) -> None:
             assert act == "retain", error
         if scene.rolled(0.05):
             await scene.world.sleep(100.0)  # leases of who is cut off run out
-        await scene.pause()
+        await (scene.slowly() if scene.is_over else scene.pause())
 
 
 async def kept_up(scene: Scene, client: ap.Client, shard: str, act: str) -> None:
@@ -39,6 +40,8 @@ async def kept_up(scene: Scene, client: ap.Client, shard: str, act: str) -> None
         scene.counts["collected"] += (await client.force_gc(shard)).parts
     else:
         await client.force_compaction(shard)
+        if act == "shrink":
+            scene.counts["collected"] += (await client.force_gc(shard)).parts
 
 
 async def compact_together(scene: Scene, client: ap.Client, shard: str) -> None:
@@ -73,6 +76,6 @@ async def do_a_piece(scene: Scene, client: ap.Client) -> None:
 
 async def partner(scene: Scene, name: str, client: ap.Client) -> None:
     """Does pieces of the compactions of others."""
-    while not scene.is_over:
+    while not scene.is_quiet:
         await do_a_piece(scene, client)
-        await scene.pause()
+        await (scene.slowly() if scene.is_over else scene.pause())
