@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ ROLES: Mapping[str, Role] = {
     "joint": Role(appends.joint, 2, on_events=True),
     "replica": Role(appends.replica, 2),
     "counter": Role(tables.counter, 3),
-    "putter": Role(tables.putter, 1),
+    "putter": Role(tables.putter, 2),
     "mover": Role(tables.mover, 2),
     "guard": Role(tables.guard, 3),
     "streamer": Role(beside.streamer, 2),
@@ -53,6 +54,7 @@ ROLES: Mapping[str, Role] = {
     "owner": Role(readers.owner, 2, ends=False, on_events=True),
     "biller": Role(consumers.biller, 2, ends=False, on_events=True),
     "sharer": Role(consumers.sharer, 2, ends=False, on_events=True),
+    "acker": Role(consumers.acker, 2, ends=False, on_events=True),
     "relay": Role(consumers.relay, 2, ends=False, on_events=True),
     "teller": Role(tables.teller, 1, ends=False),
     "keeper": Role(upkeep.keeper, 2, ends=False, keeps=True),
@@ -61,6 +63,9 @@ ROLES: Mapping[str, Role] = {
 ON_EVENTS = [name for name, role in ROLES.items() if role.on_events and role.ends]
 FOLLOWERS = [name for name, role in ROLES.items() if role.on_events and not role.ends]
 OTHERS = [name for name, role in ROLES.items() if not role.on_events and role.ends]
+
+
+MOSTLY = 6  # times more of one fault than usual
 
 
 class Everything:
@@ -75,6 +80,17 @@ class Everything:
         self.world.counts.update(f"role {name}" for name in self.roles)
         self.forever = 0
         self.restores = self.dice.random() < 0.1
+
+    def some_weather(self) -> Weather:
+        """Of the world's weather: some faults are left out, and one may be much more frequent."""
+        weather = self.world.weather
+        for kind in weather.kinds:
+            if self.dice.random() < 0.2:
+                weather = weather.without(kind)
+        if weather.kinds and self.dice.random() < 0.5:
+            kind = self.dice.choice(weather.kinds)
+            weather = replace(weather, **{kind: min(MOSTLY * getattr(weather, kind), 0.5)})
+        return weather
 
     def drawn(self) -> list[str]:
         """The programs of this world."""
@@ -94,6 +110,7 @@ class Everything:
             old.fill(self.world)
             self.forever = old.STAGED
         await self.begin()
+        self.world.network.weather = self.some_weather()
         self.observing = asyncio.create_task(self.observe())
         programs = asyncio.create_task(self.run_programs())
         if self.restores:

@@ -42,7 +42,7 @@ class Scene:
         self.settings = ap.Settings(
             **LIMITS,
             watch_timeout_s=self.dice.choice([0.2, 5.0]),
-            inline_writes_single_max_bytes=self.dice.choice([0, 16384]),
+            inline_writes_single_max_bytes=self.dice.choice([0, 0, 16384]),
             retry_timeout_s=self.dice.choice([0.5, None]),
         )
         self.calm = self.settings.model_copy(update={"watch_timeout_s": 60.0})

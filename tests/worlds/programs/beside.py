@@ -91,10 +91,13 @@ async def stasher(scene: Scene, name: str, client: ap.Client) -> None:
 
     try:
         async with machine.stash(exclusive=owns, settings=scene.settings) as stash:
+            mine = stash._session.writing().fence.epoch
+            scene.ledger.promised["epoch"] = max(scene.ledger.promised.get("epoch", 0), mine)
             while (number := scene.ledger.done[name]) < scene.writes:
-                note = f"{name}-{number}"
+                note, newest = f"{name}-{number}", scene.ledger.promised["epoch"]
                 one, other = scene.dice.sample(ACCOUNTS, 2)
                 await transact(stash, move, STASHED, NOTES)
+                assert newest <= mine, "an opener wrote that had been taken over"
                 scene.ledger.done[name] = number + 1
                 scene.ledger.write("stash", note, 1)
                 acknowledged = set(scene.ledger.written["stash"])

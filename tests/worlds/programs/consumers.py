@@ -42,6 +42,27 @@ async def consume(scene: Scene, client: ap.Client, into: str, wanted: Any) -> No
         raise ap.StorageUnavailable("again")
 
 
+async def acker(scene: Scene, name: str, client: ap.Client) -> None:
+    """What was acknowledged for good does not come again, to whoever takes over."""
+    try:
+        async with client.subscription("events", SCHEMA, name="acked") as sub:
+            promised = scene.ledger.promised.get("acked", 0)
+            while (step := await scene.next_of(sub)) is not None:
+                again = [u.time for u in step.updates if u.time < promised and not step.contents]
+                assert not again, f"acknowledged until {promised}, and told again: {again}"
+                await sub.ack(step, durable=True)
+                if not step.contents:
+                    known = scene.ledger.promised.get("acked", 0)
+                    scene.ledger.promised["acked"] = max(known, step.upper.time)
+                scene.counts["acknowledged"] += 1
+                if scene.rolled(0.1):
+                    raise ap.StorageUnavailable("it ends without a word")
+    except ap.OpaqueMismatch:
+        scene.counts["taken over"] += 1
+    if not scene.is_over:
+        raise ap.StorageUnavailable("again")
+
+
 async def relay(scene: Scene, name: str, client: ap.Client) -> None:
     """Copies the events to another shard: each step and its acknowledgement are one commit."""
     try:

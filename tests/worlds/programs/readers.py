@@ -12,7 +12,7 @@ LEASED_S = 3 * LEASE_S / 4  # what was open for less has no reason to be lost
 async def reader(scene: Scene, name: str, client: ap.Client) -> None:
     """Snapshots of now and of earlier, some of them read long after they were opened."""
     while not scene.is_over:
-        began = scene.world.now_s
+        began, as_of = scene.world.now_s, None
         try:
             async with scene.reader(client) as reader:
                 since, upper = reader.since.time, (await reader.fetch_recent_upper()).time
@@ -23,7 +23,10 @@ async def reader(scene: Scene, name: str, client: ap.Client) -> None:
                     await scene.check_contents(snapshot)
         except ap.LeaseExpired:
             assert scene.world.now_s - began > LEASED_S, "a snapshot was lost while its lease ran"
-        except (ap.NotReadable, ap.SinceViolation):
+        except ap.NotReadable:
+            scene.counts["not readable"] += 1
+        except ap.SinceViolation:
+            assert as_of is not None, "the newest contents cannot be read"
             scene.counts["not readable"] += 1
         await scene.pause()
 
