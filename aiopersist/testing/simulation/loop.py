@@ -9,7 +9,6 @@ import asyncio
 import gc
 import random  # noqa: TID251  # everything here comes from a seed
 import selectors
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
@@ -59,20 +58,19 @@ class _Task(_Numbered, asyncio.Task[Any]):
     pass
 
 
-class _Ready(deque[Any]):
-    """Callbacks that may run; the next one is drawn."""
+class _Ready(list[Any]):
+    """Callbacks that may run; the next one is drawn, and the last one takes its place."""
 
     def __init__(self, dice: random.Random, nothing: asyncio.Handle) -> None:
         super().__init__()
-        self._dice = dice
+        self._draw = dice.random
         self._nothing = nothing
 
     def popleft(self) -> Any:
         while self:
-            at = self._dice.randrange(len(self)) if len(self) > 1 else 0
-            self.rotate(-at)
-            handle = super().popleft()
-            self.rotate(at)
+            handle = self.pop()
+            if (others := len(self)) and (at := int(self._draw() * (others + 1))) < others:
+                handle, self[at] = self[at], handle
             life = handle._context.get(Life.of)
             if life is None or not life.is_over:
                 return handle
@@ -106,7 +104,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._dice = dice
         self._numbers = 0
         super().__init__(self._skipping)
-        self._ready = _Ready(dice, asyncio.Handle(lambda: None, (), self))
+        self._ready: Any = _Ready(dice, asyncio.Handle(lambda: None, (), self))
         self.set_task_factory(_task)  # type: ignore[arg-type]
         self.unhandled: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.unhandled.append(context))
@@ -115,6 +113,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def turns(self) -> int:
         """How often the loop went round."""
         return self._skipping.turns
+
+    def begin_anew(self) -> None:
+        """Count turns from 0."""
+        self._skipping.turns = 0
 
     def next_number(self) -> int:
         self._numbers += 1

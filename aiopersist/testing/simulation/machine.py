@@ -7,7 +7,7 @@ to a store may still happen.
 import asyncio
 import random  # noqa: TID251  # everything here comes from a seed
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,10 +18,21 @@ from aiopersist.opening import open as open_client
 from aiopersist.resource import Opening
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
+from aiopersist.stash.memory import StashTables
+from aiopersist.stash.open import DEFAULT_NAME, Mode, StashLocation, opened
+from aiopersist.stash.stash import MemoryStash, Stash
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.memory import MemoryConsensus
 from aiopersist.testing.simulation.loop import Life
-from aiopersist.testing.simulation.network import Network, SimulatedBlob, SimulatedConsensus, Wire
+from aiopersist.testing.simulation.network import (
+    BLOB,
+    CONSENSUS,
+    Network,
+    SimulatedBlob,
+    SimulatedConsensus,
+    Wire,
+)
+from aiopersist.testing.simulation.stash import SimulatedStashStore
 
 T = TypeVar("T")
 
@@ -70,7 +81,7 @@ class Surroundings:
 
     network: Network
     blob: Blob
-    consensus: Consensus
+    consensus: MemoryConsensus
     outside: Callable[..., Any]
     """Calls on behalf of no machine."""
     ended: list[Life] = field(default_factory=list)
@@ -106,6 +117,22 @@ class Machine:
             readonly=readonly,
             runtime=self.runtime,
         )
+
+    def stash(
+        self, name: str = DEFAULT_NAME, *, exclusive: bool = True, settings: Settings | None = None
+    ) -> Opening[Stash]:
+        """The stash of that name in the world, opened by this machine; as `client.stash()`, which needs the
+        URL of a database."""
+        tables = self._around.consensus.attached(f"stash {name}", StashTables)
+        line, runtime = self._line, self.runtime
+        location = StashLocation(MemoryStash, lambda _: SimulatedStashStore(tables, line))
+
+        async def open_stash() -> Stash:
+            stash = await opened(location, Mode(exclusive), settings or Settings(), runtime)
+            stash._tasks = stash._session.supervisor
+            return stash
+
+        return Opening(open_stash, "machine.stash(...)")
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
         """Begin work on this machine. The future has its result, or `Crashed`. Cancelling it changes
@@ -144,10 +171,11 @@ class Machine:
                 ended.exception()  # nobody has to ask
         self._begin()
 
-    def cut_off(self, seconds: float) -> None:
-        """No request of this machine gets through for so long, and no answer comes."""
+    def cut_off(self, seconds: float, stores: Iterable[str] = (BLOB, CONSENSUS)) -> None:
+        """No request of this machine gets through to these stores for so long, and no answer comes."""
         self._around.network.counts["cut off"] += 1
-        self._line.cut_off_until = asyncio.get_running_loop().time() + seconds
+        for store in stores:
+            self._line.cut_off_until[store] = asyncio.get_running_loop().time() + seconds
 
     async def supervise(
         self,

@@ -20,7 +20,11 @@ from aiopersist.storage.watch import TaskWatch, Watch
 from aiopersist.storage.wrapper import READS, Request, WrappedBlob, WrappedConsensus
 
 T = TypeVar("T")
-_TWICE = frozenset({"set", "delete", "truncate", "compare_and_set", "compare_and_set_many"})
+BLOB, CONSENSUS = "blob", "consensus"
+_TWICE = frozenset(
+    {"set", "delete", "truncate", "compare_and_set", "compare_and_set_many", "stash.commit", "stash.take"}
+)
+_READS = READS | {"stash.load", "stash.token"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Weather:
     hints_lost: float = 0.0
     """A machine gets no hint of commits from its start to its crash."""
     cut_off: float = 0.0
-    """Each second, the chance of a machine to lose both stores for up to `slow_s`."""
+    """Each second, the chance of a machine to lose both stores, or one of them, for up to `slow_s`."""
     full: float = 0.0
     """Each second, the chance of the stores to refuse all writes for up to `slow_s`."""
     crashes: float = 0.0
@@ -102,9 +106,9 @@ class Network:
         self.counts[kind] += found
         return found
 
-    def send(self, line: "Wire", op: str, act: Request[T]) -> "asyncio.Task[T]":
+    def send(self, line: "Wire", op: str, act: Request[T], store: str) -> "asyncio.Task[T]":
         """A request on its way, which nobody can stop."""
-        return self._own(self._carried(line, op, act))
+        return self._own(self._carried(line, op, act, store))
 
     async def settle(self) -> None:
         """Wait for every request that is under way."""
@@ -115,6 +119,11 @@ class Network:
         """For one way."""
         bound = self.weather.slow_s if self.happens("slow") else self.weather.latency_s
         return self._dice.uniform(0, bound)
+
+    def drop_all(self) -> None:
+        """No request that is under way happens any more, as after a crash of the stores."""
+        for task in self._under_way:
+            task.cancel()
 
     def _own(self, request: Any) -> "asyncio.Task[Any]":
         task = self._loop.create_task(request)
@@ -127,11 +136,11 @@ class Network:
         if not task.cancelled():
             task.exception()  # its caller may be gone
 
-    async def _carried(self, line: "Wire", op: str, act: Request[T]) -> T:
+    async def _carried(self, line: "Wire", op: str, act: Request[T], store: str) -> T:
         await self._sleep(self.delay_s())
-        if line.is_cut_off or self.happens("refused"):
+        if line.is_cut_off(store) or self.happens("refused"):
             raise self._told(line, op, StorageUnavailable(f"simulated: {op} was refused"))
-        if op not in READS and self._loop.time() < self.full_until:
+        if op not in _READS and self._loop.time() < self.full_until:
             raise self._told(line, op, StorageUnavailable("simulated: the store is full"))
         if self.happens("late"):
             self._own(self._afterwards(line, op, act))
@@ -143,14 +152,16 @@ class Network:
         if op in _TWICE and self.happens("duplicated"):
             self._own(self._afterwards(line, op, act, within_s=self.weather.latency_s))
         await self._sleep(self.delay_s())
-        if line.is_cut_off or self.happens("lost"):
+        if line.is_cut_off(store) or self.happens("lost"):
             raise self._told(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
         return result
 
     async def _afterwards(
         self, line: "Wire", op: str, act: Request[T], within_s: float | None = None
     ) -> None:
-        await self._sleep(self._dice.uniform(0, self.weather.slow_s if within_s is None else within_s))
+        if within_s is None:  # half of them soon, so that they meet what their callers do next
+            within_s = self.weather.slow_s if self._dice.random() < 0.5 else 10 * self.weather.latency_s
+        await self._sleep(self._dice.uniform(0, within_s))
         try:
             self.note(line.name, "late", op, await act())
         except ValueError:  # a truncation whose key moved meanwhile: nobody is told
@@ -170,19 +181,18 @@ class Wire:
     def __init__(self, network: Network, name: str, from_world: Callable[..., Any]) -> None:
         self.network = network
         self.name = name
-        self.cut_off_until = 0.0
+        self.cut_off_until = {BLOB: 0.0, CONSENSUS: 0.0}
         self.losing_hints = network.happens("hints_lost")
         self._from_world = from_world
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether no request gets through."""
-        return self.network._loop.time() < self.cut_off_until
+    def is_cut_off(self, store: str) -> bool:
+        """Whether no request gets through to that store."""
+        return self.network._loop.time() < self.cut_off_until[store]
 
-    async def call(self, op: str, act: Request[T]) -> T:
+    async def call(self, op: str, act: Request[T], store: str) -> T:
         """Make a request."""
         self.network.counts["requests"] += 1
-        sent: asyncio.Task[T] = self._from_world(self.network.send, self, op, act)
+        sent: asyncio.Task[T] = self._from_world(self.network.send, self, op, act, store)
         return await asyncio.shield(sent)
 
 
@@ -194,7 +204,7 @@ class SimulatedBlob(WrappedBlob):
         self._line = line
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
-        return self._line.call(op, request)
+        return self._line.call(op, request, BLOB)
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
         await super().set(key, bytes(data))
@@ -203,7 +213,7 @@ class SimulatedBlob(WrappedBlob):
         async def listed() -> list[tuple[str, int]]:
             return [item async for item in self.inner.list(prefix)]
 
-        for item in await self._line.call("list", listed):
+        for item in await self._line.call("list", listed, BLOB):
             yield item
 
     async def aclose(self) -> None:
@@ -218,7 +228,7 @@ class SimulatedConsensus(WrappedConsensus):
         self._line = line
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
-        return self._line.call(op, request)
+        return self._line.call(op, request, CONSENSUS)
 
     async def watch(self, key: str) -> None:
         if self._line.losing_hints:

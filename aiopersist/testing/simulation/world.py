@@ -9,11 +9,13 @@
 import asyncio
 import gc
 import random  # noqa: TID251  # everything here comes from a seed
+import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import Context
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,15 +24,18 @@ from aiopersist.data.lazy import import_all, import_arrow, import_polars, warm_u
 from aiopersist.opening import open as open_client
 from aiopersist.resource import Opening
 from aiopersist.settings import Settings
+from aiopersist.stash.memory import StashTables
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.table.open import FILTERS
 from aiopersist.testing.simulation.loop import SimulatedLoop, threads_inline
 from aiopersist.testing.simulation.machine import Machine, SimulatedRuntime, Surroundings
-from aiopersist.testing.simulation.network import STORMY, Network, Weather
+from aiopersist.testing.simulation.network import BLOB, CONSENSUS, STORMY, Network, Weather
+from aiopersist.testing.simulation.stash import copied
 
 T = TypeVar("T")
 Scenario = Callable[["World"], Awaitable[Any]]
 WORLD_S = 30 * 86400.0  # a scenario that is not over by then never ends
+_CUT_OFF = ((BLOB, CONSENSUS), (BLOB,), (CONSENSUS,))
 TAKING_DOWN_MAX = 1000  # cancellations of one task
 
 
@@ -48,6 +53,15 @@ class Played:
     """Requests, faults by kind, crashes, and what the scenario counted."""
     sizes: dict[str, int]
     """What `World.size` drew."""
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A copy of the stores of a world. `World.restore` puts it back."""
+
+    blobs: dict[str, bytes]
+    logs: dict[str, Any]
+    stashes: dict[str, StashTables]
 
 
 class World:
@@ -110,8 +124,24 @@ class World:
         self.network.weather = Weather(latency_s=self.weather.latency_s)
         self.network.full_until = 0.0
         for machine in self.machines.values():
-            machine._line.cut_off_until = 0.0
+            machine._line.cut_off_until = dict.fromkeys((BLOB, CONSENSUS), 0.0)
         await self.network.settle()
+
+    def backup(self) -> "Backup":
+        """What both stores, and the stashes, have at this moment."""
+        shared = self.consensus._shared
+        return Backup(self.blob._shared.blobs.copy(), deepcopy(shared.logs), copied(shared.others))
+
+    def restore(self, backup: "Backup") -> None:
+        """Put the stores back to what they had at that moment. All machines crash, and no request that is
+        under way happens any more: a client that goes on would find another history than the one it knows."""
+        self.counts["restored"] += 1
+        for machine in self.machines.values():
+            machine.crash()
+        self.network.drop_all()
+        self.blob._shared.blobs = backup.blobs.copy()
+        self.consensus._shared.logs = deepcopy(backup.logs)
+        self.consensus._shared.others = copied(backup.stashes)
 
     def _outside(self, call: Callable[..., T], *args: Any) -> T:
         """Call on behalf of no machine."""
@@ -129,20 +159,22 @@ class World:
             troubles.cancel()
 
     async def _troubles(self) -> None:
-        """Each second, what the weather draws."""
-        if not self.weather.full and not self.weather.cut_off:
-            return
+        """Each second, what the weather draws, until it clears up."""
         dice = random.Random(f"troubles {self.seed}")
-        while True:
+        while self.network.weather.full or self.network.weather.cut_off:
             await self.sleep(1.0)
             if self.network.happens("full"):
                 self.network.full_until = self.now_s + dice.uniform(0, self.weather.slow_s)
             for machine in list(self.machines.values()):
                 if self.network.happens("cut_off"):
-                    machine.cut_off(dice.uniform(0, self.weather.slow_s))
+                    machine.cut_off(dice.uniform(0, self.weather.slow_s), dice.choice(_CUT_OFF))
 
     async def _take_down(self) -> None:
-        """Let what machines left behind end; it is cut off for ever."""
+        """Let what machines left behind end; it is cut off for ever. What the scenario left ends first: it
+        would start machines again."""
+        lives, mine = [machine._life for machine in self.machines.values()], asyncio.current_task()
+        owned = {task for life in (*lives, *self._around.ended) for task in life.tasks}
+        await self._end(lambda: sorted(asyncio.all_tasks(self._loop) - owned - {mine}, key=hash))
         for machine in self.machines.values():
             machine._life.is_over = True
             self._around.ended.append(machine._life)
@@ -152,8 +184,12 @@ class World:
             for handle in life.frozen:
                 self._loop._ready.append(handle)
             life.frozen.clear()
+        await self._end(lambda: [task for life in self._around.ended for task in life.tasks])
+
+    async def _end(self, found: "Callable[[], list[asyncio.Task[Any]]]") -> None:
+        """Cancel tasks until none is left, though one of them may begin others."""
         for _ in range(TAKING_DOWN_MAX):
-            tasks = [task for life in self._around.ended for task in life.tasks if not task.done()]
+            tasks = [task for task in found() if not task.done() and task not in self.network._under_way]
             if not tasks:
                 return
             for task in tasks:
@@ -199,6 +235,7 @@ def _within_its_loop(scenario: Scenario, seed: int, weather: Weather, sizes: Map
                     seed, world.network.digest, loop.time(), loop.turns, world.counts.copy(), world.sizes
                 )
             finally:
+                loop.begin_anew()  # a world that did not end within its turns is taken down, too
                 loop.run_until_complete(world._take_down())
                 loop.run_until_complete(loop.shutdown_asyncgens())
     except BaseException as error:
@@ -211,15 +248,18 @@ def _within_its_loop(scenario: Scenario, seed: int, weather: Weather, sizes: Map
 
 @contextmanager
 def _collecting_by_hand() -> Iterator[None]:
-    """What nobody has any more goes at the same step in all runs: the loop collects (`loop.py`)."""
+    """What nobody has any more goes at the same step in all runs: the loop collects (`loop.py`). No warning
+    says so: what a crashed machine had goes unclosed."""
     was_enabled, were_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()  # what was there before is not looked at again
-    try:
-        yield
-    finally:
-        gc.collect()  # this world
-        if not were_frozen:  # what the application has frozen would thaw, too
-            gc.unfreeze()
-        if was_enabled:
-            gc.enable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            yield
+        finally:
+            gc.collect()  # this world
+            if not were_frozen:  # what the application has frozen would thaw, too
+                gc.unfreeze()
+            if was_enabled:
+                gc.enable()
