@@ -99,11 +99,11 @@ async def replay(stack: Stack, shard: str, state: State | None, head: Versioned)
     """The state after `state` and the versions up to `head`; `None` if some were truncated meanwhile."""
     at = -1 if state is None else state.seqno
     if at + 1 == head.seqno:
-        return await stack.compute_few(len(head.data), _applied, [head], shard, state)
+        return await stack.compute_few(len(head.data), replayed, [head], shard, state)
     try:
         async for versions in versions_between(stack, shard, at + 1, head.seqno):
             size = sum(len(version.data) for version in versions) if len(versions) <= FEW else inf
-            state = await stack.compute_few(size, _applied, versions, shard, state)
+            state = await stack.compute_few(size, replayed, versions, shard, state)
     except Truncated:
         return None
     return state
@@ -114,9 +114,16 @@ def decoded(versions: Sequence[Versioned], shard: str) -> list[Diff]:
     return [_decode(version, shard) for version in versions]
 
 
-def _applied(versions: Sequence[Versioned], shard: str, state: State | None) -> State | None:
-    for version in versions:
-        state = apply(_decode(version, shard), state)
+def replayed(versions: Sequence[Versioned], shard: str, state: State | None) -> State | None:
+    """The state after `state` and these versions. `Corruption` where one is damaged, is another one, or does
+    not follow."""
+    for diff in decoded(versions, shard):
+        try:
+            state = apply(diff, state)
+        except Corruption:
+            raise
+        except Exception as error:  # whatever it is: the version names what is not there, or no value at all
+            raise Corruption(f"version {diff.seqno} cannot be applied: {error!r}", shard_id=shard) from error
     return state
 
 
