@@ -278,5 +278,5 @@ def _from_json(value: Any) -> Antichain:
         if type(value) is list and len(value) == 1 and type(value[0]) is int:  # a shortcut for most frontiers
             return _of_int(value[0])
         return Antichain(*(tuple(e) if isinstance(e, list) else e for e in value))
-    except InvalidUsage as e:  # pydantic turns it into a ValidationError that names the field
+    except (InvalidUsage, TypeError) as e:  # pydantic turns it into a ValidationError that names the field
         raise ValueError(str(e)) from e

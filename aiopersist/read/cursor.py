@@ -56,7 +56,10 @@ def values_of(text: str) -> Any:
     data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
         raise ValueError("checksum")
-    return json.loads(data[4:])
+    try:
+        return json.loads(data[4:])
+    except RecursionError as error:
+        raise ValueError("depth") from error
 
 
 def decode(text: object, shard: str) -> Cursor:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote
+from zlib import crc32
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind, shown
 from aiopersist.runtime import SYSTEM, Runtime
@@ -147,8 +148,8 @@ async def names(stack: Stack, kind: type[Id]) -> dict[str, Id]:
     keys = await stack.consensus.list_keys(kind.names)
     heads = await stack.consensus.heads(dict.fromkeys(keys))
     found = ((_name(key, kind), head) for key, head in heads.items() if head is not None)
-    named = ((name, _named(name, head, kind)) for name, head in found)
-    return {name: shard for name, shard in sorted(named) if shard is not None}
+    ids = ((name, named(name, head, kind)) for name, head in found)
+    return {name: shard for name, shard in sorted(ids) if shard is not None}
 
 
 class KnownNames(Generic[Id]):
@@ -177,7 +178,7 @@ class KnownNames(Generic[Id]):
 
     def _take(self, key: str, head: Versioned | None) -> None:
         name = _name(key, self._kind)
-        shard = None if head is None else _named(name, head, self._kind)
+        shard = None if head is None else named(name, head, self._kind)
         self.ids.pop(name, None)
         self._seqnos.pop(key, None)
         if head is not None:
@@ -206,7 +207,7 @@ async def forget_names(stack: Stack, seen: dict[str, Naming]) -> None:
         seen.pop(key, None)
         if head is None:
             continue
-        shard = _named(_name(key, ShardId), head, ShardId)
+        shard = named(_name(key, ShardId), head, ShardId)
         if shard is not None:
             seen[key] = Naming(head.seqno, shard)
         else:
@@ -219,7 +220,7 @@ async def _forget_name(stack: Stack, key: str, head: Versioned, oldest: float) -
         name = _name(key, ShardId)
         stall = stack.stall_log(lambda: f"a look at the name {name!r}")
         await _write(stack, name, ShardId, head.seqno, None, stall)
-    elif freed_at < oldest:
+    elif isinstance(freed_at, int | float) and freed_at < oldest:  # else it is damaged, and stays
         await stack.consensus.remove(key, head)
 
 
@@ -229,16 +230,27 @@ async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int
     head = await stack.consensus.head(_key(name, kind))
     if head is None:
         return None, None
-    return _named(name, head, kind), head.seqno
+    return named(name, head, kind), head.seqno
 
 
-def _named(name: str, head: Versioned, kind: type[Id]) -> Id | None:
-    """The contents of this version of the name."""
+def named(name: str, head: Versioned, kind: type[Id]) -> Id | None:
+    """The id in this version of the name; `Corruption` for what is none, and for bytes that are damaged, of
+    another name or of another version."""
     try:
         value: dict[str, Any] = json.loads(head.data)
-        return kind(value["shard"]) if value["shard"] else None
-    except (ValueError, KeyError, TypeError) as e:
+        shard = kind(value["shard"]) if value["shard"] else None
+        is_sound = "sum" not in value or value["sum"] == _sum_of(_key(name, kind), head.seqno, value)
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise Corruption(f"the name {name!r} says {head.data[:80]!r}") from e
+    if not is_sound:
+        raise Corruption(f"the name {name!r} does not have its checksum: {head.data[:80]!r}")
+    return shard
+
+
+def _sum_of(key: str, seqno: int, value: dict[str, Any]) -> str:
+    """The checksum of a version of a name. Versions of earlier releases have none."""
+    said = [key, seqno, value["shard"], value.get("at")]
+    return f"{crc32(json.dumps(said).encode()):08x}"
 
 
 async def _write(
@@ -247,9 +259,10 @@ async def _write(
     value: dict[str, Any] = {"format": 1, "shard": shard}
     if shard is None:
         value["at"] = await stack.consensus.now()
-    data = json.dumps(value).encode()
+    key, seqno = _key(name, kind), 0 if expected is None else expected + 1
+    data = json.dumps({**value, "sum": _sum_of(key, seqno, value)}).encode()
     try:
-        await stack.consensus.compare_and_set(_key(name, kind), expected, data)
+        await stack.consensus.compare_and_set(key, expected, data)
     except Indeterminate as error:  # the caller reads the name again
         stall.note(error)
 

@@ -133,7 +133,7 @@ async def replay(
 async def _after(stack: Stack, shard: str, state: State | None, versions: Sequence[Versioned]) -> State:
     few = len(versions) <= FEW
     size = sum(len(version.data) for version in versions) if few else inf
-    return await stack.compute_few(size, _applied, versions, shard, state)
+    return await stack.compute_few(size, replayed, versions, shard, state)
 
 
 def decoded(versions: Sequence[Versioned], shard: str) -> list[Diff]:
@@ -141,9 +141,16 @@ def decoded(versions: Sequence[Versioned], shard: str) -> list[Diff]:
     return [_decode(version, shard) for version in versions]
 
 
-def _applied(versions: Sequence[Versioned], shard: str, state: State | None) -> State:
-    for version in versions:
-        state = apply(_decode(version, shard), state)
+def replayed(versions: Sequence[Versioned], shard: str, state: State | None) -> State:
+    """The state after `state` and these versions. `Corruption` where one is damaged, is another one, or does
+    not follow."""
+    for diff in decoded(versions, shard):
+        try:
+            state = apply(diff, state)
+        except Corruption:
+            raise
+        except Exception as error:  # whatever it is: the version names what is not there, or no value at all
+            raise Corruption(f"version {diff.seqno} cannot be applied: {error!r}", shard_id=shard) from error
     assert state is not None  # there is a version
     return state
 

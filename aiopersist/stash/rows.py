@@ -128,10 +128,17 @@ def codecs(schema: Schema[Any, Any, Any]) -> Codecs:
 
 
 def check_codecs(name: str, stored: Codecs, schema: Schema[Any, Any, Any]) -> None:
-    """`CodecMismatch` unless the collection is stored with the codecs of `schema`."""
+    """`CodecMismatch` unless the collection is stored with the codecs of `schema`; `Corruption` for what are
+    none."""
     asked = codecs(schema)
-    if stored != asked and any(map(_differ, stored, asked)):
+    if stored == asked:
+        return
+    try:
+        differ = any(map(_differ, stored, asked))
         told, wanted = (" -> ".join(json.loads(text)["type"] for text in pair) for pair in (stored, asked))
+    except (pa.ArrowException, ValueError, LookupError, TypeError, OSError, RecursionError) as error:
+        raise Corruption(f"the codecs of collection {name!r} cannot be read: {error}") from error
+    if differ:
         raise CodecMismatch(f"{wanted} (collection {name!r})", told)
 
 
@@ -168,10 +175,10 @@ def _table(rows: StoredRows, schema: Schema[Any, Any, Any]) -> pa.Table:
             column_from_texts(texts, columns.field(name).type)
             for name, texts in (("key", rows.keys), ("val", rows.vals))
         )
-    except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
+        numbers = [int64_array(column) for column in (rows.times, rows.diffs)]
+        return pa.table([keys, vals, *numbers], columns)
+    except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
         raise Corruption(f"a stash holds a text that is not a value of its codec: {error}") from error
-    numbers = [int64_array(column) for column in (rows.times, rows.diffs)]
-    return pa.table([keys, vals, *numbers], columns)
 
 
 class _Shown(NamedTuple):

@@ -9,6 +9,7 @@ comes from a store that was restored from a backup (`follows`).
 """
 
 import gzip
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -331,7 +332,7 @@ def not_understood(what: str, data: bytes, error: Exception) -> Corruption:
     try:
         text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         found = json.loads(text.partition(b"\n")[0])["format"]
-    except (ValueError, KeyError, TypeError, OSError, EOFError):
+    except (ValueError, KeyError, TypeError, OSError, EOFError, RecursionError, zlib.error):
         return Corruption(f"{what} is not readable: {error}")
     if isinstance(found, int) and found > FORMAT:
         return _from_the_future(what, found)

@@ -172,4 +172,7 @@ def _to_json(ids: OnceIds) -> dict[str, Any]:
 def _from_json(value: Any) -> OnceIds:
     if isinstance(value, OnceIds):
         return value
-    return unpacked(OnceIds(ever=int(value["ever"])), value["pages"])
+    try:
+        return unpacked(OnceIds(ever=int(value["ever"])), value["pages"])
+    except (TypeError, LookupError) as wrong:
+        raise ValueError(f"no ids: {wrong!r}") from wrong

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import zlib
 from collections.abc import Iterator
 
 from aiopersist.errors import Corruption
@@ -73,7 +74,7 @@ def decode_rollup(data: bytes, checksum: str) -> State:
         found = RollupFile.model_validate_json(first)
         check_format("a rollup", found.format)
         return _with_pages(found.state, map(_Page.model_validate_json, rest))
-    except (ValueError, OSError, EOFError) as e:
+    except (ValueError, OSError, EOFError, zlib.error) as e:
         raise not_understood("a rollup", data, e) from e
 
 

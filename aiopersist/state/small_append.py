@@ -9,7 +9,7 @@ diff that these bytes say. Here it takes a third of the time: the state and the 
 - What is made is what the general way makes: `tests/state/test_small_append.py` makes both, of the states of
   random lives.
 - The general way reads the bytes back before they are sent, since a command may hold a value that JSON cannot
-  say. Here each value is a text, an int or a float, and a float that is not finite is left to the general way.
+  say. Here each value is a text, an int or a float; a float that is not finite is left to the general way.
 """
 
 from base64 import urlsafe_b64encode

@@ -52,7 +52,7 @@ async def check_identity(
         looks = both(consensus.head(CONSENSUS_KEY), blob.get(BLOB_KEY))
         (head, found), _ = await both(looks, consensus.check() if create else _nothing())
         if head is not None and found == head.data and head.seqno > 0:
-            return head.data.decode()
+            return _text(head.data)
         refusal = await _refusal(blob, head, found)
         if refusal is None and not create:
             refusal = "there is no location yet: a client that may write makes it when it first opens"
@@ -61,6 +61,13 @@ async def check_identity(
         elif head == await consensus.head(CONSENSUS_KEY) and found == await blob.get(BLOB_KEY):
             raise InvalidLocation(refusal)
     raise AssertionError("delays do not end")
+
+
+def _text(location_id: bytes) -> str:
+    try:
+        return location_id.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidLocation("the id of the location is damaged, in both stores") from error
 
 
 async def check_in_time(

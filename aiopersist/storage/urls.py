@@ -196,6 +196,8 @@ _consensus_schemes: dict[str, Callable[[str, Runtime, bool], Consensus]] = {
 
 def _factory(what: str, schemes: dict[str, S], url: str) -> S:
     scheme = scheme_of(url)
+    if not _is_text(url):
+        raise InvalidLocation(f"the URL of a {what} has characters that are no text")
     if scheme is None:
         example = "file:///dir" if schemes is _blob_schemes else "sqlite:///dir/state.db"
         raise InvalidLocation(f"a {what} is given by a URL: write a path as {example}")
@@ -239,6 +241,8 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
             f"a location is a directory, a URL or a Location, not {type(location).__name__}"
         )
     text = os.fspath(location)
+    if not _is_text(text):
+        raise InvalidLocation("the location is no directory and no URL: its name is no text in UTF-8")
     scheme = scheme_of(text) if isinstance(location, str) else None
     if scheme == "mem":
         return Location(text, text)
@@ -257,6 +261,14 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
         raise InvalidLocation("the location is no directory: it is empty or has a NUL")
     folder = quote("/" + Path(text).absolute().as_posix().lstrip("/"))
     return Location(f"file://{folder}/blob", f"sqlite://{folder}/state.db")
+
+
+def _is_text(text: str | bytes) -> bool:
+    """Whether UTF-8 can write it: a name of bytes, or of lone surrogates, is none."""
+    try:
+        return isinstance(text, str) and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _in_a_bucket(url: str) -> Location:

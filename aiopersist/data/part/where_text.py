@@ -210,9 +210,14 @@ class _Parser:
             return _Operand(token.kind == "true", None, at)
         minus = "-" if self._take("-") else ""
         if token := self._take("number"):
-            text = minus + token.text
-            return _Operand(int(text) if text.lstrip("-").isdigit() else float(text), None, at)
+            return _Operand(self._number(minus + token.text, at), None, at)
         raise self._error("expected a column or a value")
+
+    def _number(self, text: str, at: int) -> int | float:
+        try:
+            return int(text) if text.lstrip("-").isdigit() else float(text)
+        except ValueError:  # Python reads some thousand digits at most
+            raise self._error("the number is too long", at) from None
 
     def _column(self, token: _Token) -> _Operand:
         name = token.text.replace("`", "")
