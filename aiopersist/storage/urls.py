@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 POLL = "poll_s"  # an option of consensus on objects
-_BUCKETS = {"s3"}  # schemes whose stores can be a whole location
+_CLOUDS = {"az": "azure", "gs": "gcs", "s3+obstore": "obstore"}  # by scheme, the extra that it needs
+_BUCKETS = ("s3", *_CLOUDS)  # schemes whose stores can be a whole location
 _SWITCH = {"on": True, "off": False}
 _ALMOST_A_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/?)")  # a single letter is a drive
 
@@ -164,6 +165,22 @@ def _s3_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     return _on_objects(S3Bucket.at(address, runtime), address, runtime)
 
 
+def _cloud(url: str, runtime: Runtime) -> Blob:
+    scheme = scheme_of(url) or ""
+    with extra(_CLOUDS[scheme]):
+        from aiopersist.storage.clouds.blob import CloudBlob
+    return CloudBlob.from_url(url, scheme)
+
+
+def _cloud_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
+    scheme = scheme_of(url) or ""
+    with extra(_CLOUDS[scheme]):
+        from aiopersist.storage.clouds.bucket import CloudBucket
+        from aiopersist.storage.clouds.places import options_of
+    address = Address.parse(url, options_of(scheme) | {POLL})
+    return _on_objects(CloudBucket.at(address, runtime), address, runtime)
+
+
 def _on_objects(bucket: "Bucket", address: Address, runtime: Runtime) -> Consensus:
     from aiopersist.storage.objects.consensus import POLL_MAX_S, POLL_S, ObjectsConsensus
 
@@ -184,10 +201,16 @@ def _postgres(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     return PostgresConsensus(url, runtime=runtime, readonly=readonly)
 
 
-_blob_schemes: dict[str, Callable[[str, Runtime], Blob]] = {"mem": _memory_blob, "file": _files, "s3": _s3}
+_blob_schemes: dict[str, Callable[[str, Runtime], Blob]] = {
+    "mem": _memory_blob,
+    "file": _files,
+    "s3": _s3,
+    **dict.fromkeys(_CLOUDS, _cloud),
+}
 _consensus_schemes: dict[str, Callable[[str, Runtime, bool], Consensus]] = {
     "mem": _memory_consensus,
     "s3": _s3_consensus,
+    **dict.fromkeys(_CLOUDS, _cloud_consensus),
     "sqlite": _sqlite,
     "postgres": _postgres,
     "postgresql": _postgres,
@@ -246,7 +269,8 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
         return _in_a_bucket(text)
     if scheme is not None:
         what = (
-            f"{scheme}: a location is a directory, mem:// or s3://; give other stores as blob and consensus"
+            f"{scheme}: a location is a directory, mem:// or a place in a bucket, by {', '.join(_BUCKETS)}; "
+            "give other stores as blob and consensus"
         )
         raise InvalidLocation(what)
     almost = _ALMOST_A_URL.match(text)

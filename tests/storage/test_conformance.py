@@ -15,6 +15,7 @@ from aiopersist.storage.layers import wrap_stores
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.urls import open_blob, open_consensus
 from aiopersist.testing.storage import BlobConformance, ConsensusConformance
+from tests.support.location import by_obstore
 
 SETTINGS = Settings(retry_timeout_s=5.0)
 
@@ -207,3 +208,41 @@ class TestS3Blob(OurBlob):
     async def handles(self, s3_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
         async for handles in blobs(s3_url):
             yield handles
+
+
+class TestS3ConsensusByObstore(OurConsensus):
+    @pytest.fixture
+    async def handles(self, s3_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(by_obstore(f"{s3_url}&poll_s=0.05")):
+            yield handles
+
+
+class TestS3BlobByObstore(OurBlob):
+    @pytest.fixture
+    async def handles(self, s3_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
+        async for handles in blobs(by_obstore(s3_url)):
+            yield handles
+
+
+class TestAzureConsensus(OurConsensus):
+    """azurite takes a few milliseconds of a core for each request, so some tests are for the long run."""
+
+    @pytest.fixture
+    async def handles(self, azure_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(f"{azure_url}&poll_s=0.05"):
+            yield handles
+
+    @pytest.mark.long
+    async def test_heads_of_many(self, handles: tuple[Consensus, Consensus]) -> None:
+        await super().test_heads_of_many(handles)
+
+
+class TestAzureBlob(OurBlob):
+    @pytest.fixture
+    async def handles(self, azure_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
+        async for handles in blobs(azure_url):
+            yield handles
+
+    @pytest.mark.long
+    async def test_list_is_complete_beyond_a_page(self, handles: tuple[Blob, Blob]) -> None:
+        await super().test_list_is_complete_beyond_a_page(handles)
