@@ -65,7 +65,7 @@ async def test_requests(place: Place) -> None:
     assert calls.calls == {"list": 2, "get": 4}
     calls.calls.clear()
     assert await other.truncate("k", 3) == 3
-    assert calls.calls == {"list": 4, "create": 1, "delete": 1}
+    assert calls.calls == {"list": 3, "create": 1, "delete": 1}
 
 
 async def test_who_does_not_know_the_head_reads_it_first(place: Place) -> None:
@@ -130,6 +130,19 @@ async def test_what_surely_was_not_created_is_told_so(place: Place) -> None:
     with pytest.raises(StorageUnavailable):
         await one.compare_and_set("k", 0, b"1")
     assert await one.compare_and_set("k", 0, b"1")
+
+
+async def test_a_refusal_because_of_nothing_is_of_unknown_outcome(place: Place) -> None:
+    """Goal: `False` would say that there is a newer head."""
+    one, calls = place.handle()
+    await grow(one, "k", 1)
+
+    async def refuses(name: str, data: bytes) -> bool:
+        return False
+
+    calls.inner.create = refuses  # type: ignore[method-assign]
+    with pytest.raises(Indeterminate, match="it is not"):
+        await one.compare_and_set("k", 0, b"1")
 
 
 async def test_a_truncation_that_breaks_off_is_finished_by_the_next(place: Place) -> None:
