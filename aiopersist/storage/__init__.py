@@ -9,6 +9,7 @@
 | `postgres/`, `sqlite/`            | consensus stores, each with its SQL and its hints beside it          |
 | `memory`                          | both, short enough to serve as the specification                     |
 | `layers`, `cache`, `readonly`     | wrappers of every store: cache, retry, metrics; refusal of writes    |
+| `disk_cache`                      | blobs on local disk, before a store on a server                      |
 | `wrapper`                         | the store around a store that these derive from                      |
 | `urls`, `address`, `keys`         | which URL opens which store; which keys are legal                    |
 | `identity`                        | the check that two stores belong to one location                     |
