@@ -24,7 +24,7 @@ import xdist
 from hypothesis import HealthCheck, settings
 
 import aiopersist as ap
-from aiopersist.testing import servers
+from aiopersist.testing import azure, servers
 from aiopersist.testing.proxy import TcpProxy
 
 # Shared, noisy cores: how long one example takes says nothing.
@@ -44,11 +44,11 @@ def _long(*kinds: str) -> list[Any]:
 
 
 # The last of the short ones is a pair of stores of which both were seen.
-LOCATIONS = ["mem", "files+sqlite", "s3+postgres", *_long("files+postgres", "bucket")]
-ELSEWHERE = ["mem", *_long("files+sqlite", "files+postgres", "s3+postgres", "bucket")]
+LOCATIONS = ["mem", "files+sqlite", "s3+postgres", *_long("files+postgres", "bucket", "azure")]
+ELSEWHERE = ["mem", *_long("files+sqlite", "files+postgres", "s3+postgres", "bucket", "azure")]
 
 HEAVY = ["pandas", "polars", "pyarrow.parquet", "pyarrow.compute", "asyncpg", "aiobotocore.session"]
-HEAVY += ["fastapi", "httpx"]
+HEAVY += ["obstore", "fastapi", "httpx"]
 
 QUICK_CASES = 1  # of each test function that has more
 
@@ -149,6 +149,21 @@ def best_s3_url(_s3_pool: dict[str, servers.S3Server]) -> str:
     return _s3_place(_s3_pool[S3_LABELS[0]])
 
 
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[azure.AzureServer]:
+    """The run's own azurite, started when a test first needs it."""
+    if azure.azurite_path() is None and os.environ.get("AIOPERSIST_TEST_REQUIRE_AZURITE") != "1":
+        pytest.skip("azurite is not on this machine")
+    with azure.azure_server() as server:
+        yield server
+
+
+@pytest.fixture
+def azure_url(azure_server: azure.AzureServer) -> str:
+    """The URL of an empty place in Azure's protocol."""
+    return azure_server.url(f"t-{uuid.uuid4().hex[:16]}")
+
+
 @pytest.fixture(params=LOCATIONS)
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
     """An empty location of each kind. With S3 it is the best server that is there."""
@@ -166,10 +181,11 @@ def _location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrls:
     if kind == "mem":
         url = f"mem://{uuid.uuid4().hex}"
         return StoreUrls(url, url)
-    if kind == "bucket":
+    if kind in ("bucket", "azure"):
         from tests.support.location import both_in_a_bucket  # this file is also used apart from the others
 
-        return StoreUrls(*both_in_a_bucket(request.getfixturevalue("best_s3_url"), request.node))
+        place = request.getfixturevalue("best_s3_url" if kind == "bucket" else "azure_url")
+        return StoreUrls(*both_in_a_bucket(place, request.node))
     blob = request.getfixturevalue("best_s3_url") if "s3" in kind else f"file://{tmp_path / 'blob'}"
     if "sqlite" in kind:
         return StoreUrls(blob, f"sqlite://{tmp_path / 'state.db'}")
@@ -386,15 +402,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             red=True,
             bold=True,
         )
-
-
-@pytest.fixture
-def no_providers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Providers of OpenTelemetry that a test sets are those of the process until its end."""
-    import opentelemetry.metrics._internal as metrics
-    from opentelemetry import trace
-    from opentelemetry.util._once import Once
-
-    for api, name in ((trace, "TRACER"), (metrics, "METER")):
-        monkeypatch.setattr(api, f"_{name}_PROVIDER", None)
-        monkeypatch.setattr(api, f"_{name}_PROVIDER_SET_ONCE", Once())

@@ -12,6 +12,18 @@ pytest.importorskip("aiopersist.client")
 
 
 @pytest.mark.blocks_loop  # with its imports
+@pytest.fixture
+def no_providers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Providers of OpenTelemetry that a test sets are those of the process until its end."""
+    import opentelemetry.metrics._internal as metrics
+    from opentelemetry import trace
+    from opentelemetry.util._once import Once
+
+    for api, name in ((trace, "TRACER"), (metrics, "METER")):
+        monkeypatch.setattr(api, f"_{name}_PROVIDER", None)
+        monkeypatch.setattr(api, f"_{name}_PROVIDER_SET_ONCE", Once())
+
+
 @pytest.mark.parametrize("name", [name for name, code in pages().items() if not needs_spark(code)])
 async def test_the_examples_of_a_page_run(
     name: str,

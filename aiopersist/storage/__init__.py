@@ -3,10 +3,13 @@
 | module                            | what it has                                                          |
 |-----------------------------------|----------------------------------------------------------------------|
 | `blob`, `consensus`               | the contracts; a new store implements one of them                    |
-| `s3/`, `files/`                   | blob stores                                                          |
+| `s3/`, `clouds/`                  | objects in S3; in Azure, Google Cloud Storage and S3 by obstore      |
+| `objects/`                        | consensus on the objects of either                                   |
+| `files/`                          | a blob store                                                         |
 | `postgres/`, `sqlite/`            | consensus stores, each with its SQL and its hints beside it          |
 | `memory`                          | both, short enough to serve as the specification                     |
 | `layers`, `cache`, `readonly`     | wrappers of every store: cache, retry, metrics; refusal of writes    |
+| `disk_cache`                      | blobs on local disk, before a store on a server                      |
 | `wrapper`                         | the store around a store that these derive from                      |
 | `urls`, `address`, `keys`         | which URL opens which store; which keys are legal                    |
 | `identity`                        | the check that two stores belong to one location                     |

@@ -20,10 +20,12 @@ Wanted = tuple[str, int, int | None]
 
 
 class CacheBlob(WrappedBlob):
-    """`inner` behind a cache of `capacity_bytes`. Use `uncached` for reads that should not fill it."""
+    """`inner` behind a cache of `capacity_bytes`. Use `uncached` for reads that should not fill it; it may be
+    given, where `inner` is a cache, too."""
 
-    def __init__(self, inner: Blob, capacity_bytes: int) -> None:
+    def __init__(self, inner: Blob, capacity_bytes: int, uncached: Blob | None = None) -> None:
         super().__init__(inner)
+        self._uncached = inner if uncached is None else uncached
         self._capacity = capacity_bytes
         self._held: OrderedDict[Wanted, bytes] = OrderedDict()
         self._by_key: dict[str, set[Wanted]] = {}
@@ -33,8 +35,8 @@ class CacheBlob(WrappedBlob):
 
     @property
     def uncached(self) -> Blob:
-        """The store behind the cache."""
-        return self.inner
+        """The store behind all caches."""
+        return self._uncached
 
     def counts(self) -> dict[str, int]:
         """How often it helped, and what it holds: the fields of `CacheView`."""

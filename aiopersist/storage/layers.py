@@ -1,7 +1,8 @@
 """The wrappers of every store, stacked in one place: cache over retry over tracing over metrics
 over the store.
 
-Metrics are below the retries, so they count requests. The cache is above them, so a hit costs no request.
+Metrics are below the retries, so they count requests. The cache is above them, so a hit costs no request; a
+cache on disk stands between both, if the blob store was opened with one.
 Without metrics, or without a tracer, their wrappers are left out.
 
 *Retries* repeat requests that are harmless to repeat: reads, blob writes and deletes, truncates, removals. A
@@ -23,6 +24,8 @@ from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Versioned
+from aiopersist.storage.disk_cache import DiskCache, DiskCacheBlob
+from aiopersist.storage.readonly import ReadonlyBlob
 from aiopersist.storage.stall import LOG_AFTER_S
 from aiopersist.storage.wrapper import READS, Request, WrappedBlob, WrappedConsensus
 
@@ -37,13 +40,24 @@ def wrap_stores(
     """The two stores in their wrappers, and the counts of their requests. Closing a wrapper closes
     the store in it."""
     metrics, tracing = measures or Measures.new(runtime.monotonic, enabled=settings.metrics)
+    blob, disk = _split(blob)
     if metrics.enabled:
         blob, consensus = MetricsBlob(blob, metrics), MetricsConsensus(consensus, metrics)
     if tracing.on:
         blob, consensus = TracedBlob(blob, tracing), TracedConsensus(consensus, tracing)
     retry = Retry(settings.retry_timeout_s, runtime, metrics)
-    wrapped_blob, wrapped_consensus = RetryBlob(blob, retry), RetryConsensus(consensus, retry)
-    return (CacheBlob(wrapped_blob, settings.blob_cache_bytes), wrapped_consensus, metrics)
+    uncached, wrapped_consensus = RetryBlob(blob, retry), RetryConsensus(consensus, retry)
+    wrapped_blob = uncached if disk is None else DiskCacheBlob(uncached, disk)
+    return CacheBlob(wrapped_blob, settings.blob_cache_bytes, uncached), wrapped_consensus, metrics
+
+
+def _split(blob: Blob) -> tuple[Blob, DiskCache | None]:
+    """The store, and its cache on disk, which is to stand above the retries."""
+    if isinstance(blob, DiskCacheBlob):
+        return blob.inner, blob.disk
+    if isinstance(blob, ReadonlyBlob) and isinstance(blob.inner, DiskCacheBlob):
+        return ReadonlyBlob(blob.inner.inner), blob.inner.disk
+    return blob, None
 
 
 async def measured(metrics: Metrics, op: str, request: Request[T], sent: int) -> T:

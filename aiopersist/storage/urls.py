@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from aiopersist.errors import InvalidLocation
 from aiopersist.runtime import SYSTEM, Runtime
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 POLL = "poll_s"  # an option of consensus on objects
-_BUCKETS = {"s3"}  # schemes whose stores can be a whole location
+_CACHE, _CACHE_BYTES = "cache", "cache_bytes"  # options of blobs on servers
+_CLOUDS = {"az": "azure", "gs": "gcs", "s3+obstore": "obstore"}  # by scheme, the extra that it needs
+_BUCKETS = ("s3", *_CLOUDS)  # schemes whose stores can be a whole location
 _SWITCH = {"on": True, "off": False}
 _ALMOST_A_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/?)")  # a single letter is a drive
 
@@ -150,6 +152,42 @@ def _sqlite(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     return SqliteConsensus(path, runtime=runtime)
 
 
+def _remote(opens: Callable[[str, Runtime], Blob]) -> Callable[[str, Runtime], Blob]:
+    """The stores of a scheme, with a cache on disk if the URL asks for one."""
+
+    def opened(url: str, runtime: Runtime) -> Blob:
+        bare, options = _without(url, _CACHE, _CACHE_BYTES)
+        blob = opens(bare, runtime)
+        if not options:
+            return blob
+        from aiopersist.storage.disk_cache import DEFAULT_BYTES, DiskCache, DiskCacheBlob
+
+        folder, limit = options.get(_CACHE), options.get(_CACHE_BYTES, str(DEFAULT_BYTES))
+        if not folder or "\0" in folder:
+            raise InvalidLocation(f"{scheme_of(url)}: option 'cache' is a folder")
+        if not (limit.isascii() and limit.isdecimal() and int(limit)):
+            raise InvalidLocation(f"{scheme_of(url)}: option 'cache_bytes' is a number of bytes")
+        return DiskCacheBlob(blob, DiskCache(folder, int(limit), without_secrets(bare), runtime))
+
+    return opened
+
+
+def _without(url: str, *names: str) -> tuple[str, dict[str, str]]:
+    """The URL without these options, and what they say."""
+    place, mark, query = url.partition("?")
+    found: dict[str, str] = {}
+    rest = list[str]()
+    for option in query.split("&"):
+        name, _, value = option.partition("=")
+        if name not in names:
+            rest.append(option)
+        elif name in found:
+            raise InvalidLocation(f"{scheme_of(url)}: option {name!r} is given twice")
+        else:
+            found[name] = unquote(value)
+    return f"{place}{mark}{'&'.join(rest)}".removesuffix("?"), found
+
+
 def _s3(url: str, runtime: Runtime) -> Blob:
     with extra("s3"):
         from aiopersist.storage.s3.blob import S3Blob
@@ -162,6 +200,22 @@ def _s3_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
         from aiopersist.storage.s3.client import OPTIONS
     address = Address.parse(url, OPTIONS | {POLL})
     return _on_objects(S3Bucket.at(address, runtime), address, runtime)
+
+
+def _cloud(url: str, runtime: Runtime) -> Blob:
+    scheme = scheme_of(url) or ""
+    with extra(_CLOUDS[scheme]):
+        from aiopersist.storage.clouds.blob import CloudBlob
+    return CloudBlob.from_url(url, scheme)
+
+
+def _cloud_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
+    scheme = scheme_of(url) or ""
+    with extra(_CLOUDS[scheme]):
+        from aiopersist.storage.clouds.bucket import CloudBucket
+        from aiopersist.storage.clouds.places import options_of
+    address = Address.parse(url, options_of(scheme) | {POLL})
+    return _on_objects(CloudBucket.at(address, runtime), address, runtime)
 
 
 def _on_objects(bucket: "Bucket", address: Address, runtime: Runtime) -> Consensus:
@@ -184,10 +238,16 @@ def _postgres(url: str, runtime: Runtime, readonly: bool) -> Consensus:
     return PostgresConsensus(url, runtime=runtime, readonly=readonly)
 
 
-_blob_schemes: dict[str, Callable[[str, Runtime], Blob]] = {"mem": _memory_blob, "file": _files, "s3": _s3}
+_blob_schemes: dict[str, Callable[[str, Runtime], Blob]] = {
+    "mem": _memory_blob,
+    "file": _files,
+    "s3": _remote(_s3),
+    **dict.fromkeys(_CLOUDS, _remote(_cloud)),
+}
 _consensus_schemes: dict[str, Callable[[str, Runtime, bool], Consensus]] = {
     "mem": _memory_consensus,
     "s3": _s3_consensus,
+    **dict.fromkeys(_CLOUDS, _cloud_consensus),
     "sqlite": _sqlite,
     "postgres": _postgres,
     "postgresql": _postgres,
@@ -250,7 +310,8 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
         return _in_a_bucket(text)
     if scheme is not None:
         what = (
-            f"{scheme}: a location is a directory, mem:// or s3://; give other stores as blob and consensus"
+            f"{scheme}: a location is a directory, mem:// or a place in a bucket, by {', '.join(_BUCKETS)}; "
+            "give other stores as blob and consensus"
         )
         raise InvalidLocation(what)
     almost = _ALMOST_A_URL.match(text)
@@ -273,11 +334,13 @@ def _is_text(text: str | bytes) -> bool:
 
 def _in_a_bucket(url: str) -> Location:
     """Both stores below one prefix of a bucket."""
+    blob, consensus = _without(url, POLL)[0], _without(url, _CACHE, _CACHE_BYTES)[0]
+    return Location(_below(blob, "blob"), _below(consensus, "consensus"))
+
+
+def _below(url: str, folder: str) -> str:
     place, mark, query = url.partition("?")
-    options = query.split("&")
-    of_blobs = "&".join(option for option in options if option.partition("=")[0] != POLL)
-    place = place.rstrip("/")
-    return Location(f"{place}/blob{mark}{of_blobs}".removesuffix("?"), f"{place}/consensus{mark}{query}")
+    return f"{place.rstrip('/')}/{folder}{mark}{query}"
 
 
 def _from_environment() -> Location:

@@ -14,28 +14,28 @@ S3 servers, as far as the machine has them:
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from aiopersist.runtime import SYSTEM
-
-START_TIMEOUT_S = 60.0  # a loaded machine with two cores; usually well below 1 s
-STOP_TIMEOUT_S = 20.0
-POLL_S = 0.02
-PORT_ATTEMPTS = 5  # a free port may be taken by another process before the server binds it
-
-# Waits for the server; ends it with the signal $0 as soon as standard input closes.
-_GUARD = 'exec 3<&0; "$@" & pid=$!; (read _ <&3; kill -s "$0" $pid) 2>/dev/null & wait $pid'
+from aiopersist.testing.started import (
+    PORT_ATTEMPTS,
+    http_server,
+    process,
+    tail,
+    temporary_directory,
+    unused_port,
+    wait_until,
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class S3Server:
 @contextmanager
 def postgres_server(options: Mapping[str, object] | None = None) -> Iterator[PostgresServer]:
     """A fresh Postgres with fsync on; `options` go to its configuration."""
-    with _directory("pg") as directory:
+    with temporary_directory("pg") as directory:
         bin_path, user = _init_postgres(directory / "data")
         with _postgres(directory, bin_path, user, options or {}) as server:
             yield server
@@ -88,7 +88,7 @@ def postgres_server(options: Mapping[str, object] | None = None) -> Iterator[Pos
 @contextmanager
 def postgres_standby(primary: PostgresServer) -> Iterator[PostgresServer]:
     """A standby with the present data of `primary`, which receives no more."""
-    with _directory("pg") as directory:
+    with temporary_directory("pg") as directory:
         data = directory / "data"
         bin_path, user = _init_postgres(data)
         for path in data.iterdir():
@@ -116,12 +116,12 @@ def _postgres(
         command = [str(bin_path / "postgres"), "-D", str(directory / "data")]
         command += [arg for name, value in conf.items() for arg in ("-c", f"{name}={value}")]
         with ExitStack() as stack:
-            guard = stack.enter_context(_process(command, directory / "log", "INT", user=user))
-            ready = _wait_until(_postgres_accepts, port, guard)
+            guard = stack.enter_context(process(command, directory / "log", "INT", user=user))
+            ready = wait_until(_postgres_accepts, port, guard)
             if not ready:
-                if attempt + 1 < PORT_ATTEMPTS and "in use" in _tail(directory / "log"):
+                if attempt + 1 < PORT_ATTEMPTS and "in use" in tail(directory / "log"):
                     continue
-                raise RuntimeError(f"Postgres did not start:\n{_tail(directory / 'log')}")
+                raise RuntimeError(f"Postgres did not start:\n{tail(directory / 'log')}")
             yield PostgresServer("127.0.0.1", port, str(directory / "data"))
             return
 
@@ -190,10 +190,7 @@ def versitygw_path() -> str | None:
 
 def free_port() -> int:
     """A TCP port on 127.0.0.1 on which no process listened a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+    return unused_port()
 
 
 @contextmanager
@@ -206,7 +203,7 @@ def _versitygw() -> Iterator[str]:
     program = versitygw_path()
     if program is None:
         raise RuntimeError("versitygw is not on this machine: set AIOPERSIST_TEST_VERSITYGW")
-    with _directory("s3") as directory:
+    with temporary_directory("s3") as directory:
         for name in ("objects", "metadata"):
             (directory / name).mkdir()
         env = os.environ | {
@@ -215,7 +212,7 @@ def _versitygw() -> Iterator[str]:
         }
         # the metadata beside the objects: works on file systems without extended attributes
         arguments = ["posix", "--sidecar", str(directory / "metadata"), str(directory / "objects")]
-        with _http_server(
+        with http_server(
             lambda port: [program, "--quiet", "--keep-alive", "--port", f"127.0.0.1:{port}", *arguments],
             directory,
             env,
@@ -228,68 +225,14 @@ def _moto() -> Iterator[str]:
     # a process of its own: it shares neither warnings nor the interpreter lock with the tests
     run = "import sys, moto.server; moto.server.main(sys.argv[1:])"
     with (
-        _directory("moto") as directory,
-        _http_server(
+        temporary_directory("moto") as directory,
+        http_server(
             lambda port: [sys.executable, "-W", "ignore", "-c", run, "-H", "127.0.0.1", "-p", str(port)],
             directory,
             os.environ,
         ) as endpoint,
     ):
         yield endpoint
-
-
-@contextmanager
-def _http_server(
-    command: Callable[[int], Sequence[str]], directory: Path, env: Mapping[str, str]
-) -> Iterator[str]:
-    for _ in range(PORT_ATTEMPTS):
-        port = free_port()
-        with _process(command(port), directory / "log", "TERM", env=env) as guard:
-            if _wait_until(_connects, port, guard):
-                yield f"http://127.0.0.1:{port}"
-                return
-    raise RuntimeError(f"{command(0)[0]} did not start:\n{_tail(directory / 'log')}")
-
-
-@contextmanager
-def _process(
-    command: Sequence[str],
-    log: Path,
-    stop_signal: str,
-    *,
-    env: Mapping[str, str] | None = None,
-    user: str | None = None,
-) -> Iterator["subprocess.Popen[bytes]"]:
-    with log.open("wb") as output:
-        guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, stop_signal, *command],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            cwd=log.parent,
-            env=env,
-            user=user,
-            start_new_session=True,  # Ctrl-C in a terminal goes to the tests, which then stop the server
-        )
-    assert guard.stdin is not None
-    try:
-        yield guard
-    finally:
-        guard.stdin.close()
-        try:
-            guard.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(guard.pid, signal.SIGKILL)
-            guard.wait()
-
-
-@contextmanager
-def _directory(name: str) -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix=f"aiop-{name}-")).resolve()
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _init_postgres(data: Path) -> tuple[Path, str | None]:
@@ -311,26 +254,6 @@ def _init_postgres(data: Path) -> tuple[Path, str | None]:
     return server.bin_path, server.system_user
 
 
-def _wait_until(ready: Callable[[int], bool], port: int, guard: "subprocess.Popen[bytes]") -> bool:
-    """Whether the server became ready; `False` as soon as its process has ended."""
-    deadline = SYSTEM.monotonic() + START_TIMEOUT_S
-    while SYSTEM.monotonic() < deadline:
-        with suppress(subprocess.TimeoutExpired):
-            guard.wait(POLL_S)
-            return False
-        if ready(port):
-            return guard.poll() is None
-    return False
-
-
-def _connects(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
-
-
 def _postgres_accepts(port: int) -> bool:
     """Whether the server opens sessions: it answers a start-up packet by `R`, not by an error."""
     body = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0"
@@ -347,7 +270,3 @@ def _has_module(name: str) -> bool:
     from importlib.util import find_spec
 
     return find_spec(name) is not None
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-4000:] if log.exists() else "(no output)"

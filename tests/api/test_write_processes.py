@@ -62,10 +62,13 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(params=["sqlite", "postgres", "bucket"])
+BUCKETS = {"bucket": "best_s3_url", "azure": "azure_url"}
+
+
+@pytest.fixture(params=["sqlite", "postgres", "bucket", pytest.param("azure", marks=pytest.mark.long)])
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    if request.param == "bucket":
-        return both_in_a_bucket(request.getfixturevalue("best_s3_url"))
+    if request.param in BUCKETS:
+        return both_in_a_bucket(request.getfixturevalue(BUCKETS[request.param]))
     if request.param == "sqlite":
         return f"file://{tmp_path}/blob?fsync=off", f"sqlite://{tmp_path}/state.db"
     return f"file://{tmp_path}/blob?fsync=off", request.getfixturevalue("postgres_url")
@@ -150,10 +153,11 @@ KILLS_S = float(os.environ.get("AIOPERSIST_TEST_KILLS_S", "60"))
 
 @pytest.mark.long
 @pytest.mark.timeout(3 * KILLS_S + 300)
-async def test_eight_writers_in_four_processes_under_kills(best_s3_url: str) -> None:
+@pytest.mark.parametrize("kind", BUCKETS)
+async def test_eight_writers_in_four_processes_under_kills(request: pytest.FixtureRequest, kind: str) -> None:
     """Goal: on a bucket alone: processes are killed and others take their places, again and again. Each
     acknowledged append is there once; of each writer of a dead one at most one more."""
-    urls, chance = both_in_a_bucket(best_s3_url), random.Random(1)
+    urls, chance = both_in_a_bucket(request.getfixturevalue(BUCKETS[kind])), random.Random(1)
     ends = asyncio.get_running_loop().time() + KILLS_S
     acknowledged: dict[str, list[tuple[int, str]]] = {}
 

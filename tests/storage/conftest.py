@@ -1,10 +1,14 @@
-"""Faults that only an operating system can make."""
+"""Faults that only an operating system can make; a place in Google Cloud Storage."""
 
-from collections.abc import Awaitable, Callable
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import anyio
 import pytest
+
+from tests.storage.gcs_stand_in import StandIn, gcs_stand_in
 
 
 async def make_read_only(folder: Path) -> None:
@@ -32,3 +36,23 @@ def open_files(below: Path) -> list[str]:
 @pytest.fixture(name="open_files")
 def _open_files(tmp_path: Path) -> Callable[[], list[str]]:
     return lambda: open_files(tmp_path)
+
+
+@pytest.fixture
+async def gcs_url() -> AsyncIterator[str]:
+    """A URL of an empty place: below the one that `AIOPERSIST_TEST_GCS` names, which is `gs://bucket/prefix`
+    with options, or in a stand-in."""
+    named, prefix = os.environ.get("AIOPERSIST_TEST_GCS"), f"t-{uuid.uuid4().hex[:16]}"
+    if named:
+        place, mark, options = named.partition("?")
+        yield f"{place.rstrip('/')}/{prefix}{mark or '?'}{options}"
+        return
+    async with gcs_stand_in() as server:
+        yield server.url(prefix)
+
+
+@pytest.fixture
+async def google() -> AsyncIterator[StandIn]:
+    """The stand-in for Google Cloud Storage."""
+    async with gcs_stand_in() as server:
+        yield server

@@ -1,13 +1,14 @@
 """A bucket in memory whose requests happen in the order that a test chooses, and all orders there are."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from aiopersist.errors import Indeterminate
 from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.storage.clouds.bucket import CloudBucket
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.consensus import ObjectsConsensus
 
@@ -192,6 +193,61 @@ class World:
         return stored, tuple(sorted((who, tuple(told)) for who, told in self._told.items()))
 
 
+class Counting(Bucket):
+    """Counts requests. `fails`: the error of the next request of that kind, which does not happen."""
+
+    def __init__(self, inner: Bucket) -> None:
+        self.inner = inner
+        self.calls: Counter[str] = Counter()
+        self.fails: dict[str, Exception] = {}
+
+    async def _call(self, what: str, request: Callable[[], Awaitable[Any]]) -> Any:
+        self.calls[what] += 1
+        if what in self.fails:
+            raise self.fails.pop(what)
+        return await request()
+
+    async def create(self, name: str, data: bytes) -> bool:
+        return bool(await self._call("create", lambda: self.inner.create(name, data)))
+
+    async def get(self, name: str) -> Object | None:
+        found: Object | None = await self._call("get", lambda: self.inner.get(name))
+        return found
+
+    async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
+        return list(await self._call("list", lambda: self.inner.find(prefix, after=after, limit=limit)))
+
+    async def folders(self, prefix: str) -> list[str]:
+        return list(await self._call("folders", lambda: self.inner.folders(prefix)))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._call("delete", lambda: self.inner.delete(names))
+
+    async def now(self) -> float:
+        return await self.inner.now()
+
+    async def clock(self) -> float:
+        return await self.inner.clock()
+
+    @property
+    def clock_error_s(self) -> float:
+        return self.inner.clock_error_s
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class Place:
+    """A bucket in memory, and handles on it that count."""
+
+    def __init__(self) -> None:
+        self.world = World({})
+
+    def handle(self, runtime: Runtime | None = None) -> tuple[ObjectsConsensus, Counting]:
+        bucket = Counting(Objects(self.world))
+        return ObjectsConsensus(bucket, runtime=runtime or Runtime(), poll_s=0.01), bucket
+
+
 Choose = Callable[[int, Any], int]
 
 
@@ -227,3 +283,9 @@ def explore(run: Callable[[Choose], None], worlds_max: int) -> int:
             return number
         path[-1][0] += 1
     raise AssertionError(f"more than {worlds_max} runs")
+
+
+def bucket_of(consensus: object) -> CloudBucket:
+    """The bucket of a consensus store by obstore."""
+    assert isinstance(consensus, ObjectsConsensus) and isinstance(consensus._bucket, CloudBucket)
+    return consensus._bucket

@@ -16,6 +16,7 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.urls import open_blob, open_consensus
 from aiopersist.testing.storage import BlobConformance, ConsensusConformance
 from aiopersist.testing.storage.heads import check_heads_of
+from tests.support.location import by_obstore
 
 SETTINGS = Settings(retry_timeout_s=5.0)
 
@@ -212,4 +213,70 @@ class TestS3Blob(OurBlob):
     @pytest.fixture
     async def handles(self, s3_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
         async for handles in blobs(s3_url):
+            yield handles
+
+
+class TestS3ConsensusByObstore(OurConsensus):
+    """What takes long is the same code for Google, whose stand-in is faster."""
+
+    @pytest.fixture
+    async def handles(self, s3_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(by_obstore(f"{s3_url}&poll_s=0.05")):
+            yield handles
+
+    @pytest.mark.long
+    async def test_heads_of_many(self, handles: tuple[Consensus, Consensus]) -> None:
+        await super().test_heads_of_many(handles)
+
+
+class TestS3BlobByObstore(OurBlob):
+    @pytest.fixture
+    async def handles(self, s3_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
+        async for handles in blobs(by_obstore(s3_url)):
+            yield handles
+
+    @pytest.mark.long
+    async def test_list_is_complete_beyond_a_page(self, handles: tuple[Blob, Blob]) -> None:
+        await super().test_list_is_complete_beyond_a_page(handles)
+
+
+class TestAzureConsensus(OurConsensus):
+    """azurite takes a few milliseconds of a core for each request, so some tests are for the long run."""
+
+    @pytest.fixture
+    async def handles(self, azure_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(f"{azure_url}&poll_s=0.05"):
+            yield handles
+
+    @pytest.mark.long
+    async def test_heads_of_many(self, handles: tuple[Consensus, Consensus]) -> None:
+        await super().test_heads_of_many(handles)
+
+
+class TestAzureBlob(OurBlob):
+    @pytest.fixture
+    async def handles(self, azure_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
+        async for handles in blobs(azure_url):
+            yield handles
+
+    @pytest.mark.long
+    async def test_list_is_complete_beyond_a_page(self, handles: tuple[Blob, Blob]) -> None:
+        await super().test_list_is_complete_beyond_a_page(handles)
+
+
+class TestGoogleConsensus(OurConsensus):
+    """On a stand-in, unless a bucket is named: see the fixture."""
+
+    @pytest.fixture
+    async def handles(self, gcs_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
+        async for handles in consensuses(f"{gcs_url}&poll_s=0.05"):
+            yield handles
+
+
+class TestGoogleBlob(OurBlob):
+    """On a stand-in, unless a bucket is named: see the fixture."""
+
+    @pytest.fixture
+    async def handles(self, gcs_url: str) -> AsyncIterator[tuple[Blob, Blob]]:
+        async for handles in blobs(gcs_url):
             yield handles

@@ -10,7 +10,7 @@ from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.objects import courtesy
 from aiopersist.storage.objects.names import folder_of, is_wish
 from aiopersist.testing.storage.heads import grow
-from tests.storage.test_objects import Counting, Place
+from tests.storage.objects_kit import Counting, Place
 
 COMMITS_MAX = 300  # of the other, before the loser comes through: without courtesy it never does
 

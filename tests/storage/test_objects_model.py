@@ -3,7 +3,7 @@ requests. Each defence is needed: without it an order is found in which a versio
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -222,15 +222,15 @@ class DeletesFirst(ObjectsConsensus):
     """Truncates, and then says so."""
 
     async def truncate(self, key: str, seqno: int) -> int:
-        await self._delete_below(folder_of(key), seqno)
+        await self._delete_below(folder_of(key), seqno, [])
         return await super().truncate(key, seqno)
 
 
 class DropsItsFloor(ObjectsConsensus):
     """Deletes a floor although there is no greater one."""
 
-    async def _delete_below(self, folder: str, floor: int) -> None:
-        await super()._delete_below(folder, floor)
+    async def _delete_below(self, folder: str, floor: int, listed: Sequence[Tagged]) -> None:
+        await super()._delete_below(folder, floor, listed)
         await self._bucket.delete([folder + floor_name(floor)])
 
 

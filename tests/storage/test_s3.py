@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from aiopersist.storage.urls import open_blob
 from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
 from tests.conftest import S3_LABELS
+from tests.storage.answers_kit import failure, outcome_of
 
 
 class Counting:
@@ -206,46 +207,14 @@ async def test_a_write_whose_answer_is_lost(best_s3_url: str) -> None:
         await blob.aclose()
 
 
-class Server:
-    """Answers every GET with what `answer` says, and counts them."""
-
-    def __init__(self, answer: bytes) -> None:
-        self.answer = answer
-        self.requests = 0
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            while await reader.readuntil(b"\r\n\r\n"):
-                self.requests += 1
-                writer.write(self.answer)
-                await writer.drain()
-                if b"Connection: close" in self.answer:
-                    break
-        writer.close()
-
-
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: binary/octet-stream\r\n"
-ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>m</Message></Error>"
 
 
-def failure(status: bytes, code: bytes) -> bytes:
-    body = ERROR % code
-    return b"HTTP/1.1 %s x\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
-
-
-async def against(answer: bytes, call: Callable[[S3Blob], object]) -> tuple[object, int]:
+async def against(answer: bytes, call: Callable[[S3Blob], Awaitable[object]]) -> tuple[object, int]:
     """The outcome of a call to a server that always gives this answer, and the number of requests."""
-    served = Server(answer)
-    server = await asyncio.start_server(served, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    blob = open_blob(f"s3://b?endpoint=http://127.0.0.1:{port}&region=us-east-1&access_key=a&secret_key=b")
-    try:
-        return await call(blob), served.requests  # type: ignore[misc, arg-type]
-    except Exception as error:
-        return error, served.requests
-    finally:
-        await blob.aclose()
-        server.close()
+    return await outcome_of(
+        answer, lambda at: open_blob(f"s3://b?endpoint={at}&region=us-east-1&access_key=a&secret_key=b"), call
+    )
 
 
 @pytest.mark.parametrize(

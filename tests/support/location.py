@@ -283,3 +283,8 @@ def both_in_a_bucket(url: str, test: pytest.Item | None = None) -> tuple[str, st
         pytest.skip("an object store commits to one shard at a time")
     found = parse_location(f"{url}&poll_s=0.1")
     return str(found.blob), str(found.consensus)
+
+
+def by_obstore(url: str) -> str:
+    """The same place in S3, by the other driver."""
+    return url.replace("s3://", "s3+obstore://", 1)

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from aiopersist.testing import servers
+from aiopersist.testing.started import connects
 
 
 async def test_postgres_is_durable_and_reachable_both_ways(postgres_server: servers.PostgresServer) -> None:
@@ -70,7 +71,7 @@ def test_a_server_dies_with_the_process_that_started_it() -> None:
         child.stdin.close()
         child.stdout.close()
         deadline = servers.SYSTEM.monotonic() + 20
-        while servers._connects(port):
+        while connects(port):
             assert servers.SYSTEM.monotonic() < deadline, "Postgres outlived its test run"
         while list(Path(directory).glob("*/data/postmaster.pid")):  # still writing its last files
             assert servers.SYSTEM.monotonic() < deadline, "Postgres did not shut down"
@@ -81,7 +82,7 @@ def test_two_postgres_at_once_and_none_afterwards() -> None:
     with servers.postgres_server() as one, servers.postgres_server() as two:
         assert one.port != two.port
         assert servers._postgres_accepts(one.port) and servers._postgres_accepts(two.port)
-    assert not servers._connects(one.port) and not servers._connects(two.port)
+    assert not connects(one.port) and not connects(two.port)
     assert not Path(one.socket_dir).exists()
 
 

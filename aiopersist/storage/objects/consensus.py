@@ -254,8 +254,10 @@ class ObjectsConsensus(Consensus):
             raise Indeterminate(f"version {seqno} was created, and may be truncated: {error}") from error
         if _greatest(floors) > seqno:
             raise Indeterminate(f"version {seqno} was created, or was there before: it is truncated")
+        if not created and stored is None:  # the store contradicts itself, or a copy is still on its way
+            raise Indeterminate(f"version {seqno} was refused since it is there, and it is not")
         self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
-        return created or stored is not None
+        return True
 
     async def _wish(self, key: str, folder: str) -> None:
         """After some lost races, ask the others to let this handle go first."""
@@ -277,17 +279,17 @@ class ObjectsConsensus(Consensus):
             head = await self.head(key)
             if head is None or seqno > head.seqno:
                 raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {head and head.seqno}")
-        before = await self._floor(folder)
+        listed = await self._floors(folder)
+        before = _greatest(listed)
         is_new = seqno > before and await self._bucket.create(folder + floor_name(seqno), b"")
-        await self._delete_below(folder, max(seqno, before))
+        await self._delete_below(folder, max(seqno, before), listed)
         return seqno - before if is_new else 0
 
-    async def _delete_below(self, folder: str, floor: int) -> None:
-        """Delete the versions below a floor that is there, also those that an earlier call has left, the
-        floors that are less, and wishes."""
+    async def _delete_below(self, folder: str, floor: int, listed: Sequence[Tagged]) -> None:
+        """Delete the versions below a floor that is there, also those that an earlier call has left, and of
+        what was listed with the floors those that are less, and wishes."""
         versions = await self._bucket.find(folder + VERSIONS, after=folder + version_name(floor))
-        floors = await self._floors(folder)
-        void = [*versions, *(f for f in floors if is_wish(f.name) or floor_of(f.name) < floor)]
+        void = [*versions, *(f for f in listed if is_wish(f.name) or floor_of(f.name) < floor)]
         if void:
             await self._bucket.delete([found.name for found in void])
 

@@ -77,8 +77,7 @@ class S3Blob(Blob):
                     yield key, found["Size"]
 
     async def facts(self) -> dict[str, str]:
-        client = self._client
-        return {"store": f"S3 at {client.endpoint or 'AWS'}", "region": client.region or "the environment's"}
+        return self._client.facts()
 
     async def probe(self) -> dict[str, str]:
         """Whether a put that must not replace a blob is refused where there is one: servers that know no

@@ -77,8 +77,7 @@ class S3Bucket(Bucket):
         return self._clock.error_s
 
     async def facts(self) -> dict[str, str]:
-        client = self._client
-        return {"server": f"S3 at {client.endpoint or 'AWS'}", "region": client.region or "the environment's"}
+        return self._client.facts()
 
     async def aclose(self) -> None:
         await self._client.aclose()

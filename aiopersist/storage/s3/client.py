@@ -84,6 +84,10 @@ class S3Client:
     def __repr__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}"
 
+    def facts(self) -> dict[str, str]:
+        """Where it is, for a person."""
+        return {"server": f"S3 at {self.endpoint or 'AWS'}", "region": self.region or "the environment's"}
+
     def target(self, name: str) -> dict[str, Any]:
         """The object of that name, as the driver's calls take it."""
         return {"Bucket": self.bucket, "Key": self.prefix + name}

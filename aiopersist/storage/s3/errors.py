@@ -8,22 +8,11 @@ import aiohttp
 from botocore import exceptions as driver
 
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.storage.objects import answers
 
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _THERE = {"PreconditionFailed", "412"}
 _BEYOND_THE_END = {"InvalidRange", "416"}
-# Waiting does not help.
-_LASTING = {
-    "AccessDenied", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken",
-    "InsufficientStorage", "InvalidAccessKeyId", "InvalidToken", "NoSuchBucket", "PermanentRedirect",
-    "QuotaExceeded", "SignatureDoesNotMatch", "XAdminUserNotFound", "XMinioStorageFull",
-}  # fmt: skip
-# Refused for the moment, and surely not carried out.
-_PASSING = {
-    "BadDigest", "ConditionalRequestConflict", "IncompleteBody", "OperationAborted", "RequestTimeout",
-    "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests",
-    "XAmzContentChecksumMismatch",
-}  # fmt: skip
 _NO_CREDENTIALS = (
     driver.NoCredentialsError,
     driver.PartialCredentialsError,
@@ -76,20 +65,13 @@ def mapped(error: Exception, op: str, *, writing: bool) -> Exception:
 
 def of_code(name: str, op: str) -> Exception:
     """The error of this library for the code that the server gave for one of several keys."""
-    return StorageUnavailable(f"s3: {op}: {name}", retry=name not in _LASTING)
+    return StorageUnavailable(f"s3: {op}: {name}", retry=not answers.is_lasting(name))
 
 
 def _of_server(error: driver.ClientError, op: str, writing: bool) -> Exception:
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     name = code(error)
-    text = f"s3: {op}: {status} {name}"
-    if name in _LASTING or status in (403, 507):
-        return StorageUnavailable(text, retry=False)
-    if name in _PASSING or status in (408, 429, 503):
-        return StorageUnavailable(text)
-    if status >= 500 and writing:
-        return Indeterminate(text)
-    return StorageUnavailable(text, retry=status >= 500 or status < 300)
+    return answers.refusal(f"s3: {op}: {status} {name}", status, name, writing=writing)
 
 
 def _was_not_sent(error: Exception) -> bool:

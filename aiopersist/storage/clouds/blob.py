@@ -1,0 +1,99 @@
+"""Blobs in a store that obstore knows.
+
+All of these stores promise what the contract demands: a put is atomic and durable when it returns, and reads
+and lists see every completed write. A value above 8 MiB goes in parts, and appears as a whole with the last
+request. The layer above repeats requests.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Self
+from urllib.parse import unquote
+
+from aiopersist.runtime import SYSTEM
+from aiopersist.storage.address import Address
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.clouds.client import CloudClient
+from aiopersist.storage.clouds.places import options_of, place_of
+from aiopersist.storage.keys import check_blob_key
+
+
+class CloudBlob(Blob):
+    """Blobs at the place of a client. One request per read and per small write; a large write takes one per 8
+    MiB and two more, in Azure one more; lists take one per 1000 keys (Azure: 5000), and look through all
+    keys of the prefix's last whole component; deletes take one per 1000 keys (Azure: 256, and three times as
+    many if a key is absent; Google: 1)."""
+
+    def __init__(self, client: CloudClient) -> None:
+        self._client = client
+        self._quotes = client.place.scheme == "az"  # which takes a backslash for a slash
+
+    @classmethod
+    def at(cls, address: Address) -> Self:
+        """See `places`."""
+        return cls(CloudClient(place_of(address), "blob store"))
+
+    @classmethod
+    def from_url(cls, url: str, scheme: str) -> Self:
+        """See `places`."""
+        return cls.at(Address.parse(url, options_of(scheme)))
+
+    def __repr__(self) -> str:
+        return f"<CloudBlob {self._client!r}>"
+
+    async def get(self, key: str) -> bytes | None:
+        found = await self._client.get(self._name(key))
+        return None if found is None else found[0]
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
+        name = self._name(key)
+        if length > 0:
+            return await self._client.get_range(name, offset, length)
+        return b"" if await self._client.is_there(name) else None
+
+    async def set(self, key: str, data: bytes | memoryview) -> None:
+        # a cancelled call leaves the driver with the data for a while, and the caller may change them
+        await self._client.put(self._name(key), data if isinstance(data, bytes) else bytes(data))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._client.delete([self._name(key) for key in keys])
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        self._client.check_open()
+        folder = self._quoted(prefix[: prefix.rfind("/") + 1])
+        if any(part in ("", ".", "..") for part in folder.split("/")[:-1]):  # no key begins with it
+            return
+        async with aclosing(self._client.names(folder)) as names:
+            async for meta in names:
+                key = self._key(meta["path"])
+                if key.startswith(prefix) and not key.endswith("/"):
+                    yield key, meta["size"]
+
+    async def facts(self) -> dict[str, str]:
+        return self._client.facts()
+
+    async def probe(self) -> dict[str, str]:
+        """Whether a put that must not replace a blob is refused where there is one: servers that know no
+        conditions write it again."""
+        name, client = f"probe/{SYSTEM.uuid()}", self._client
+        try:
+            conditional = await client.create(name, b"") and not await client.create(name, b"")
+        finally:
+            await client.delete([name])
+        return {"conditional puts": "yes" if conditional else "no"}
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    def _name(self, key: str) -> str:
+        self._client.check_open()
+        check_blob_key(key)
+        return self._quoted(key)
+
+    def _quoted(self, key: str) -> str:
+        if not self._quotes:
+            return key
+        return key.replace("%", "%25").replace("\\", "%5C")
+
+    def _key(self, name: str) -> str:
+        return unquote(name) if self._quotes else name

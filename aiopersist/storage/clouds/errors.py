@@ -1,0 +1,86 @@
+"""The meaning of the errors of obstore.
+
+A request that surely was not carried out, or that only read, is `StorageUnavailable`; a write whose answer is
+lost is `Indeterminate`. The driver has few types, so the status, the code of the server and the kind of a
+failed connection are taken from its text. A text of this library holds these alone: the driver's has the
+address of the request, and whatever the server says.
+"""
+
+import re
+
+from obstore import exceptions as driver
+
+from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.storage.objects import answers
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_OF_SEVERAL = re.compile(r"^Debug source|\(code: (\w+)\)", re.MULTILINE)
+_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_OF_CREDENTIALS = re.compile(r"token request|Error performing \w+ https?://169\.254\.")
+_BEYOND_THE_END = re.compile(r"StartTooLarge|bytes 0--1/0")  # also as azurite says it of an empty object
+_NO_PLACE = {"ContainerNotFound", "NoSuchBucket"}
+_THERE = {"BlobAlreadyExists", "ConditionNotMet", "PreconditionFailed"}
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether there is no such object; a place that is not there is an error."""
+    code = _code(str(error))
+    return code == "NoSuchKey" or (isinstance(error, FileNotFoundError) and code not in _NO_PLACE)
+
+
+def is_there(error: BaseException) -> bool:
+    """Whether a creation was refused, because the object is there. The driver also says so of conflicts that
+    decide nothing, as S3 answers them to creations beside a deletion."""
+    if not isinstance(error, driver.AlreadyExistsError | driver.PreconditionError):
+        return False
+    text = str(error)
+    return _status(text) in (304, 412) or _code(text) in _THERE
+
+
+def is_beyond_the_end(error: BaseException) -> bool:
+    """Whether a range begins at the end of the object or beyond."""
+    if not isinstance(error, driver.BaseError):
+        return False
+    text = str(error)
+    return _status(text) == 416 or _BEYOND_THE_END.search(text) is not None
+
+
+def mapped(error: Exception, scheme: str, op: str, *, writing: bool) -> Exception:
+    """The error of this library for an error of the driver."""
+    if isinstance(error, Error):
+        return error
+    text = str(error)
+    status, code = _status(text), _code(text)
+    if _OF_CREDENTIALS.search(text):
+        what = f"{scheme}: {op}: no credentials: {status or _kind(text)}"
+        return StorageUnavailable(what, retry=not 400 <= status < 500)
+    if status:
+        return answers.refusal(f"{scheme}: {op}: {status} {code}", status, code, writing=writing)
+    if code.isdecimal():  # of one name of several
+        return answers.refusal(f"{scheme}: {op}: {code}", int(code), "", writing=writing)
+    if code:
+        return StorageUnavailable(f"{scheme}: {op}: {code}", retry=not answers.is_lasting(code))
+    kind = _kind(text)
+    what = f"{scheme}: {op}: {kind or type(error).__name__}"
+    if isinstance(error, driver.UnauthenticatedError | driver.PermissionDeniedError):
+        return StorageUnavailable(what, retry=False)
+    return Indeterminate(what) if writing and kind != "Connect" else StorageUnavailable(what)
+
+
+def _status(text: str) -> int:
+    """The status of the answer; 0 if there was none."""
+    found = _STATUS.search(text)
+    return int(found[1]) if found else 0
+
+
+def _code(text: str) -> str:
+    """The code that the server gave, or an empty text."""
+    found = _CODE.search(text) or _OF_SEVERAL.search(text)
+    return (found[1] or "") if found else ""
+
+
+def _kind(text: str) -> str:
+    """How a connection failed, in a word of the driver."""
+    found = _KIND.search(text)
+    return found[1] if found else ""

@@ -1,0 +1,140 @@
+"""Which URL is which place of which store.
+
+    az://container/prefix?account=&account_key=&sas_token=&endpoint=
+    gs://bucket/prefix?service_account=&bearer_token=&endpoint=
+    s3+obstore://bucket/prefix?region=&access_key=&secret_key=&session_token=&endpoint=
+
+What no option gives, the driver takes from the environment, and then from the machine that it runs on. The
+driver repeats no request: what is refused may have happened, and the layers above know what that means.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from aiopersist.errors import InvalidLocation
+from aiopersist.storage.address import Address, is_endpoint
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+CONNECT_TIMEOUT = timedelta(seconds=10)
+READ_TIMEOUT = timedelta(seconds=60)  # without a byte
+TIMEOUT = timedelta(minutes=10)
+IDLE_TIMEOUT = timedelta(seconds=15)  # less than servers keep a connection
+NO_RETRIES: "RetryConfig" = {"max_retries": 0}
+
+
+class CloudPlace(NamedTuple):
+    """A place in a store."""
+
+    scheme: str
+    store: Any
+    """The driver's store, with the prefix."""
+    shown: str
+    """The URL without options."""
+    server: str
+    """The URL of the server, which tells its clock."""
+    product: str
+    deletes: int
+    """Names that one request deletes."""
+
+
+class _Cloud(NamedTuple):
+    product: str
+    store: Any
+    names: Mapping[str, str]
+    """By option, the name that the driver gives it."""
+    deletes: int
+    server: Callable[[Mapping[str, Any]], str]
+    """The URL of the server without the option `endpoint`, given the driver's options."""
+
+
+_CLOUDS = {
+    "az": _Cloud(
+        "Azure",
+        AzureStore,
+        {"account": "account_name", "account_key": "account_key", "sas_token": "sas_key"},
+        256,
+        lambda config: f"https://{config.get('account_name')}.blob.core.windows.net",
+    ),
+    "gs": _Cloud(
+        "Google Cloud Storage",
+        GCSStore,
+        {"service_account": "service_account", "bearer_token": "bearer_token"},
+        1,
+        lambda config: "https://storage.googleapis.com",
+    ),
+    "s3+obstore": _Cloud(
+        "S3",
+        S3Store,
+        {
+            "region": "region",
+            "access_key": "access_key_id",
+            "secret_key": "secret_access_key",
+            "session_token": "session_token",
+        },
+        1000,
+        lambda config: f"https://s3.{config.get('region', 'us-east-1')}.amazonaws.com",
+    ),
+}
+_ENDPOINT = {"gs": "base_url"}
+
+
+def options_of(scheme: str) -> frozenset[str]:
+    """The options that a URL of this scheme may have."""
+    return frozenset({"endpoint", *_CLOUDS[scheme].names})
+
+
+def place_of(address: Address) -> CloudPlace:
+    """The place at an address. No request. `InvalidLocation` if the driver cannot use it."""
+    scheme, options = address.scheme, address.options
+    cloud = _CLOUDS[scheme]
+    if not address.host or ":" in address.host or address.user or address.password:
+        what = "container" if scheme == "az" else "bucket"
+        raise InvalidLocation(f"{scheme}: the URL names no {what}: {scheme}://{what}/prefix")
+    endpoint = options.get("endpoint")
+    if endpoint is not None and not is_endpoint(endpoint):
+        raise InvalidLocation(f"{scheme}: option 'endpoint' is http://host:port, without user or password")
+    if ("access_key" in options) != ("secret_key" in options):
+        raise InvalidLocation(f"{scheme}: options 'access_key' and 'secret_key' go together")
+    config = {cloud.names[name]: value for name, value in options.items() if name in cloud.names}
+    if endpoint is not None:
+        config[_ENDPOINT.get(scheme, "endpoint")] = endpoint
+    prefix = address.path.strip("/")
+    store = _made(scheme, cloud, address.host, prefix, config)
+    known = {**store.config, **config}
+    named = endpoint or known.get("endpoint") or known.get("aws_endpoint_url_s3") or known.get("base_url")
+    server = str(named or cloud.server(known)).rstrip("/")
+    shown = f"{scheme}://{address.host}/{prefix + '/' if prefix else ''}"
+    return CloudPlace(scheme, store, shown, server, cloud.product, cloud.deletes)
+
+
+def _made(scheme: str, cloud: _Cloud, bucket: str, prefix: str, config: Mapping[str, str]) -> Any:
+    client: ClientConfig = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "read_timeout": READ_TIMEOUT,
+        "timeout": TIMEOUT,
+        "pool_idle_timeout": IDLE_TIMEOUT,
+        "allow_http": any(value.startswith("http://") for value in config.values()),
+    }
+    try:
+        return cloud.store(
+            bucket, prefix=prefix or None, config=config, client_options=client, retry_config=NO_RETRIES
+        )
+    except (BaseError, ValueError) as error:  # its text may show a secret
+        why = _why(str(error))
+        raise InvalidLocation(f"{scheme}: obstore cannot use this URL{why}") from None
+
+
+def _why(text: str) -> str:
+    known = {
+        "Account must be specified": "give the option 'account', or AZURE_STORAGE_ACCOUNT_NAME",
+        "Invalid Access Key": "the account key is not in base64",
+        "service account file": "the file of the service account cannot be read",
+        "parse path": "the prefix has an empty or a relative part",
+    }
+    return next((f": {why}" for mark, why in known.items() if mark in text), "")

@@ -1,0 +1,210 @@
+"""Blobs kept on local disk: values never change, so bytes that were read once stay right while undamaged.
+
+    DIR/3f/3f2a..../0-16777216      of one blob one range, behind its checksum
+
+The processes of a machine may share a folder. A file appears whole, by a rename; its checksum is over its own
+name, too, so neither a crash nor a disk can pass something else for it. Nothing is fsynced: what is missing,
+damaged or cannot be read is fetched. Nor does a failure to write hurt: the cache then pauses.
+
+Files that were not used for longest go first when the bytes exceed the limit. A process counts what it
+writes, and after every sixteenth of the limit it looks at the folder, and removes files until nine tenths are
+used: so the folder may exceed the limit by a sixteenth for each process. A range that takes more than an
+eighth is not kept.
+
+Everything happens in worker threads. The identity of a location (the only blob whose key has no folder) is
+never kept: it must be that of the store.
+"""
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import blake2b, sha256
+from pathlib import Path
+from shutil import rmtree
+from threading import Lock
+from typing import NamedTuple, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from aiopersist.runtime import Runtime
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.wrapper import WrappedBlob
+
+T = TypeVar("T")
+
+log = logging.getLogger("aiopersist").getChild("storage")
+
+DEFAULT_BYTES = 1024**3
+_THREADS = 8
+_SHARE = 8  # a range may take an eighth
+_LOOKS = 16  # at the folder, each after a sixteenth of the limit
+_KEPT = 0.9  # of the limit, when files are removed
+_USED_EVERY_S = 60.0  # the time of a file's use is as exact as this
+_PAUSE_S = 60.0  # after a failed write
+_CHECKSUM_BYTES = 16
+_TMP = ".tmp-"
+
+
+class _File(NamedTuple):
+    used: float
+    size: int
+    path: str
+
+
+class DiskCache:
+    """The files of one location in `folder`, which may have files of other locations; `limit` holds for all
+    of them. Its methods block, and may be called in any thread."""
+
+    def __init__(self, folder: str, limit: int, place: str, runtime: Runtime) -> None:
+        self.folder = os.path.abspath(folder)
+        self.limit = limit
+        self._place = place
+        self._runtime = runtime
+        self._unseen = limit  # bytes written since the last look: the first write looks
+        self._paused_until = float("-inf")
+        self._lock = Lock()
+
+    def load(self, key: str, name: str) -> bytes | None:
+        """What was stored under that name for the key; `None` unless it is there, and undamaged."""
+        path = self._folder_of(key) / name
+        try:
+            with path.open("rb") as file:
+                stored = file.read()
+                used = os.fstat(file.fileno()).st_mtime
+        except OSError:
+            return None
+        data = memoryview(stored)[_CHECKSUM_BYTES:]
+        if stored[:_CHECKSUM_BYTES] != self._checksum(key, name, data):
+            _remove(path)
+            return None
+        if abs(self._runtime.wall() - used) > _USED_EVERY_S:
+            _touch(path, self._runtime.wall())
+        return bytes(data)
+
+    def store(self, key: str, name: str, data: bytes) -> None:
+        """Keep the data, if there is room and the disk works."""
+        if len(data) > self.limit // _SHARE or self._runtime.monotonic() < self._paused_until:
+            return
+        folder = self._folder_of(key)
+        temporary = folder / f"{_TMP}{self._runtime.token()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                temporary.write_bytes(self._checksum(key, name, data) + data)
+                temporary.rename(folder / name)
+            except BaseException:
+                _remove(temporary)
+                raise
+        except FileNotFoundError:  # another process has just removed the folder
+            return
+        except OSError as error:
+            self._paused_until = self._runtime.monotonic() + _PAUSE_S
+            log.warning("the cache in %s cannot be written: %s", self.folder, error.strerror)
+            self._shrink()
+            return
+        with self._lock:
+            self._unseen += len(data) + _CHECKSUM_BYTES
+            looks = self._unseen >= self.limit // _LOOKS
+            if looks:
+                self._unseen = 0
+        if looks:
+            self._shrink()
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Forget what is kept of these keys."""
+        for key in keys:
+            rmtree(self._folder_of(key), ignore_errors=True)
+
+    def _shrink(self) -> None:
+        """Remove the files that were not used for longest, where there are too many bytes."""
+        files = sorted(_files(self.folder))
+        size = sum(file.size for file in files)
+        if size <= self.limit:
+            return
+        for file in files:
+            if size <= self.limit * _KEPT:
+                return
+            _remove(Path(file.path))
+            size -= file.size
+
+    def _folder_of(self, key: str) -> Path:
+        digest = sha256(f"{self._place}\0{key}".encode()).hexdigest()
+        return Path(self.folder, digest[:2], digest)
+
+    def _checksum(self, key: str, name: str, data: bytes | memoryview) -> bytes:
+        digest = blake2b(f"{self._place}\0{key}\0{name}\0".encode(), digest_size=_CHECKSUM_BYTES)
+        digest.update(data)
+        return digest.digest()
+
+
+class DiskCacheBlob(WrappedBlob):
+    """`inner` behind a cache on disk."""
+
+    def __init__(self, inner: Blob, disk: DiskCache) -> None:
+        super().__init__(inner)
+        self.disk = disk
+        self._threads = CapacityLimiter(_THREADS)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._read(key, "whole", lambda: self.inner.get(key))
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
+        return await self._read(key, f"{offset}-{length}", lambda: self.inner.get_range(key, offset, length))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        given = list(keys)
+        await self.inner.delete(given)
+        await self._in_thread(lambda: self.disk.drop(given))
+
+    async def facts(self) -> dict[str, str]:
+        kept = f"{self.disk.folder}, at most {self.disk.limit / 1024**2:,.0f} MiB"
+        return {**await self.inner.facts(), "cache": kept}
+
+    async def probe(self) -> dict[str, str]:
+        return await self.inner.probe()
+
+    async def _read(self, key: str, name: str, fetch: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        if "/" not in key:
+            return await fetch()
+        found = await self._in_thread(lambda: self.disk.load(key, name))
+        if found is None:
+            found = await fetch()
+            if found is not None:
+                data = found
+                await self._in_thread(lambda: self.disk.store(key, name, data))
+        return found
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """A caller that is cancelled stops waiting, and the thread goes on."""
+        return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+
+
+def _files(folder: str) -> list[_File]:
+    found = list[_File]()
+    for at, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(at, name)
+            try:
+                state = os.stat(path)
+            except OSError:  # removed meanwhile
+                continue
+            found.append(_File(state.st_mtime, state.st_size, path))
+    return found
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()  # if it is empty
+    except OSError:
+        return
+
+
+def _touch(path: Path, at: float) -> None:
+    try:
+        os.utime(path, (at, at))
+    except OSError:
+        return
