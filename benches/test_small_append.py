@@ -79,6 +79,36 @@ def test_in_process(n: int, kind: str, maintenance: bool, run: Any, enabled: boo
     assert median > 0
 
 
+@pytest.mark.parametrize("place", ["mem", "files+sqlite", "files+postgres"], indirect=True)
+def test_write_together(place: Any, run: Any, enabled: bool, capsys: Any) -> None:
+    """64 tasks that write one row each, again and again, to one shard: calls per second."""
+    from benches.conftest import report
+
+    tasks, each, rounds = (64, 20, 15) if enabled else (4, 2, 1)
+    row = byhand.rows(1, 0)[0][:2]
+
+    async def best() -> float:
+        seconds = []
+        async with (
+            ap.open(blob=place.blob, consensus=place.consensus) as client,
+            client.writer("t", SCHEMA) as w,
+        ):
+
+            async def task() -> None:
+                for _ in range(each):
+                    await w.write([row])
+
+            for _ in range(rounds):
+                began = perf_counter()
+                await asyncio.gather(*(task() for _ in range(tasks)))
+                seconds.append(perf_counter() - began)
+        return statistics.median(seconds)
+
+    per_second = tasks * each / run(best())
+    report(capsys, f"writes of one row by {tasks} tasks, {place.consensus[:8]}", per_second=round(per_second))
+    assert per_second > 0
+
+
 @pytest.mark.parametrize("place", ["files+sqlite", "files+postgres"], indirect=True)
 def test_many_shards(place: Any, run: Any, rounds: Any, capsys: Any) -> None:
     """64 shards in one process, 10 rows each: appends per second."""

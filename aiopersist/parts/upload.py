@@ -31,7 +31,7 @@ from aiopersist.data.updates.convert import RowBuffer, chunks_of, is_arrow, roug
 from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.sizes import check_update_size, goodbytes
 from aiopersist.data.updates.times import Greatest, Seen, first_row_not_beyond
-from aiopersist.data.updates.tiny import PlainRows, Tiny, tiny
+from aiopersist.data.updates.tiny import TIME_AND_DIFF_BYTES, PlainRows, Tiny, tiny
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.parts.columns import columns_of
@@ -46,7 +46,6 @@ from aiopersist.state.record import HollowPart
 ON_THE_LOOP_ROWS = 256  # converting and sorting fewer rows is faster than reaching a thread
 ON_THE_LOOP_BYTES = 64 * 1024
 SORTING = 1  # parts of a batch sorted at once: a sort takes twice the memory of a part, and all cores
-TIME_AND_DIFF_BYTES = 16
 
 
 class Upload:

@@ -22,10 +22,11 @@ from aiopersist.data.updates.assemble import at_time, concat, joined
 from aiopersist.data.updates.convert import ROW, chunks_of, is_arrow, to_table
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
+from aiopersist.data.updates.tiny import PlainRows
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain, successor
 from aiopersist.parts.columns import columns_of
-from aiopersist.parts.upload import chunks_as_they_come, chunks_on_a_thread, is_small
+from aiopersist.parts.upload import Upload, chunks_as_they_come, chunks_on_a_thread, is_small
 from aiopersist.resource import for_each
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.command import Context
@@ -54,13 +55,21 @@ class _WaitingWrite(UnsettledCall):
         super().__init__(transactions, once)
         self.time: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Only its caller awaits it: it is cancelled if the caller is."""
+        self.rows: Sequence[tuple[Any, Any, int]] = ()
+        """A few plain rows, each with its diff: rows of all calls of a group become columns together."""
         self.table: pa.Table | None = None
+        """Any other rows, as columns."""
         self.queued = False
         self.is_decided = False
         self.origin: Any = None
         """Where its caller stands in its trace."""
         self.abandoned = False
         """Whether its caller is gone: no further group takes it."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is anything to append."""
+        return bool(self.rows) or (self.table is not None and self.table.num_rows > 0)
 
     def abandon(self, *, withdrawn: bool) -> None:
         """Its caller goes away. Unless it was `withdrawn` in time, its group may yet decide it."""
@@ -92,6 +101,7 @@ class Combiner:
         self._session = session
         self._shard = session.shard
         self._schema = session.schema
+        self._plain = PlainRows(session.schema)
         self._waiting: dict[_WaitingWrite, None] = {}
         """In the order in which they came."""
         self._leader: asyncio.Task[None] | None = None
@@ -107,8 +117,12 @@ class Combiner:
             raise InvalidUsage(UsageKind.INVALID_TIME, "write picks int times; this shard has product times")
         call = _WaitingWrite(transactions, once)
         try:
-            call.table = table = await self._converted(rows, diff)
-            if not table.num_rows and not transactions and not once.hashes:
+            few = self._plain.few(rows, diff, self._shard.stack.settings.update_size_max)
+            if few is None:
+                call.table = await self._converted(rows, diff)
+            else:
+                call.rows = few
+            if not call.has_rows and not transactions and not once.hashes:
                 await self._session.idle()
                 return last_complete((await self._shard.open()).upper)
             return await self._queued(call)
@@ -252,9 +266,7 @@ class Combiner:
         for call in group:
             call.append = pending
         try:
-            async for calls in self._slices(group):
-                if tables := [call.table for call in calls if call.table is not None and call.table.num_rows]:
-                    await upload.add(at_time(joined(tables, self._schema), time, self._schema))
+            await self._upload(upload, group, time)
             await self._session.make_room()
             batch = await upload.finish(successor(time))
             stack = self._shard.stack
@@ -266,6 +278,16 @@ class Combiner:
         finally:
             registration.release()
             await pending.tidy()
+
+    async def _upload(self, upload: Upload, group: list[_WaitingWrite], time: int) -> None:
+        """Take the rows of all calls, at that time."""
+        are_few = len(group) <= CALLS_AT_ONCE and all(call.table is None for call in group)
+        async for calls in self._slices(group):
+            rows = [(key, val, time, diff) for call in calls for key, val, diff in call.rows]
+            if rows:
+                await (upload.take_whole(rows) if are_few else upload.take(rows))
+            if tables := [call.table for call in calls if call.table is not None and call.table.num_rows]:
+                await upload.add(at_time(joined(tables, self._schema), time, self._schema))
 
     async def time(self, upper: Antichain) -> int:
         """The time of a group that is committed at `upper`, unless the upper or the clock moves on."""

@@ -20,6 +20,8 @@ from aiopersist.frontier import TIME_MAX
 
 _NAMES = list(UPDATE)
 TINY_ROWS = 128  # for more rows kernels are faster
+FEW_ROWS = 32  # of one call: more are converted in bulk in less time
+TIME_AND_DIFF_BYTES = 16
 TINY_BYTES = 32 * 1024  # of keys, and of vals: copying more takes a thread
 
 
@@ -137,6 +139,22 @@ class PlainRows:
             return None
         key_size, val_size = _SIZES[self._kinds[0]](key), _SIZES[self._kinds[1]](val)
         return None if key_size is None or val_size is None else key_size + val_size + 16
+
+    def few(self, rows: Any, diff: int, size_max: int) -> list[tuple[Any, Any, int]] | None:
+        """A short list of `(key, val)` or `(key, val, diff)` as an own list, each with its diff: updates of at most
+        `size_max` goodbytes, time and diff left out, which surely can be converted later. Else `None`."""
+        if type(rows) is not list or len(rows) > FEW_ROWS:
+            return None
+        found: list[tuple[Any, Any, int]] = []
+        for row in rows:
+            if type(row) is not tuple or not 2 <= len(row) <= 3:
+                return None
+            update = row if len(row) == 3 else (*row, diff)
+            size = self.size((update[0], update[1], 0, update[2]))
+            if size is None or size - TIME_AND_DIFF_BYTES > size_max:
+                return None
+            found.append(update)
+        return found
 
 
 def _text_size(value: str) -> int | None:
