@@ -667,6 +667,7 @@ class Client(Root):
         await self._upkeep.aclose()
         self._shards.scope.close()
         await self._stack.supervisor.aclose()
+        self._stack.threads.end()
         self._metrics.end()
         for store in self._stores.mine:
             await store.aclose()

@@ -27,13 +27,13 @@ def observed(shards: Shards, in_tables: Callable[[], int]) -> Observed:
 
 def queues(shards: Shards, handles: list[Handle], in_tables: int) -> dict[str, int]:
     """The queues above the stores: fields of `QueuesView`."""
-    registers, threads = shards.registers(), shards.stack.threads.statistics()
+    registers, threads = shards.registers(), shards.stack.threads
     return {
         "writes": in_tables + sum(getattr(handle, "_queueing", 0) for handle in handles),
         "commits": sum(register.queueing for register in registers),
         "waiters": sum(register.waiters for register in registers),
-        "computing": threads.borrowed_tokens,
-        "compute": threads.tasks_waiting,
+        "computing": threads.running,
+        "compute": threads.waiting,
     }
 
 

@@ -27,7 +27,7 @@ ORDER = (
     ("errors",),
     ("frontier", "settings"),
     ("runtime",),
-    ("ending", "failures", "measure", "plain", "progress"),
+    ("ending", "failures", "measure", "plain", "progress", "threads"),
     ("resource",),
     ("data", "storage", "state"),
     ("shard", "stash"),

@@ -53,6 +53,7 @@ LATER = {
     "aiopersist.testing",
     "aiopersist.web",
     "aiopersist.write",
+    "anyio",
     "fastapi",
     "opentelemetry",
     "prometheus_client",

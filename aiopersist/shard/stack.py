@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio.to_thread
-
 from aiopersist.data.lazy import PARQUET, are_imported, import_all, import_polars, is_warm, warm_up
 from aiopersist.data.types.schema import Schema, plain_types
 from aiopersist.measure.metrics import Metrics, NoMetrics, OngoingWork
@@ -24,6 +22,7 @@ from aiopersist.shard.follow import Follower
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.stall import StallLog
+from aiopersist.threads import Threads
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ class Stack:
     """Brings news of the shards that have waiters."""
     clock: StoreClock
     """The clock of the consensus store."""
-    threads: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, THREADS))
+    threads: Threads = field(default_factory=partial(Threads, THREADS, "aiopersist compute"))
     thread: ThreadPoolExecutor | None = None
     """The only thread to compute on; `None`: any of `threads`. See `on_one_thread`."""
     senders: dict[Callable[[], Awaitable[None]], str] = field(default_factory=dict)
@@ -94,9 +93,7 @@ class Stack:
                 pass  # all executors end with the main thread; the loop may go on in another one
             else:
                 return await running
-        return await anyio.to_thread.run_sync(
-            partial(work, *args, **kwargs), abandon_on_cancel=True, limiter=self.threads
-        )
+        return await self.threads.run(partial(work, *args, **kwargs))
 
     @contextmanager
     def on_one_thread(self) -> Iterator["Stack"]:

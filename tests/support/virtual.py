@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from aiopersist.runtime import Runtime
 from aiopersist.storage.memory import _namespaces
+from aiopersist.testing.simulation.loop import import_library
 
 T = TypeVar("T")
 
@@ -95,6 +96,7 @@ def played(seed: int, game: Callable[[], Awaitable[T]]) -> T:
     def loop() -> VirtualLoop:
         return made
 
+    import_library()
     made = VirtualLoop(dice)
     try:
         with _instead_of_the_system(made, dice), asyncio.Runner(loop_factory=loop) as runner:

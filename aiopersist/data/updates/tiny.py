@@ -141,8 +141,10 @@ class PlainRows:
         return None if key_size is None or val_size is None else key_size + val_size + 16
 
     def few(self, rows: Any, diff: int, size_max: int) -> list[tuple[Any, Any, int]] | None:
-        """A short list of `(key, val)` or `(key, val, diff)` as an own list, each with its diff, if all surely
-        can be converted later, and have at most `size_max` goodbytes without time and diff. Else `None`."""
+        """A short list of `(key, val)` or `(key, val, diff)` as an own list, each with its diff.
+
+        `None` unless all surely can be converted later, and have at most `size_max` goodbytes without time and
+        diff."""
         if type(rows) is not list or len(rows) > FEW_ROWS:
             return None
         found: list[tuple[Any, Any, int]] = []

@@ -30,14 +30,13 @@ from io import FileIO
 from itertools import islice
 from typing import TypeVar
 
-from anyio import CapacityLimiter, to_thread
-
 from aiopersist.errors import InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.files.held_folders import HeldFolders, remove_empty
 from aiopersist.storage.folders import fsync, make_folder, make_root, mapped
 from aiopersist.storage.keys import check_blob_key, closed
+from aiopersist.threads import Threads
 
 T = TypeVar("T")
 
@@ -58,7 +57,7 @@ class FilesBlob(Blob):
         self._root = os.path.abspath(root)
         self._fsync = fsync
         self._runtime = runtime
-        self._limiter: CapacityLimiter | None = None
+        self._threads = Threads(_THREADS, "aiopersist files")
         self._folders = HeldFolders(self._root, fsync)
         self._has_tmp = False
         self._has_blobs = False  # some blob was read or written
@@ -98,21 +97,23 @@ class FilesBlob(Blob):
     async def aclose(self) -> None:
         self._closed = True
         if self._busy:
-            await to_thread.run_sync(self._wait_until_idle)
+            await Threads(1, "aiopersist files, closing").run(self._wait_until_idle)
+        self._threads.end()
         self._folders.close()
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._closed:
             raise closed("blob store")
-        if self._limiter is None:
-            self._limiter = CapacityLimiter(_THREADS)
         with self._idle:
             self._busy += 1
-        started = False
+        started = dropped = False
 
         def counted() -> T:
             nonlocal started
-            started = True
+            with self._idle:
+                if dropped:  # the last moment: its caller has gone, and waits no more
+                    raise closed("blob store")
+                started = True
             try:
                 return work()
             except OSError as error:
@@ -121,9 +122,11 @@ class FilesBlob(Blob):
                 self._leave()
 
         try:
-            return await to_thread.run_sync(counted, limiter=self._limiter)
+            return await self._threads.run(counted)
         finally:
-            if not started:  # cancelled before a thread was free
+            with self._idle:
+                dropped = not started  # cancelled before a thread was free
+            if dropped:
                 self._leave()
 
     def _leave(self) -> None:

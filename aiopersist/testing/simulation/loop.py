@@ -7,11 +7,14 @@ What belongs to a *life* that ended is put aside when its turn comes, and never 
 
 import asyncio
 import gc
+import pkgutil
 import random  # noqa: TID251  # everything here comes from a seed
 import selectors
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
+from importlib import import_module
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -150,6 +153,19 @@ def _task(
         life.tasks[task] = None
         task.add_done_callback(lambda done: life.tasks.pop(done, None))
     return task
+
+
+APART = ("cli", "demo", "fastapi", "spark", "testing", "web")  # what the calls of a client never import
+
+
+def import_library() -> None:
+    """Import all that calls import when they need it: what a process has imported before must have no part in
+    the order of steps."""
+    for package in pkgutil.iter_modules(sys.modules["aiopersist"].__path__, "aiopersist."):
+        if package.ispkg and package.name.rpartition(".")[2] not in APART:
+            for module in pkgutil.walk_packages(import_module(package.name).__path__, f"{package.name}."):
+                with suppress(ImportError):  # of an extra that is not installed
+                    import_module(module.name)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from aiopersist.settings import Settings
 from aiopersist.stash.memory import StashTables
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.table.open import FILTERS
-from aiopersist.testing.simulation.loop import SimulatedLoop, threads_inline
+from aiopersist.testing.simulation.loop import SimulatedLoop, import_library, threads_inline
 from aiopersist.testing.simulation.machine import Machine, SimulatedRuntime, Surroundings
 from aiopersist.testing.simulation.network import BLOB, CONSENSUS, STORMY, Network, Weather
 from aiopersist.testing.simulation.stash import copied
@@ -218,6 +218,7 @@ def _simulated(scenario: Scenario, seed: int, weather: Weather, sizes: Mapping[s
     import_arrow()  # else the first world would differ from all others
     import_polars()
     import_all([*FILTERS, "pyarrow.parquet"])
+    import_library()
     warm_up()
     with _collecting_by_hand():
         return _within_its_loop(scenario, seed, weather, sizes)
