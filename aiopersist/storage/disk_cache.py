@@ -45,7 +45,7 @@ _CHECKSUM_BYTES = 16
 _TMP = ".tmp-"
 
 
-class _File(NamedTuple):
+class _CachedFile(NamedTuple):
     used: float
     size: int
     path: str
@@ -182,8 +182,8 @@ class DiskCacheBlob(WrappedBlob):
         return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
 
-def _files(folder: str) -> list[_File]:
-    found = list[_File]()
+def _files(folder: str) -> list[_CachedFile]:
+    found = list[_CachedFile]()
     for at, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(at, name)
@@ -191,7 +191,7 @@ def _files(folder: str) -> list[_File]:
                 state = os.stat(path)
             except OSError:  # removed meanwhile
                 continue
-            found.append(_File(state.st_mtime, state.st_size, path))
+            found.append(_CachedFile(state.st_mtime, state.st_size, path))
     return found
 
 

@@ -14,7 +14,11 @@ from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, Storag
 from aiopersist.runtime import Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.objects.bucket import Object
-from aiopersist.storage.objects.consensus import KNOWN_MAX, ObjectsConsensus, delays_of_polls
+from aiopersist.storage.objects.consensus import (
+    KNOWN_MAX,
+    ObjectsConsensus,
+    delays_of_polls,
+)
 from aiopersist.storage.objects.names import (
     SEQNO_MAX,
     floor_name,
@@ -25,6 +29,7 @@ from aiopersist.storage.objects.names import (
     version_name,
     version_of,
 )
+from aiopersist.storage.objects.winners import KEYS_MAX
 from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
 from aiopersist.testing.storage.heads import grow, numbered
@@ -58,6 +63,9 @@ async def test_requests(place: Place) -> None:
     assert await other.compare_and_set("k", 3, b"x") is False
     assert calls.calls == {"create": 1, "get": 1}
     calls.calls.clear()
+    assert await other.head("k") == Versioned(4, b"4"), "which it has read"
+    assert calls.calls == {"list": 2}
+    calls.calls.clear()
     assert await other.heads({"k": 4}) == {}
     assert calls.calls == {"list": 1}
     calls.calls.clear()
@@ -66,6 +74,23 @@ async def test_requests(place: Place) -> None:
     calls.calls.clear()
     assert await other.truncate("k", 3) == 3
     assert calls.calls == {"list": 3, "create": 1, "delete": 1}
+
+
+async def test_a_version_that_was_read_counts_only_if_it_is_the_head(place: Place) -> None:
+    """Goal: what won the race may have been followed, truncated, or replaced by what was late."""
+    one, _ = place.handle()
+    other, calls = place.handle()
+    await grow(one, "k", 2)
+    await other.head("k")
+    assert await one.compare_and_set("k", 1, b"2")
+    assert await other.compare_and_set("k", 1, b"x") is False
+    assert await one.compare_and_set("k", 2, b"3")
+    calls.calls.clear()
+    assert await other.head("k") == Versioned(3, b"3")
+    assert calls.calls == {"list": 2, "get": 1}
+    name = folder_of("k") + version_name(2)
+    place.world.stored[folder_of("k") + version_name(3)] = place.world.stored.pop(name)._replace(tag="other")
+    assert await other.head("k") == Versioned(3, b"2")
 
 
 async def test_who_does_not_know_the_head_reads_it_first(place: Place) -> None:
@@ -180,6 +205,13 @@ async def test_what_is_known_is_bounded(place: Place, monkeypatch: pytest.Monkey
     for number in range(30):
         await grow(one, f"k{number}", 2)
     assert len(one._known) == 10
+    other, _ = place.handle()
+    for number in range(KEYS_MAX + 5):
+        await grow(one, f"w{number}", 1)
+        await other.head(f"w{number}")
+        assert await one.compare_and_set(f"w{number}", 0, b"1")
+        assert await other.compare_and_set(f"w{number}", 0, b"x") is False
+    assert len(other._winners._won) == KEYS_MAX
     assert await one.compare_and_set("k3", 1, b"2")
 
 

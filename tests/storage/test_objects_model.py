@@ -179,16 +179,37 @@ def read(what: str) -> Cast:
     return cast
 
 
-CASTS = {"race": race, "truncated": truncated, "gap": gap, "head": read("head"), "scan": read("scan")}
+async def overtaken(s: Scenario) -> dict[str, Any]:
+    """A writer that loses, looks at the head and goes on, beside one that goes on and truncates, and one that
+    has slept."""
+    await s.begin()
+    b = await s.opened("b")
+    return {
+        "a": in_turn(s.writer(s.a, "a", 1), s.reader(s.a, "head"), s.writer(s.a, "aa", 2)),
+        "b": in_turn(s.writer(b, "b", 1, 2), s.truncater(b, 3)),
+    }
+
+
+CASTS = {
+    "overtaken": overtaken,
+    "race": race,
+    "truncated": truncated,
+    "gap": gap,
+    "head": read("head"),
+    "scan": read("scan"),
+}
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "passes"),
     [
-        *((name, True) for name in ("race", "truncated", "gap")),
+        *((name, True) for name in ("overtaken", "race", "truncated", "gap")),
         *((name, False) for name in ("head", "scan")),
-        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("race", "truncated", "gap")),
+        *(
+            pytest.param(name, False, marks=pytest.mark.long)
+            for name in ("overtaken", "race", "truncated", "gap")
+        ),
         *(pytest.param(name, True, marks=pytest.mark.long) for name in ("head", "scan")),
     ],
 )

@@ -143,7 +143,7 @@ class PlainRows:
     def few(self, rows: Any, diff: int, size_max: int) -> list[tuple[Any, Any, int]] | None:
         """A short list of `(key, val)` or `(key, val, diff)` as an own list, each with its diff.
 
-        `None` unless all surely can be converted later, and have at most `size_max` goodbytes without time and
+        `None` unless all surely can be converted later, with at most `size_max` goodbytes without time and
         diff."""
         if type(rows) is not list or len(rows) > FEW_ROWS:
             return None

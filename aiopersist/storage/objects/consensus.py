@@ -29,8 +29,8 @@ Nothing here is a hint that may be stale. Reads are linearizable as far as the o
 Google Cloud Storage are, and so must be any other that is used.
 
 *Costs.* A commit is two requests, one after the other: the creation and the list of floors. A refused one
-reads the version that is there; see also `courtesy.py`. A head is a list, then a get beside a list. `watch`
-polls by a list.
+reads the version that is there; see also `courtesy.py`. A head is a list, then a get beside a list; without
+the get if it is the version that has just won a race against this handle. `watch` polls by a list.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Entry, Versioned
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
-from aiopersist.storage.objects.bucket import Bucket, Tagged
+from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.courtesy import Wishes
 from aiopersist.storage.objects.names import (
     FLOORS,
@@ -64,6 +64,7 @@ from aiopersist.storage.objects.names import (
     version_name,
     version_of,
 )
+from aiopersist.storage.objects.winners import Winners
 from aiopersist.storage.waiters import Waiters
 
 GETS_AT_ONCE = 16
@@ -101,6 +102,7 @@ class ObjectsConsensus(Consensus):
         self._poll_s = poll_s
         self._known: dict[str, _KnownHead] = {}
         """By key, the greatest seqno that was the head once, as far as this handle knows."""
+        self._winners = Winners()
         self._waiters = Waiters()
         self._wishes = Wishes(runtime)
         self._obeys_conditions = False
@@ -121,10 +123,14 @@ class ObjectsConsensus(Consensus):
                     self._saw(key, NOTHING)
                     return None
                 continue  # versions were truncated while the list passed them
-            stored, floor = await both(self._bucket.get(newest.name), self._floor(folder))
+            stored, floor = await both(self._read(key, newest), self._floor(folder))
             if stored is not None and stored.tag == newest.tag and floor <= newest.seqno:
                 self._saw(key, newest.seqno)
                 return Versioned(newest.seqno, _data(stored.data))
+
+    async def _read(self, key: str, newest: _Newest) -> Object | None:
+        known = self._winners.find(key, newest.name, newest.tag)
+        return await self._bucket.get(newest.name) if known is None else known
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
         self._check(known)
@@ -247,6 +253,7 @@ class ObjectsConsensus(Consensus):
             if not created:  # by another call, or by this one, of which a driver sent a second copy
                 stored = await self._bucket.get(name)
                 if stored is not None and not stored.data.startswith(token):
+                    self._winners.lost(key, name, stored)
                     await self._wish(key, folder)
                     return False
             floors, _ = await both(self._floors(folder), self._forget_wishes(key))
@@ -256,6 +263,7 @@ class ObjectsConsensus(Consensus):
             raise Indeterminate(f"version {seqno} was created, or was there before: it is truncated")
         if not created and stored is None:  # the store contradicts itself, or a copy is still on its way
             raise Indeterminate(f"version {seqno} was refused since it is there, and it is not")
+        self._winners.forget(key)
         self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
         return True
 

@@ -1,0 +1,138 @@
+"""Objects in a bucket: one driver beside the other, and processes that race for one shard beside bare
+conditional puts."""
+
+import asyncio
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.urls import open_blob
+from benches.conftest import report
+
+MIB = 1024**2
+AT_ONCE = 16
+PROCESSES = 4
+
+
+async def each(at_once: int, works: list[Callable[[], Awaitable[object]]]) -> None:
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(work: Callable[[], Awaitable[object]]) -> None:
+        async with gate:
+            await work()
+
+    await asyncio.gather(*map(one, works))
+
+
+@pytest.mark.parametrize(
+    ("parts", "size"), [(16, 16 * MIB), (1000, 10 * 1024)], ids=["256 MiB", "1,000 small"]
+)
+def test_drivers(parts: int, size: int, s3_server: Any, run: Any, rounds: Any, enabled: bool) -> None:
+    """The same parts by aiobotocore and by obstore."""
+    if not enabled:
+        parts = 4
+    data = uuid.uuid4().bytes * (size // 16)
+    url = s3_server.url(f"b-{uuid.uuid4().hex[:12]}")
+    stores = {"aiobotocore": open_blob(url), "obstore": open_blob(f"s3+obstore{url.removeprefix('s3')}")}
+
+    async def put(store: Blob, name: str) -> None:
+        await each(AT_ONCE, [partial(store.set, f"{name}/{n}", data) for n in range(parts)])
+
+    async def get(store: Blob, name: str) -> None:
+        await each(AT_ONCE, [partial(store.get, f"{name}/{n}") for n in range(parts)])
+
+    works = {"put": put, "get": get}
+    contenders = {
+        f"{what} by {name}": partial(work, store, name)
+        for what, work in works.items()
+        for name, store in stores.items()
+    }
+    rounds(contenders, 5 if enabled else 1, warmup=1)
+    for store in stores.values():
+        run(store.aclose())
+
+
+BARE = """
+import asyncio, sys
+from aiopersist.storage.address import Address
+from aiopersist.storage.s3.client import OPTIONS, S3Client
+
+async def main():
+    client = S3Client.at(Address.parse(sys.argv[1], OPTIONS), "bench")
+    await client.get("warm")
+    print("ready", flush=True); sys.stdin.readline()
+    number = mine = 0
+    while mine < int(sys.argv[2]):
+        mine += await client.create(f"{number:016x}", b"x" * 300) is not None
+        number += 1
+    await client.aclose()
+
+asyncio.run(main())
+"""
+
+COMMITS = """
+import asyncio, sys
+import aiopersist as ap
+
+async def main():
+    schema = ap.Schema(key=str, val=int)
+    async with ap.open(sys.argv[1]) as client, client.writer("t", schema) as w:
+        print("ready", flush=True); sys.stdin.readline()
+        for number in range(int(sys.argv[2])):
+            await w.write([("k", number)])
+
+asyncio.run(main())
+"""
+
+
+def together(script: str, url: str, count: int) -> float:
+    """How many a second all processes do together, each `count`."""
+    command = [sys.executable, "-c", script, url, str(count)]
+    started = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(PROCESSES)
+    ]
+    for process in started:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    began = time.perf_counter()
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in started:
+        process.communicate()
+        assert process.returncode == 0
+    return PROCESSES * count / (time.perf_counter() - began)
+
+
+def test_four_processes_race_for_one_shard(
+    s3_server: Any, enabled: bool, benchmark: Any, capsys: Any
+) -> None:
+    """Commits a second of four processes on one shard of a bucket alone, beside bare conditional puts of the
+    next number in a loop, in turns. All commits are there."""
+    count, turns = (250, 3) if enabled else (3, 1)
+    bare, commits = list[float](), list[float]()
+
+    def turn() -> None:
+        url = s3_server.url(f"b-{uuid.uuid4().hex[:12]}")
+        bare.append(together(BARE, url, count))
+        commits.append(together(COMMITS, s3_server.url(f"b-{uuid.uuid4().hex[:12]}"), count))
+
+    benchmark.pedantic(turn, rounds=turns)
+    shares = [f"{c / b:.0%}" for c, b in zip(commits, bare, strict=True)]
+    report(
+        capsys,
+        "four processes on one shard",
+        **{
+            "bare puts a second": [round(n) for n in bare],
+            "commits a second": [round(n) for n in commits],
+            "share": shares,
+        },
+    )
