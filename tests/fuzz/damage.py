@@ -1,6 +1,6 @@
 """A location with every kind of object, stores that serve one of them damaged, and all that can be read."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
@@ -76,8 +76,8 @@ class DamagedConsensus(WrappedConsensus):
 
 
 async def fill(client: ap.Client) -> None:
-    """Two shards that differ in their contents alone, with parts, inline parts, a rollup and versions behind it;
-    a table with ids, and an `Indexed`."""
+    """Two shards that differ in their contents alone, with parts, inline parts, a rollup and versions behind
+    it; a table with ids, and an `Indexed`."""
     for number, name in enumerate(SHARDS):
         async with client.writer(name, SCHEMA) as writer:
             for time in range(4):
@@ -153,7 +153,8 @@ async def _updates(client: ap.Client, name: str) -> Any:
         async for step in updates.steps():
             found += [tuple(update) for update in step.updates]
             if step.upper.time >= 6:
-                return sorted(found)
+                break
+        return sorted(found)
 
 
 async def _items(client: ap.Client) -> Any:
