@@ -24,11 +24,10 @@ from shutil import rmtree
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
-from anyio import CapacityLimiter, to_thread
-
 from aiopersist.runtime import Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.wrapper import WrappedBlob
+from aiopersist.threads import Threads
 
 T = TypeVar("T")
 
@@ -143,7 +142,7 @@ class DiskCacheBlob(WrappedBlob):
     def __init__(self, inner: Blob, disk: DiskCache) -> None:
         super().__init__(inner)
         self.disk = disk
-        self._threads = CapacityLimiter(_THREADS)
+        self._threads = Threads(_THREADS, "aiopersist cache")
 
     def __repr__(self) -> str:
         return repr(self.inner)
@@ -153,6 +152,12 @@ class DiskCacheBlob(WrappedBlob):
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         return await self._read(key, f"{offset}-{length}", lambda: self.inner.get_range(key, offset, length))
+
+    async def aclose(self) -> None:
+        try:
+            await self.inner.aclose()
+        finally:
+            self._threads.end()
 
     async def delete(self, keys: Sequence[str]) -> None:
         given = list(keys)
@@ -179,7 +184,7 @@ class DiskCacheBlob(WrappedBlob):
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """A caller that is cancelled stops waiting, and the thread goes on."""
-        return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+        return await self._threads.run(work)
 
 
 def _files(folder: str) -> list[_CachedFile]:

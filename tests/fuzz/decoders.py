@@ -26,10 +26,10 @@ from aiopersist.stash.model import Codecs, StoredRows
 from aiopersist.stash.rows import check_codecs, decode, decode_at, table_at
 from aiopersist.state.diff import decode_commit
 from aiopersist.state.invariants import check_state
-from aiopersist.state.names import Trail
 from aiopersist.state.record import Record
 from aiopersist.state.rollup_file import checksum_of, decode_rollup, encode_rollup
 from aiopersist.state.seal import decode_version
+from aiopersist.state.trail import Trail
 from aiopersist.storage import identity
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
