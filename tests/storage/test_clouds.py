@@ -20,6 +20,7 @@ from aiopersist.testing.storage.heads import grow
 from tests.storage.answers_kit import answering
 from tests.storage.gcs_stand_in import StandIn
 from tests.storage.objects_kit import bucket_of
+from tests.support.location import by_obstore
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -232,3 +233,25 @@ async def test_the_clock_of_azurite(azure_url: str) -> None:
     consensus = open_consensus(azure_url)
     assert abs(await consensus.now() - Runtime().wall()) < 30
     await consensus.aclose()
+
+
+# --- beside the other driver of S3 ---------------------------------------------------------------
+
+
+async def test_both_drivers_of_s3_read_and_write_the_same_objects(best_s3_url: str) -> None:
+    """Goal: a location may change its driver at any time."""
+    one, two = open_blob(best_s3_url), open_blob(by_obstore(best_s3_url))
+    keys = ["a/b", "a\\b", "a%5Cb", "a b#?&+~", "a/%2F"]
+    for writes, reads in ((one, two), (two, one)):
+        for key in keys:
+            await writes.set(key, key.encode())
+        assert [await reads.get(key) for key in keys] == [key.encode() for key in keys]
+        assert sorted([key async for key, _ in reads.list("a")]) == sorted(keys)
+        await reads.delete(keys)
+    for store in (one, two):
+        await store.aclose()
+    for number, url in enumerate([best_s3_url, by_obstore(best_s3_url), best_s3_url]):
+        async with ap.open(url) as client:
+            table = client.table("größe/x", key=str, val=int)
+            assert await table.get("k") == (number or None)
+            await table.put("k", number + 1)
