@@ -11,7 +11,6 @@ from tests.examples import ROOT, needs_spark, pages, program
 pytest.importorskip("aiopersist.client")
 
 
-@pytest.mark.blocks_loop  # with its imports
 @pytest.fixture
 def no_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Providers of OpenTelemetry that a test sets are those of the process until its end."""
@@ -24,6 +23,7 @@ def no_providers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(api, f"_{name}_PROVIDER_SET_ONCE", Once())
 
 
+@pytest.mark.blocks_loop  # with its imports
 @pytest.mark.parametrize("name", [name for name, code in pages().items() if not needs_spark(code)])
 async def test_the_examples_of_a_page_run(
     name: str,
