@@ -57,6 +57,7 @@ FOUND: dict[str, tuple[str, bytes | Callable[[], bytes]]] = {
     "depth of a place": ("place body", DEEP),
     "depth of a trail": ("trail body", DEEP),
     "depth of a name": ("name", b'{"shard": ' + DEEP),
+    "depth of a trace": ("batch", b"aiopersist-batch 2 0\n" + DEEP),
     "digits": ("where", b"val.amount > " + b"1" * 5000),
 }
 
