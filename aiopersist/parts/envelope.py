@@ -71,6 +71,6 @@ class Envelope(NamedTuple):
             return {}
         try:
             found = json.loads(body.partition(b"\n")[0])
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}

@@ -22,6 +22,7 @@ from aiopersist.shard.log import PREFIXES
 from aiopersist.stash.rows import codecs
 from aiopersist.state.diff import decode_diff, encode_diff
 from aiopersist.state.position import WithinContents
+from aiopersist.storage.postgres.hints import payloads
 from aiopersist.web.reading import RowPlace, RowTrail
 from tests.compatibility import write as location
 
@@ -120,6 +121,7 @@ def _made() -> dict[str, list[bytes]]:
         "cursor": [cursors.encode(cursor).encode() for cursor in CURSORS],
         "place": [place.text.encode()],
         "trail": [RowTrail((RowPlace(), place)).text.encode()],
+        "hint": [text.encode() for text in payloads("sender", ["shard/one", "name/größe"])],
         "text": [b"orders", "gr\u00f6\u00dfe/\u65e5\u672c".encode(), SHARD.encode()],
     }
 

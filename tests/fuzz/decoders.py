@@ -33,6 +33,7 @@ from aiopersist.state.trail import Trail
 from aiopersist.storage import identity
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.postgres.hints import heard
 from aiopersist.storage.urls import open_blob, open_consensus, parse_location
 from aiopersist.web.reading import RowPlace, RowTrail
 from aiopersist.write import transmit
@@ -218,6 +219,7 @@ DECODERS: dict[str, Decoder] = {
     "url": Decoder(text(url), (InvalidLocation,)),
     "stash_rows": Decoder(stash_rows, (Corruption, StashError, ap.DiffOverflow)),
     "stash_codecs": Decoder(stash_codecs, (Corruption, ap.CodecMismatch)),
+    "hint": Decoder(text(heard), ()),
     "name": Decoder(name, CORRUPT),
     "text": Decoder(text(names), USAGE),
     "id": Decoder(text(an_id), USAGE),

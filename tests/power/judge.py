@@ -82,8 +82,9 @@ async def _judged(place: Path, said: Sequence[str]) -> list[str]:
     told = {(kind, *rest) for what, kind, *rest in lines if what == "told"}
     began = {(kind, *rest) for what, kind, *rest in lines if what == "began"}
     problems: list[str] = []
-    async with ap.open(str(place), settings=SETTINGS, maintenance=False) as client:
-        names = [summary.name for summary in await client.overview()]
+    settings = SETTINGS.model_copy(update={"retry_timeout_s": 5.0, "open_timeout_s": 5.0})
+    async with ap.open(str(place), settings=settings, maintenance=False) as client:
+        names = [found.name for found in await client.overview() if found.seqno is not None]
         log: dict[str, int] = {}
         if "log" in names:
             async with client.reader("log", SCHEMA) as reader:

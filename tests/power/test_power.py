@@ -66,7 +66,7 @@ def not_of(ending: str) -> Callable[[Disk, Call], bool]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "ending", ["-wal", "/", ".parquet", "state.db"], ids=["log", "folders", "blobs", "database"]
 )

@@ -200,7 +200,7 @@ def read_footer(footer: bytes, ref: PartRef) -> PartIndex:
         groups = tuple(RowGroup(*group) for group in index["row_groups"])
         lower, since = (_frontier(index[name]) for name in ("lower", "since"))
         diffs = index.get("diffs")
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as e:
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError) as e:
         raise Corruption(f"the footer of a part cannot be read: {e}") from e
     rows = sum(group.rows for group in groups)
     return PartIndex(ref.size, rows, groups, lower, since, diffs, footer, metadata)

@@ -131,13 +131,25 @@ class NotifyHints:
         return "postgres closed the connection that listens"
 
     def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
-        sender, *keys = json.loads(str(payload))
+        sender, keys = heard(str(payload))
         if sender == self._id:
             return
         if _ALL in keys:
             self._waiters.wake_all()
         else:
             self._waiters.wake(keys)
+
+
+def heard(payload: str) -> tuple[str, list[str]]:
+    """The sender and the keys of a message. One that is none, since anybody may send on a channel, is of
+    nobody, and of all keys."""
+    try:
+        found = json.loads(payload)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+        return "", [_ALL]
+    return found[0], found[1:]
 
 
 def payloads(sender: str, keys: Collection[str]) -> list[str]:
