@@ -8,7 +8,7 @@ are steps where a model says so."""
 import asyncio
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,12 +25,15 @@ from tests.storage.objects_kit import Choose, actor, explore
 from tests.support.internals import stack_of
 
 T = TypeVar("T")
-SETTINGS = ap.Settings(retry_timeout_s=None)
+SETTINGS = ap.Settings(
+    retry_timeout_s=None, inline_writes_single_max_bytes=0, reader_lease_s=1e9, writer_lease_s=1e9
+)
 WRITES = frozenset({"compare_and_set", "compare_and_set_many"})
 AT_ONCE = frozenset({"now", "clock", "list_keys"})  # they say nothing that a model is about
 LONG_S = 3.0  # who sleeps for so long sleeps for ever: a heartbeat is no part of a model
 NOW_S = 1.7e9
 RUNS_MAX = 300_000
+REQUESTS_MAX = 1000  # of one run
 
 
 class _Fixed(Runtime):
@@ -48,7 +51,7 @@ class _Fixed(Runtime):
         return f"{self._who}-{self._ids}"
 
     def uuid(self) -> uuid.UUID:
-        return uuid.uuid5(uuid.NAMESPACE_OID, self.token())
+        return uuid.UUID(int=uuid.uuid5(uuid.NAMESPACE_OID, self.token()).int, version=4)
 
     def wall(self) -> float:
         return NOW_S
@@ -79,6 +82,7 @@ class Model:
         self.blob, self.consensus = MemoryBlob(), MemoryConsensus(runtime=_Fixed("stores"))
         self.clients: dict[str, ap.Client] = {}
         self.blob_steps = blob_steps
+        self._old: list[ap.Client] = []
         self.begin()
 
     def begin(self) -> None:
@@ -93,6 +97,7 @@ class Model:
         """By actor, how often it may be cancelled."""
         self.free = True
         """Whether requests happen at once."""
+        self._requests = 0
         self._late: list[asyncio.Task[None]] = []
         self._told: dict[str, list[str]] = defaultdict(list)
         self._waiting: list[_Waiting] = []
@@ -111,6 +116,12 @@ class Model:
             )
         return self.clients[who]
 
+    async def fresh(self, who: str) -> ap.Client:
+        """A client of that actor for this run alone: it knows nothing, and its blobs are read from the store."""
+        if who in self.clients:
+            self._old.append(self.clients.pop(who))
+        return await self.client(who)
+
     async def shard(self, who: str, shard: ShardId) -> Shard:
         """A shard as a client of that actor first sees it, with what is there."""
         found = Shard(stack_of(await self.client(who)), shard)
@@ -121,7 +132,19 @@ class Model:
         """Note what an actor has learned: with what is stored, it decides all that can follow."""
         self._told[who].append(repr(what))
 
+    async def aclose(self) -> None:
+        for client in (*self.clients.values(), *self._old):
+            await client.aclose()
+
+    async def forget(self) -> None:
+        """Close the clients of runs that are over."""
+        old, self._old = self._old, []
+        for client in old:
+            await client.aclose()
+
     async def request(self, who: str, op: str, act: Request[T]) -> T:
+        self._requests += 1
+        assert self._requests < REQUESTS_MAX, "it asks for ever"
         if self.free or op in AT_ONCE:
             return await act()
         how = await self._step(who, op)
@@ -268,6 +291,7 @@ def played(cast: Cast, *, blob_steps: bool = False, runs_max: int = RUNS_MAX) ->
         model = Model(blob_steps)
 
         async def one(choose: Choose) -> None:
+            await model.forget()
             model.begin()
             actors, check = await cast(model)
             await model.run(actors, choose)
@@ -276,9 +300,4 @@ def played(cast: Cast, *, blob_steps: bool = False, runs_max: int = RUNS_MAX) ->
         try:
             return explore(lambda choose: runner.run(one(choose)), runs_max)
         finally:
-            runner.run(_closed(list(model.clients.values())))
-
-
-async def _closed(clients: Sequence[ap.Client]) -> None:
-    for client in clients:
-        await client.aclose()
+            runner.run(model.aclose())
