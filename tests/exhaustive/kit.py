@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import anyio.to_thread
+import pytest
 
 import aiopersist as ap
 from aiopersist.errors import Indeterminate
 from aiopersist.runtime import Runtime
-from aiopersist.shard.shard import Shard
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.shard import Shard
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.wrapper import Request, WrappedBlob, WrappedConsensus
+from aiopersist.threads import Threads
 from tests.storage.objects_kit import Choose, actor, explore
 from tests.support.internals import stack_of
 
@@ -215,7 +217,9 @@ class Model:
         waiting.go.set_result(how)
 
     def _mark(self) -> Any:
-        logs = tuple((key, log.first, tuple(log.data)) for key, log in sorted(self.consensus._shared.logs.items()))
+        logs = tuple(
+            (key, log.first, tuple(log.data)) for key, log in sorted(self.consensus._shared.logs.items())
+        )
         blobs = tuple(sorted(self.blob._shared.blobs)) if self.blob_steps else ()
         told = tuple(sorted((who, tuple(what)) for who, what in self._told.items()))
         return logs, blobs, told, tuple((waiting.who, waiting.what) for waiting in self._waiting)
@@ -269,19 +273,21 @@ class _Blob(WrappedBlob):
 
 @contextmanager
 def _threads_inline() -> Iterator[None]:
-    real = anyio.to_thread.run_sync
+    async def run(self: Threads, work: Callable[[], Any]) -> Any:
+        return work()
 
     async def run_sync(func: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return func(*args)
 
-    anyio.to_thread.run_sync = run_sync  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Threads, "run", run)
+        patch.setattr(anyio.to_thread, "run_sync", run_sync)
         yield
-    finally:
-        anyio.to_thread.run_sync = real
 
 
-Cast = Callable[[Model], Awaitable[tuple[Mapping[str, Callable[[], Awaitable[None]]], Callable[[], Awaitable[None]]]]]
+Cast = Callable[
+    [Model], Awaitable[tuple[Mapping[str, Callable[[], Awaitable[None]]], Callable[[], Awaitable[None]]]]
+]
 """Sets the stores up; returns the actors, and the check of what must hold after them."""
 
 

@@ -213,5 +213,7 @@ CASES = [pytest.param(w, marks=pytest.mark.long if WITHOUT[w][1] in LARGER else 
 def test_without_a_rule_something_is_gone(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, name = WITHOUT[without]
     plant(monkeypatch)
-    with pytest.raises((AssertionError, ap.Error), match=r"snapshot has|at the end|names part|rollup|for ever"):
+    with pytest.raises(
+        (AssertionError, ap.Error), match=r"snapshot has|at the end|names part|rollup|for ever"
+    ):
         played((CASTS | LARGER)[name], blob_steps=True)

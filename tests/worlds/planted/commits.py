@@ -84,7 +84,7 @@ def a_statement_for_each_shard(patch: pytest.MonkeyPatch) -> None:
 
 def no_token_is_a_proof(patch: pytest.MonkeyPatch) -> None:
     """An append whose version was truncated did not happen, whatever the state says."""
-    patch.setattr(writing, "_token_is_there", lambda state, writer, token: False)
+    patch.setattr(writing, "token_is_there", lambda state, writer, token: False)
 
 
 def a_vacant_version_stays_vacant(patch: pytest.MonkeyPatch) -> None:

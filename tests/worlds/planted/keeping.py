@@ -7,7 +7,7 @@ import pytest
 from aiopersist.frontier import Antichain
 from aiopersist.gc import collect, sweep
 from aiopersist.shard import hold
-from aiopersist.state import command, compaction, names, reading, retention
+from aiopersist.state import command, compaction, reading, retention, trail
 from aiopersist.state.position import SubscriptionRecord
 from tests.worlds.planted import Bug
 
@@ -27,7 +27,7 @@ def truncation_to_any_version(patch: pytest.MonkeyPatch) -> None:
 
 def collection_of_what_is_named(patch: pytest.MonkeyPatch) -> None:
     """Parts that a later version still names are deleted."""
-    patch.setattr(names.Trail, "dropped", property(lambda self: set(self.parts)))
+    patch.setattr(trail.Trail, "dropped", property(lambda self: set(self.parts)))
 
 
 def collection_of_what_is_dropped_later(patch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def a_sweep_of_earlier_versions(patch: pytest.MonkeyPatch) -> None:
     """Only what the head names is kept, not what a reader holds."""
 
     async def head_only(stack: Any, state: Any, earliest: int, last: int) -> Any:
-        return names.Trail()
+        return trail.Trail()
 
     patch.setattr(sweep, "trail_from", head_only)
 
