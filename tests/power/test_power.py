@@ -12,7 +12,7 @@ from tests.power.judge import every_sync, points, tried
 from tests.power.trace import Call, available, recorded
 
 POINTS = int(os.environ.get("AIOPERSIST_TEST_POWER", "1000"))
-SOME, PLANTED = 24, 200
+SOME, PLANTED = 24, 60
 pytestmark = [pytest.mark.slow, pytest.mark.blocks_loop, pytest.mark.timeout(300)]
 
 

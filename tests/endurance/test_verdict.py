@@ -1,0 +1,61 @@
+"""Goal: the verdict on a long run notices what it is there for: each lie about what was told is found."""
+
+from collections.abc import Callable
+
+import pytest
+
+import aiopersist as ap
+from tests.endurance.faults import Window
+from tests.endurance.notes import Note
+from tests.endurance.verdict import Verdict, judged, told_by
+from tests.endurance.worker import ACCOUNTS, BALANCE, LOG
+
+KEYS = {"write": "a0-write0-0", "append": "a0-append-0"}
+
+
+def told(kind: str, op: str, at: float = 1.0) -> list[Note]:
+    return [Note(at, "began", kind, op), Note(at + 0.1, "told", kind, op)]
+
+
+TRUTH = [*told("write", KEYS["write"]), *told("append", KEYS["append"]), *told("count", "a0-count0-0", 5.0)]
+
+
+async def verdict(notes: list[Note], *, delivered: int = 2, double: bool = False) -> Verdict:
+    """Of a location in which the operations of `TRUTH` happened."""
+    async with ap.open("mem://", maintenance=False) as client:
+        await client.table("accounts", str, int).put_many({f"a{n}": BALANCE for n in range(ACCOUNTS)})
+        await client.table("counters", str, int).put("a", 1)
+        await client.table("delivered", str, int).put("all", delivered)
+        async with client.writer("log", LOG) as writer:
+            await writer.write([(key, 1, 2 if double else 1) for key in KEYS.values()])
+        return await judged(client, notes, told_by(notes, [Window("cut s3", 2.0, 3.0)]))
+
+
+async def test_the_truth_is_good() -> None:
+    found = await verdict(TRUTH)
+    assert found.is_good
+    assert found.operations == {"write": 1, "append": 1, "count": 1}
+    assert found.longest[0] == (4.0, "cut s3")
+
+
+@pytest.mark.parametrize(
+    ("notes", "field"),
+    [
+        (lambda: [*TRUTH, *told("write", "a0-write0-1")], "lost"),
+        (lambda: [*TRUTH, *told("append", "a0-append-1")], "lost"),
+        (lambda: [*TRUTH, *told("count", "a0-count0-1")], "lost"),
+        (lambda: TRUTH[:-2], "doubled"),
+        (lambda: [*TRUTH, Note(9.0, "began", "count", "a0-count0-1")], "unknown"),
+        (lambda: TRUTH[2:], "wrong"),
+    ],
+    ids=["write", "append", "count", "counted twice", "never told", "written by nobody"],
+)
+async def test_a_lie_is_found(notes: Callable[[], list[Note]], field: str) -> None:
+    found = await verdict(notes())
+    assert not found.is_good
+    assert getattr(found, field)
+
+
+async def test_what_is_there_twice_or_was_delivered_twice_is_found() -> None:
+    assert (await verdict(TRUTH, double=True)).doubled
+    assert (await verdict(TRUTH, delivered=3)).wrong
