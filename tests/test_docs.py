@@ -32,11 +32,11 @@ async def test_the_examples_of_a_page_run(
     no_providers: None,
     request: pytest.FixtureRequest,
 ) -> None:
+    if "APP_BUCKET" in pages()[name]:  # first, since a server's program may be found below the folder of now
+        monkeypatch.setenv("APP_BUCKET", request.getfixturevalue("best_s3_url"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("APP_STASH", f"sqlite://{tmp_path}/app.db")  # what pages want to be given
     monkeypatch.setenv("AIOPERSIST_LOCATION", f"{tmp_path}/app-data")
-    if "APP_BUCKET" in pages()[name]:
-        monkeypatch.setenv("APP_BUCKET", request.getfixturevalue("best_s3_url"))
     module: dict[str, Any] = {"__name__": name}
     exec(compile(program(pages()[name]), name, "exec"), module)
     await module["page"]()
