@@ -216,17 +216,12 @@ class TestS3Blob(OurBlob):
             yield handles
 
 
+@pytest.mark.long  # by default consensus on S3 and by obstore are tested, but not both together
 class TestS3ConsensusByObstore(OurConsensus):
-    """What takes long is the same code for Google, whose stand-in is faster."""
-
     @pytest.fixture
     async def handles(self, s3_url: str) -> AsyncIterator[tuple[Consensus, Consensus]]:
         async for handles in consensuses(by_obstore(f"{s3_url}&poll_s=0.05")):
             yield handles
-
-    @pytest.mark.long
-    async def test_heads_of_many(self, handles: tuple[Consensus, Consensus]) -> None:
-        await super().test_heads_of_many(handles)
 
 
 class TestS3BlobByObstore(OurBlob):
@@ -252,6 +247,14 @@ class TestAzureConsensus(OurConsensus):
     async def test_heads_of_many(self, handles: tuple[Consensus, Consensus]) -> None:
         await super().test_heads_of_many(handles)
 
+    @pytest.mark.long
+    async def test_heads_are_of_now(self, handles: tuple[Consensus, Consensus]) -> None:
+        await super().test_heads_are_of_now(handles)
+
+    @pytest.mark.long
+    async def test_truncate_races_with_compare_and_set(self, handles: tuple[Consensus, Consensus]) -> None:
+        await super().test_truncate_races_with_compare_and_set(handles)
+
 
 class TestAzureBlob(OurBlob):
     @pytest.fixture
@@ -264,6 +267,7 @@ class TestAzureBlob(OurBlob):
         await super().test_list_is_complete_beyond_a_page(handles)
 
 
+@pytest.mark.long  # the same code as for Azure
 class TestGoogleConsensus(OurConsensus):
     """On a stand-in, unless a bucket is named: see the fixture."""
 

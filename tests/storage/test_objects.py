@@ -346,6 +346,11 @@ async def test_a_bucket_is_a_whole_location(bucket_url: str) -> None:
             await client.stash()
 
 
+@pytest.mark.parametrize(
+    "bucket_url",
+    ["s3", "az", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("s3+obstore", "gs"))],
+    indirect=True,
+)
 async def test_clients_race_for_one_shard(bucket_url: str) -> None:
     """Goal: nothing is lost, nothing is there twice."""
     schema, url = ap.Schema(key=str, val=int), f"{bucket_url}&poll_s=0.05"
