@@ -17,8 +17,8 @@ import anyio.to_thread
 import aiopersist as ap
 from aiopersist.errors import Indeterminate
 from aiopersist.runtime import Runtime
-from aiopersist.shard.shard import Shard
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.shard import Shard
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.wrapper import Request, WrappedBlob, WrappedConsensus
 from tests.storage.objects_kit import Choose, actor, explore
@@ -91,8 +91,8 @@ class Model:
         self.consensus._shared.logs.clear()
         self.consensus._shared.lost = False
         self.faults: dict[str, list[str]] = {}
-        """By actor, what may happen to its next writes: `lost` loses the answer, `late` happens after that, if
-        at all. Each happens once."""
+        """By actor, what may happen to its next writes, each once: `lost` loses the answer, `late` happens
+        after that, if at all."""
         self.cancels: dict[str, int] = {}
         """By actor, how often it may be cancelled."""
         self.free = True
@@ -117,7 +117,7 @@ class Model:
         return self.clients[who]
 
     async def fresh(self, who: str) -> ap.Client:
-        """A client of that actor for this run alone: it knows nothing, and its blobs are read from the store."""
+        """A client of that actor for this run alone: it knows nothing, and has no blob."""
         if who in self.clients:
             self._old.append(self.clients.pop(who))
         return await self.client(who)
@@ -215,7 +215,9 @@ class Model:
         waiting.go.set_result(how)
 
     def _mark(self) -> Any:
-        logs = tuple((key, log.first, tuple(log.data)) for key, log in sorted(self.consensus._shared.logs.items()))
+        logs = tuple(
+            (key, log.first, tuple(log.data)) for key, log in sorted(self.consensus._shared.logs.items())
+        )
         blobs = tuple(sorted(self.blob._shared.blobs)) if self.blob_steps else ()
         told = tuple(sorted((who, tuple(what)) for who, what in self._told.items()))
         return logs, blobs, told, tuple((waiting.who, waiting.what) for waiting in self._waiting)
@@ -281,7 +283,9 @@ def _threads_inline() -> Iterator[None]:
         anyio.to_thread.run_sync = real
 
 
-Cast = Callable[[Model], Awaitable[tuple[Mapping[str, Callable[[], Awaitable[None]]], Callable[[], Awaitable[None]]]]]
+Cast = Callable[
+    [Model], Awaitable[tuple[Mapping[str, Callable[[], Awaitable[None]]], Callable[[], Awaitable[None]]]]
+]
 """Sets the stores up; returns the actors, and the check of what must hold after them."""
 
 

@@ -17,9 +17,9 @@ from aiopersist.gc.collect import collect
 from aiopersist.gc.rollup import write_rollup
 from aiopersist.shard import commit
 from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import Intent, commit_all, settle
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.catalog import ShardId
 from aiopersist.state.lifecycle import Create
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.writing import AppendHollow, HeartbeatWriter, RegisterWriter, Write
