@@ -48,9 +48,13 @@ SHOWN = {
     "a_shared_val": Shown(13, 4),
     "a_take_over_that_does_not_fence": Shown(117, 29),
     "an_ack_that_transactions_leave_out": Shown(31, 5),
+    "an_ack_that_commits_leave_out": Shown(50, 10),
     "an_ack_that_is_told_too_early": Shown(48, 9),
+    "a_step_that_is_skipped": Shown(50, 10),
     "shares_that_overlap": Shown(6, 1),
     "a_subscription_that_begins_behind_the_contents": Shown(24, 3),
+    "a_cursor_that_is_too_far": Shown(762, 35),
     "a_write_before_the_seal": Shown(40, 3),
     "a_trim_that_loses": Shown(654, 30),
+    "revisions_of_a_stash_are_not_compared": Shown(3, 1),
 }
