@@ -93,8 +93,8 @@ class Model:
         self.consensus._shared.logs.clear()
         self.consensus._shared.lost = False
         self.faults: dict[str, list[str]] = {}
-        """By actor, what may happen to its next writes: `lost` loses the answer, `late` happens after that, if
-        at all. Each happens once."""
+        """By actor, what may happen to its next writes, each once: `lost` loses the answer, `late` happens
+        after that, if at all."""
         self.cancels: dict[str, int] = {}
         """By actor, how often it may be cancelled."""
         self.free = True
@@ -119,7 +119,7 @@ class Model:
         return self.clients[who]
 
     async def fresh(self, who: str) -> ap.Client:
-        """A client of that actor for this run alone: it knows nothing, and its blobs are read from the store."""
+        """A client of that actor for this run alone: it knows nothing, and has no blob."""
         if who in self.clients:
             self._old.append(self.clients.pop(who))
         return await self.client(who)

@@ -1,6 +1,6 @@
-"""Goal: in all orders of the requests of a slow reader, a compaction, a collection and a sweep, what the reader
-holds is there; what a collector that stops at any step leaves can be read; and no upload is swept before its
-commit.
+"""Goal: in all orders of the requests of a slow reader, a compaction, a collection and a sweep, what the
+reader holds is there; what a collector that stops at any step leaves can be read; and no upload is swept
+before its commit.
 
 Each rule is needed: without it an order is found in which a part is gone."""
 
@@ -74,7 +74,7 @@ class Scene:
         return shard
 
     async def reader(self, *, begins: bool = False, beats: bool = False) -> Act:
-        """Reads a snapshot, which is open already unless it `begins`; before that its lease may be renewed."""
+        """Reads a snapshot, which is open already unless it `begins`; its lease may be renewed before."""
         client = await self.model.fresh("r")
         opened: list[Any] = []
 

@@ -157,10 +157,10 @@ CASTS: dict[str, Cast] = {
     "both, late": race("late", racing=False),
     "both, cancelled": race(racing=False, cancels=1),
     "two shards, lost": race("lost", racing=False, shards=2),
-    "two shards, cancelled": race(racing=False, cancels=1, shards=2),
     "truncated, lost": truncated("lost"),
 }
 LARGER: dict[str, Cast] = {
+    "two shards, cancelled": race(racing=False, cancels=1, shards=2),
     "both, late and cancelled": race("late", racing=False, cancels=1),
     "both, all": race("lost", "late", racing=False, cancels=1),
     "two shards, all": race("lost", "late", racing=False, cancels=1, shards=2),

@@ -54,6 +54,10 @@ class Scene:
     async def pause(self) -> None:
         await self.world.sleep(self.dice.choice([0, 0.01, self.gap_s]))
 
+    def promise(self, held: bool, what: object) -> None:
+        """Fail unless what the library promised has held."""
+        assert held, what
+
     async def slowly(self) -> None:
         """Take a moment, now and then long enough for a heartbeat."""
         await self.world.sleep(self.dice.choice(SLOWLY_S))

@@ -11,6 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.testing.simulation import CALM, Crashed, Failure, Weather, World, search, simulate
 from aiopersist.testing.simulation.loop import Stuck
+from tests.worlds.programs.beside import NOTES
 
 
 async def naive(client: ap.Client) -> None:
@@ -155,3 +156,48 @@ def test_objects_are_frozen_afterwards_if_they_were_before() -> None:
         gc.freeze()  # as `conftest.py` does
     simulate(scenario, 1, CALM)
     assert gc.get_freeze_count() > 0
+
+
+def test_a_backup_is_put_back() -> None:
+    """Goal: what was committed after the backup is gone, in a stash, too; a client that goes on is told."""
+
+    async def scenario(world: World) -> None:
+        machine = world.machine("a")
+
+        async def program(val: int) -> None:
+            async with machine.open() as client, machine.stash() as stash:
+                await client.table("t", str, int).put("k", val)
+                await NOTES.upsert_key(stash, "k", val)
+
+        async with world.open() as onlooker:
+            await machine.start(program(1))
+            backup = world.backup()
+            await machine.start(program(2))
+            assert await onlooker.table("t", str, int).get("k") == 2
+            world.restore(backup)
+            with pytest.raises(ap.Corruption):
+                await onlooker.table("t", str, int).get("k")
+        async with world.open() as client, machine.stash() as stash:
+            assert await client.table("t", str, int).get("k") == 1
+            assert await NOTES.peek_one(stash) == {"k": 1}
+
+    simulate(scenario, 1, CALM)
+
+
+def test_a_machine_may_be_cut_off_from_one_store() -> None:
+    async def scenario(world: World) -> None:
+        machine, brief = world.machine("a"), ap.Settings(retry_timeout_s=0.1)
+
+        async def program() -> None:
+            async with machine.open(settings=brief) as client, machine.stash() as stash:
+                await NOTES.upsert_key(stash, "k", 1)
+                machine.cut_off(60, ["blob"])
+                await NOTES.upsert_key(stash, "k", 2)
+                assert await client.list_shards() == {}
+                machine.cut_off(60, ["consensus"])
+                with pytest.raises((ap.StorageUnavailable, ap.Indeterminate)):
+                    await client.list_shards()
+
+        await machine.start(program())
+
+    simulate(scenario, 1, CALM)

@@ -185,9 +185,7 @@ def a_compaction_that_leaves_rows_out(patch: pytest.MonkeyPatch) -> None:
         return await rewrite(shard, runs[:-1] or runs, *more)
 
     patch.setattr(local, "rewrite", fewer)
-    patch.setattr(
-        compaction.Replace, "_fits", lambda self, state: compaction._unchanged(self.inputs, state)
-    )
+    patch.setattr(compaction.Replace, "_fits", lambda self, state: compaction._unchanged(self.inputs, state))
 
 
 def a_piece_that_is_left_out(patch: pytest.MonkeyPatch) -> None:
@@ -197,9 +195,7 @@ def a_piece_that_is_left_out(patch: pytest.MonkeyPatch) -> None:
     in_order = shared_compaction._in_order
     patch.setattr(shared_compaction, "_in_order", lambda *args: in_order(*args)[:1])
     patch.setattr(shared_compaction.SharedCompaction, "_check", lambda self, read: None)
-    patch.setattr(
-        compaction.Replace, "_fits", lambda self, state: compaction._unchanged(self.inputs, state)
-    )
+    patch.setattr(compaction.Replace, "_fits", lambda self, state: compaction._unchanged(self.inputs, state))
 
 
 def a_policy_that_passes_the_contents(patch: pytest.MonkeyPatch) -> None:

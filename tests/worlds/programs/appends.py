@@ -48,7 +48,7 @@ async def append(scene: Scene, handle: Any, number: int) -> int:
             await handle.compare_and_append([(*scene.row(number), time, 1)], time, time + 1)
         except ap.UpperMismatch as error:
             scene.counts["mismatches"] += 1
-            assert error.current.time > time, f"refused by an old state: {error}"
+            scene.promise(error.current.time > time, f"refused by an old state: {error}")
         else:
             return int(time)
 

@@ -1,0 +1,60 @@
+"""Which of the planted bugs the worlds have shown, from seed 0 on: the first world that fails, and how many
+were played until then. `python -m tests.worlds.test_planted` finds these figures again."""
+
+from typing import NamedTuple
+
+
+class Shown(NamedTuple):
+    """The first world that fails."""
+
+    seed: int
+    played: int
+    """Worlds until then; others have no program that could show the bug."""
+
+
+SHOWN = {
+    "a_lost_answer_is_a_refusal": Shown(12, 13),
+    "a_lost_answer_is_a_success": Shown(0, 1),
+    "any_version_is_ours": Shown(10, 11),
+    "a_version_is_never_ours": Shown(4, 5),
+    "a_statement_for_each_shard": Shown(6, 7),
+    "an_append_that_came_late_is_told_as_done": Shown(6, 7),
+    "a_cancelled_append_did_not_happen": Shown(4, 2),
+    "parts_in_doubt_are_deleted": Shown(33, 6),
+    "leases_by_the_own_clock": Shown(10, 11),
+    "a_batch_that_is_never_spent": Shown(0, 1),
+    "numbers_of_transactions_are_not_compared": Shown(109, 16),
+    "a_call_that_its_group_leaves_out": Shown(25, 4),
+    "replicas_append_what_is_there": Shown(14, 1),
+    "an_owner_that_is_not_compared": Shown(186, 9),
+    "collection_beside_readers": Shown(63, 28),
+    "truncation_to_any_version": Shown(0, 1),
+    "collection_of_what_is_named": Shown(0, 1),
+    "rollups_go_before_their_versions": Shown(1, 1),
+    "a_sweep_that_reads_the_head_first": Shown(43, 18),
+    "a_sweep_beside_writers": Shown(85, 35),
+    "a_sweep_of_earlier_versions": Shown(114, 43),
+    "critical_holds_hold_nothing": Shown(32, 2),
+    "leased_holds_hold_nothing": Shown(78, 32),
+    "a_named_hold_begins_anew": Shown(25, 1),
+    "leases_that_end_early": Shown(9, 10),
+    "any_inputs_are_replaced": Shown(128, 47),
+    "times_that_advance_beyond_since": Shown(4, 2),
+    "a_compaction_that_leaves_rows_out": Shown(0, 1),
+    "a_piece_that_is_left_out": Shown(63, 28),
+    "a_lost_update": Shown(13, 4),
+    "a_write_skew": Shown(37, 13),
+    "a_stale_get": Shown(130, 42),
+    "a_shared_val": Shown(13, 4),
+    "a_take_over_that_does_not_fence": Shown(117, 29),
+    "an_ack_that_transactions_leave_out": Shown(31, 5),
+    "an_ack_that_commits_leave_out": Shown(50, 10),
+    "an_ack_that_is_told_too_early": Shown(48, 9),
+    "a_step_that_is_skipped": Shown(50, 10),
+    "shares_that_overlap": Shown(6, 1),
+    "a_subscription_that_begins_behind_the_contents": Shown(24, 3),
+    "a_cursor_that_is_too_far": Shown(762, 35),
+    "a_write_before_the_seal": Shown(40, 3),
+    "a_trim_that_loses": Shown(654, 30),
+    "revisions_of_a_stash_are_not_compared": Shown(3, 1),
+}

@@ -1,0 +1,51 @@
+"""Goal: worlds find the bugs that are planted in the library (`planted/shown.py`); without a bug they find
+nothing (`test_worlds.py`).
+
+`python -m tests.worlds.test_planted` searches for all, or for those that it is told, and prints how many
+worlds each took."""
+
+import logging
+import sys
+
+import pytest
+
+from tests.worlds.planted.search import BUGS, SEEDS_MAX, search
+from tests.worlds.planted.shown import SHOWN
+
+QUICKLY = (
+    "a_lost_answer_is_a_success",
+    "a_batch_that_is_never_spent",
+    "collection_of_what_is_named",
+    "truncation_to_any_version",
+    "rollups_go_before_their_versions",
+)
+"""Bugs that are looked for in each run."""
+
+
+@pytest.mark.parametrize("name", QUICKLY)
+def test_it_is_found_quickly(name: str) -> None:
+    seed = SHOWN[name].seed
+    found = search(BUGS[name], range(seed, seed + 5))
+    assert found is not None, f"{name} is not found in 5 worlds"
+    print(found.seed, repr(found.error)[:300])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SHOWN)
+def test_it_is_found(name: str) -> None:
+    found = search(BUGS[name], range(SEEDS_MAX))
+    assert found is not None, f"{name} is not found in {SEEDS_MAX} worlds"
+    print(found.seed, found.played, repr(found.error)[:300])
+
+
+def main(names: list[str]) -> None:
+    logging.disable(logging.CRITICAL)
+    for name in names or BUGS:
+        found = search(BUGS[name], range(SEEDS_MAX))
+        told = "not found" if found is None else f"{found.seed + 1} seeds, {found.played} of them played"
+        print(f"| {BUGS[name].area} | {BUGS[name].name} | {told} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
