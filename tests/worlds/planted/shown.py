@@ -55,6 +55,5 @@ SHOWN = {
     "a_subscription_that_begins_behind_the_contents": Shown(24, 3),
     "a_cursor_that_is_too_far": Shown(762, 35),
     "a_write_before_the_seal": Shown(40, 3),
-    "a_trim_that_loses": Shown(654, 30),
     "revisions_of_a_stash_are_not_compared": Shown(3, 1),
 }
