@@ -28,7 +28,7 @@ from anyio import CapacityLimiter, to_thread
 
 from aiopersist.runtime import Runtime
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.wrapper import WrappedBlob
+from aiopersist.storage.wrapper import CachedBlob
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class DiskCache:
         return digest.digest()
 
 
-class DiskCacheBlob(WrappedBlob):
+class DiskCacheBlob(CachedBlob):
     """`inner` behind a cache on disk."""
 
     def __init__(self, inner: Blob, disk: DiskCache) -> None:
@@ -147,6 +147,9 @@ class DiskCacheBlob(WrappedBlob):
 
     def __repr__(self) -> str:
         return repr(self.inner)
+
+    def before(self, store: Blob) -> Blob:
+        return DiskCacheBlob(store, self.disk)
 
     async def get(self, key: str) -> bytes | None:
         return await self._read(key, "whole", lambda: self.inner.get(key))
