@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 from aiopersist.runtime import Runtime
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.wrapper import WrappedBlob
+from aiopersist.storage.wrapper import CachedBlob
 from aiopersist.threads import Threads
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class DiskCache:
         return digest.digest()
 
 
-class DiskCacheBlob(WrappedBlob):
+class DiskCacheBlob(CachedBlob):
     """`inner` behind a cache on disk."""
 
     def __init__(self, inner: Blob, disk: DiskCache) -> None:
@@ -146,6 +146,9 @@ class DiskCacheBlob(WrappedBlob):
 
     def __repr__(self) -> str:
         return repr(self.inner)
+
+    def before(self, store: Blob) -> Blob:
+        return DiskCacheBlob(store, self.disk)
 
     async def get(self, key: str) -> bytes | None:
         return await self._read(key, "whole", lambda: self.inner.get(key))

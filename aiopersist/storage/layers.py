@@ -24,10 +24,9 @@ from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Versioned
-from aiopersist.storage.disk_cache import DiskCache, DiskCacheBlob
 from aiopersist.storage.readonly import ReadonlyBlob
 from aiopersist.storage.stall import LOG_AFTER_S
-from aiopersist.storage.wrapper import READS, Request, WrappedBlob, WrappedConsensus
+from aiopersist.storage.wrapper import READS, CachedBlob, Request, WrappedBlob, WrappedConsensus
 
 T = TypeVar("T")
 
@@ -40,23 +39,23 @@ def wrap_stores(
     """The two stores in their wrappers, and the counts of their requests. Closing a wrapper closes
     the store in it."""
     metrics, tracing = measures or Measures.new(runtime.monotonic, enabled=settings.metrics)
-    blob, disk = _split(blob)
+    blob, cached = _split(blob)
     if metrics.enabled:
         blob, consensus = MetricsBlob(blob, metrics), MetricsConsensus(consensus, metrics)
     if tracing.on:
         blob, consensus = TracedBlob(blob, tracing), TracedConsensus(consensus, tracing)
     retry = Retry(settings.retry_timeout_s, runtime, metrics)
     uncached, wrapped_consensus = RetryBlob(blob, retry), RetryConsensus(consensus, retry)
-    wrapped_blob = uncached if disk is None else DiskCacheBlob(uncached, disk)
+    wrapped_blob = uncached if cached is None else cached.before(uncached)
     return CacheBlob(wrapped_blob, settings.blob_cache_bytes, uncached), wrapped_consensus, metrics
 
 
-def _split(blob: Blob) -> tuple[Blob, DiskCache | None]:
-    """The store, and its cache on disk, which is to stand above the retries."""
-    if isinstance(blob, DiskCacheBlob):
-        return blob.inner, blob.disk
-    if isinstance(blob, ReadonlyBlob) and isinstance(blob.inner, DiskCacheBlob):
-        return ReadonlyBlob(blob.inner.inner), blob.inner.disk
+def _split(blob: Blob) -> tuple[Blob, CachedBlob | None]:
+    """The store, and the cache that it was opened with."""
+    if isinstance(blob, CachedBlob):
+        return blob.inner, blob
+    if isinstance(blob, ReadonlyBlob) and isinstance(blob.inner, CachedBlob):
+        return ReadonlyBlob(blob.inner.inner), blob.inner
     return blob, None
 
 

@@ -46,6 +46,14 @@ class WrappedBlob(Blob):
         await self.inner.aclose()
 
 
+class CachedBlob(WrappedBlob):
+    """A store that was opened with a cache before it, which is to stand above the retries."""
+
+    def before(self, store: Blob) -> Blob:
+        """The same cache before `store`, another handle on `inner`."""
+        raise NotImplementedError
+
+
 class WrappedConsensus(Consensus):
     """Passes every request to `inner`. Closing it closes `inner`."""
 
