@@ -9,6 +9,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from aiopersist.shard import commit
+from aiopersist.state.small_append import SmallAppend
 
 TOOL = 4  # of `sys.monitoring`; no other tool that Python names has it
 LINES_FROM = (3, 12)  # the first Python that has `sys.monitoring`
@@ -31,22 +32,29 @@ class Covered:
 @contextmanager
 def watched() -> Iterator[Covered]:
     """What is reached from here to the end."""
-    covered, run = Covered(), commit._run
+    covered, run, version = Covered(), commit._run, SmallAppend.version
 
-    def noted(intent: Any, now: float, attempts: list[Any]) -> Any:
+    def noted_small(append: SmallAppend, *args: Any) -> Any:
+        result = version(append, *args)
+        covered.outcomes["SmallAppend", "the general way" if result is None else "commit"] += 1
+        return result
+
+    def noted(intent: Any, now: float, attempts: list[Any], diffs: list[Any]) -> Any:
         before = len(attempts)
-        result = run(intent, now, attempts)
+        result = run(intent, now, attempts, diffs)
         refusal = isinstance(result, commit._Rejection)
         what = type(result.error).__name__ if refusal else "commit" if len(attempts) > before else "keep"
         covered.outcomes[type(intent.command).__name__, what] += 1
         return result
 
     commit._run = noted
+    SmallAppend.version = noted_small  # type: ignore[method-assign]
     try:
         with _lines(covered.lines):
             yield covered
     finally:
         commit._run = run
+        SmallAppend.version = version  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -60,8 +60,8 @@ def a_refusal_by_an_old_state(patch: pytest.MonkeyPatch) -> None:
     """No look at a fresh state comes before it."""
     run = commit._run
 
-    def at_once(intent: Any, now: float, attempts: Any) -> Any:
-        result = run(intent, now, attempts)
+    def at_once(*args: Any) -> Any:
+        result = run(*args)
         if isinstance(result, commit._Rejection):
             raise result.error
         return result
