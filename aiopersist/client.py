@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from weakref import ref
 
 from aiopersist.data.lazy import are_imported
 from aiopersist.data.types.schema import Schema
@@ -89,7 +90,7 @@ class Client(Root):
         self._stack = self._shards.stack
         self._upkeep = Upkeep(self._stack, background=maintenance and not readonly)
         self._shards.on_new = self._upkeep.add
-        self._metrics.observe = partial(observed, self._shards, self._waiting_in_tables)
+        self._metrics.observe = partial(observed, self._shards, partial(_waiting_in_tables, ref(self)))
 
     @property
     def metrics(self) -> Metrics:
@@ -724,5 +725,9 @@ class Client(Root):
     def _has_tables(self) -> bool:
         return "_tables" in vars(self)
 
-    def _waiting_in_tables(self) -> int:
-        return self._tables.group.queueing if self._has_tables else 0
+
+def _waiting_in_tables(client: ref[Client]) -> int:
+    """How many operations wait for a group commit. The metrics outlive a client that is dropped, so they hold
+    none."""
+    found = client()
+    return found._tables.group.queueing if found is not None and found._has_tables else 0

@@ -3,6 +3,7 @@ none blocks the event loop, and every run says which S3 servers it was about."""
 
 import asyncio
 import gc
+import importlib
 import inspect
 import os
 import subprocess
@@ -25,7 +26,6 @@ from hypothesis import HealthCheck, settings
 import aiopersist as ap
 from aiopersist.testing import azure, servers
 from aiopersist.testing.proxy import TcpProxy
-from tests.support.heavy import import_heavy
 
 # Shared, noisy cores: how long one example takes says nothing.
 settings.register_profile(
@@ -46,6 +46,8 @@ def _long(*kinds: str) -> list[Any]:
 # The last of the short ones is a pair of stores of which both were seen.
 LOCATIONS = ["mem", "files+sqlite", "s3+postgres", *_long("files+postgres", "bucket", "azure")]
 ELSEWHERE = ["mem", *_long("files+sqlite", "files+postgres", "s3+postgres", "bucket", "azure")]
+
+HEAVY = "pandas polars pyarrow.parquet pyarrow.compute asyncpg aiobotocore.session obstore fastapi httpx"
 
 QUICK_CASES = 1  # of each test function that has more
 
@@ -348,9 +350,11 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """See `import_heavy`."""
+    """Heavy modules are imported before any loop runs: the first test that needs one would block it."""
     if not xdist.is_xdist_controller(session):  # which runs no test
-        import_heavy()
+        for name in HEAVY.split():
+            importlib.import_module(name)
+        importlib.import_module("polars").DataFrame({"a": [[1]]}).sort("a")  # its threads start with it
 
 
 @pytest.hookimpl(trylast=True)

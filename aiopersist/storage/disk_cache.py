@@ -98,7 +98,8 @@ class DiskCache:
             return
         except OSError as error:
             self._paused_until = self._runtime.monotonic() + _PAUSE_S
-            log.warning("the cache in %s cannot be written: %s", self.folder, error.strerror)
+            extra = {"op": "cache", "error": type(error).__name__}
+            log.warning("the cache in %s cannot be written: %s", self.folder, error.strerror, extra=extra)
             self._shrink()
             return
         with self._lock:

@@ -152,7 +152,7 @@ async def test_failing_rollups_register_one_writer_and_come_rarely() -> None:
 async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: of a rollup and of many versions; the loop goes on."""
     threads: list[tuple[str, bool]] = []
-    for name, work in (("_decode_rollup", log._decode_rollup), ("_applied", log._applied)):
+    for name, work in (("_decode_rollup", log._decode_rollup), ("replayed", log.replayed)):
 
         def seen(*args: Any, name: str = name, work: Any = work) -> Any:
             threads.append((name, threading.current_thread() is threading.main_thread()))
@@ -173,7 +173,7 @@ async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> N
         async with ap.open(blob=blob, consensus=consensus) as other:
             await other.schema("t")
     assert ("_decode_rollup", False) in threads
-    assert ("_applied", False) in threads
+    assert ("replayed", False) in threads
 
 
 async def test_closing_sqlite_under_cancellation_ends_both_threads(

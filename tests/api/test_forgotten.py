@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import warnings
-import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,10 +116,9 @@ async def test_a_client_that_is_dropped(tmp_path: Path) -> None:
     client = await ap.open("mem://")
     writer = await client.writer("a", SCHEMA)
     await writer.write([("k", 1)])
-    there = weakref.ref(client)
-    with pytest.warns(ResourceWarning, match="Client was never closed"):  # noqa: PT031
+    with pytest.warns(ResourceWarning, match="Client was never closed") as told:  # noqa: PT031
         del client, writer
-        while there() is not None:  # the task of the write has its last steps yet
+        while not told:  # the task of the write has its last steps yet
             await asyncio.sleep(0)
             gc.collect()
     with pytest.raises(ap.InvalidLocation):

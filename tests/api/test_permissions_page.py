@@ -15,7 +15,7 @@ from aiopersist.testing import servers
 from tests.support.schemas import SCHEMA
 
 PAGE = (Path(__file__).parents[2] / "docs/howto/permissions.md").read_text(encoding="utf-8")
-WRITER, READER = map(json.loads, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
+WRITER, READER = map(json.loads, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[:2])  # those of S3
 GRANTS = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 PREFIX = "prefix"
 SETTINGS = ap.Settings(retry_timeout_s=20, inline_writes_single_max_bytes=0)

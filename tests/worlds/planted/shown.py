@@ -14,7 +14,7 @@ class Shown(NamedTuple):
 
 SHOWN = {
     "a_lost_answer_is_a_refusal": Shown(12, 13),
-    "a_lost_answer_is_a_success": Shown(0, 1),
+    "a_lost_answer_is_a_success": Shown(6, 7),
     "any_version_is_ours": Shown(10, 11),
     "a_version_is_never_ours": Shown(4, 5),
     "a_statement_for_each_shard": Shown(6, 7),
