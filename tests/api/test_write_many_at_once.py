@@ -101,7 +101,7 @@ async def test_transactions_share_a_few_commits() -> None:
         assert 2 <= len(set(times)) <= 4
 
 
-@pytest.mark.blocks_loop  # the test counts what a callback does; how long the first kernels take is not its goal
+@pytest.mark.blocks_loop  # it counts what a callback does; how long the first kernels take is not its goal
 async def test_no_callback_of_an_indexed_works_for_all_its_commands() -> None:
     """Goal: the same of commands that are applied and answered together: a callback that is about all of them
     makes a few calls for each."""
