@@ -25,7 +25,7 @@ from aiopersist.state.diff import latest_rollup
 from aiopersist.state.model import FORMAT_OF_MOST, Clock, HollowBatch, Level, State
 from aiopersist.state.record import HollowPart
 from aiopersist.state.seal import with_seal
-from aiopersist.state.spine import Spine
+from aiopersist.state.spine import Spine, changed_levels, dropped_levels
 from aiopersist.state.writing import AppendHollow, token_is_there
 
 
@@ -69,8 +69,7 @@ class SmallAppend:
         seqno, part = state.seqno + 1, self.part
         spine = Spine.of(state.levels, state.fuel)
         spine.insert(seqno, part.rows)
-        levels = {at: level for at, level in spine.levels.items() if state.levels.get(at) is not level}
-        gone = [at for at in state.levels if at not in spine.levels]
+        levels, gone = changed_levels(state, spine)["levels"], list(dropped_levels(state, spine))
         data = self._bytes(state, seqno, now, token, _spine(levels, spine.fuel, gone))
         if data is None:
             return None

@@ -138,7 +138,7 @@ class PlainRows:
         if not 0 <= time <= TIME_MAX or not DIFF_MIN <= diff <= DIFF_MAX:
             return None
         key_size, val_size = _SIZES[self._kinds[0]](key), _SIZES[self._kinds[1]](val)
-        return None if key_size is None or val_size is None else key_size + val_size + 16
+        return None if key_size is None or val_size is None else key_size + val_size + TIME_AND_DIFF_BYTES
 
     def few(self, rows: Any, diff: int, size_max: int) -> list[tuple[Any, Any, int]] | None:
         """A short list of `(key, val)` or `(key, val, diff)` as an own list, each with its diff.
