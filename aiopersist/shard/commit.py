@@ -8,8 +8,9 @@
    `Consensus.compare_and_set` for shards.
 4. On a mismatch, and before a refusal is raised, read the newer versions and begin again.
 
-A small append has a shorter way (`commit_small`): its version is made in one step, of values that JSON can say,
-so its bytes are not read back. It is tried once; where it is not made, or loses its race, `commit_all` begins from the start.
+A small append has a shorter way (`commit_small`): its version is made in one step, of values that JSON can
+say, so its bytes are not read back. It is tried once; where it is not made, or loses its race, `commit_all`
+begins from the start.
 
 Once the compare-and-set has won, nothing that follows counts as its failure: `Register.committed` notifies
 the listeners and keeps the errors that they raise.
