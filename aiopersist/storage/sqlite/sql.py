@@ -77,9 +77,9 @@ def compare_and_set_one(connection: sqlite3.Connection, entry: Entry) -> bool:
     """`compare_and_set` of one entry, as one statement."""
     key, expected, data = entry
     inserted = connection.execute(
-        "INSERT INTO versions (key, seqno, data) SELECT ?1, ?2, ?3 "
-        "WHERE (SELECT max(seqno) FROM versions WHERE key = ?1) IS ?4",
-        (key, 0 if expected is None else expected + 1, data, expected),
+        "INSERT INTO versions (key, seqno, data) SELECT ?, ?, ? "
+        "WHERE (SELECT max(seqno) FROM versions WHERE key = ?) IS ?",
+        (key, 0 if expected is None else expected + 1, data, key, expected),
     )
     return inserted.rowcount == 1
 
