@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TypeVar
 
+from pydantic import Field
+
 from aiopersist.state.record import HollowPart, Record
 
 B = TypeVar("B", "UnsealedBatch", "TraceBatch")
@@ -53,8 +55,8 @@ class Arrangement(Record):
     """History before it is forgotten: every read advances times to it. It may be beyond `seal`."""
     seqno: int = 0
     """Where the next unsealed batch begins."""
-    unsealed: dict[int, UnsealedBatch] = {}
-    trace: dict[int, TraceBatch] = {}
+    unsealed: dict[int, UnsealedBatch] = Field(default_factory=dict)
+    trace: dict[int, TraceBatch] = Field(default_factory=dict)
     """Oldest first, contiguous from 0."""
 
     @property
@@ -75,8 +77,8 @@ class Rearrangement(Record):
     seal: int | None = None
     since: int | None = None
     seqno: int | None = None
-    unsealed: dict[int, UnsealedBatch] = {}
-    trace: dict[int, TraceBatch] = {}
+    unsealed: dict[int, UnsealedBatch] = Field(default_factory=dict)
+    trace: dict[int, TraceBatch] = Field(default_factory=dict)
     drop_unsealed: tuple[int, ...] = ()
     drop_trace: tuple[int, ...] = ()
 
@@ -90,11 +92,11 @@ class Streams(Record):
     """Rises with every change of an owner: proves, after a lost answer, that the change happened."""
     seqno: int = 0
     """The number of the last command."""
-    names: dict[str, int] = {}
+    names: dict[str, int] = Field(default_factory=dict)
     """The existing streams, with the ids of their schemas."""
     destroyed: frozenset[str] = frozenset()
     """Names that no stream ever has again."""
-    arrangements: dict[str, Arrangement] = {}
+    arrangements: dict[str, Arrangement] = Field(default_factory=dict)
 
 
 class StreamsChanges(Record):
@@ -103,11 +105,11 @@ class StreamsChanges(Record):
     owner: str | None = None
     revision: int | None = None
     seqno: int | None = None
-    names: dict[str, int] = {}
+    names: dict[str, int] = Field(default_factory=dict)
     """New streams, with the ids of their schemas."""
     destroyed: tuple[str, ...] = ()
     """Streams that are destroyed, with their data."""
-    arrangements: dict[str, Rearrangement] = {}
+    arrangements: dict[str, Rearrangement] = Field(default_factory=dict)
 
 
 def rearranged(changes: Rearrangement, arrangement: Arrangement) -> Arrangement:

@@ -3,17 +3,20 @@ without a proof, as earlier releases wrote them, are read; and a release that kn
 
 import json
 import random
+from collections import Counter
 
 import pytest
 
 import aiopersist as ap
 from aiopersist.state import diff as diffs
 from aiopersist.state.seal import PLAIN_CHARS, decode_version, sealed
-from aiopersist.state.trail import Trail
+from aiopersist.state.trail import Trail, decode_names
 from tests.state.commands_kit import created
 from tests.state.values import SHARD
+from tests.support.callbacks import calls
 
 TOKEN = "0123456789abcdef" * 2
+DECODE_CALLS = 25  # Python's and C's
 OTHER = SHARD[:-1] + ("0" if SHARD[-1] != "0" else "1")
 
 
@@ -89,3 +92,13 @@ def test_the_checksum_is_that_of_all_other_bytes() -> None:
     digits = json.loads(data)["commit"].rpartition(".")[2]
     plain = data.replace(f".{digits}".encode(), b"", 1)
     assert f"{crc32(SHARD.encode() + plain):08x}" == digits
+
+
+def test_the_names_of_a_version_are_decoded_without_work_for_what_is_not_there() -> None:
+    """Goal: a collection decodes every version, and most name nothing: no default is copied for them."""
+    _, data = written()
+    decode_names(data, SHARD)
+    spent = Counter[str]()
+    with calls(lambda: spent.update(["call"])):
+        decode_names(data, SHARD)
+    assert spent["call"] <= DECODE_CALLS
