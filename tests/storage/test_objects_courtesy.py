@@ -109,6 +109,35 @@ async def test_each_wish_makes_others_pause_once(place: Place, monkeypatch: pyte
     assert wishes(place) == []
 
 
+async def test_who_loses_again_and_again_rests_longer_and_not_after_a_wish(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+
+    async def sleep(self: object, seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr("aiopersist.runtime.Runtime.sleep", sleep)
+    monkeypatch.setattr("aiopersist.runtime.Runtime.uniform", lambda self, low, high: high)
+    one, _ = place.handle()
+    other, _ = place.handle()
+    await grow(one, "k", 1)
+    rested = []
+    for _ in range(courtesy.WISHES_AFTER + 2):
+        head = await other.head("k")
+        assert head is not None
+        assert await one.compare_and_set("k", head.seqno, b"x")
+        rests.clear()
+        assert await other.compare_and_set("k", head.seqno, b"y") is False
+        rested.append(len(rests))
+        assert all(0 < seconds <= courtesy.MOST_S for seconds in rests)
+    expected = [0] * (courtesy.RESTS_AFTER - 1) + [1] * len(rested)
+    expected[courtesy.WISHES_AFTER - 1] = 0
+    assert rested == expected[: len(rested)]
+    await commit(other)
+    assert not other._wishes._losses
+
+
 @pytest.mark.parametrize("what", ["create", "delete"])
 async def test_a_wish_that_fails_changes_nothing(place: Place, what: str) -> None:
     one, _ = place.handle()

@@ -255,6 +255,7 @@ class ObjectsConsensus(Consensus):
                 if stored is not None and not stored.data.startswith(token):
                     self._winners.lost(key, name, stored)
                     await self._wish(key, folder)
+                    await self._wishes.rest(key, took_s)
                     return False
             floors, _ = await both(self._floors(folder), self._forget_wishes(key))
         except Error as error:

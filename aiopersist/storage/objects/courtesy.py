@@ -1,4 +1,8 @@
-"""Who loses races lets the others know, and they let it go first.
+"""Who loses races waits, and in the end lets the others know, and they let it go first.
+
+Those that race for one key take requests from each other, and all but one of each round are in vain. So who
+has lost twice in a row or more rests for a random time before it tries again, longer with each loss, as on a
+line that many share. Meanwhile the others commit at full speed.
 
 Who wins a race needs two requests until it can try again; who loses one needs five. So a writer that commits
 without a pause would win each time. After every eighth loss in a row, which few suffer where all have a
@@ -14,6 +18,8 @@ from aiopersist.runtime import Runtime
 
 WISHES_AFTER = 8  # losses in a row, and again after as many
 REQUESTS = 8  # that a loser needs, at most, from its wish to its commit
+RESTS_AFTER = 2  # losses in a row
+REST_REQUESTS = 8  # that a rest takes at most, for each loss
 LEAST_S = 0.01  # for what it does between them
 MOST_S = 2.0
 HEARD_MAX = 1000  # wishes, and keys whose last race was lost
@@ -47,6 +53,15 @@ class Wishes:
         wish = prefix + self._runtime.token()
         self._mine.setdefault(key, []).append(wish)
         return wish
+
+    async def rest(self, key: str, request_s: float) -> None:
+        """After a lost race, let others commit; a request takes about so long. No rest follows a wish: the
+        others wait for it."""
+        losses = self._losses.get(key, 0)
+        if losses < RESTS_AFTER or losses % WISHES_AFTER == 0:
+            return
+        most_s = min(REST_REQUESTS * losses * request_s, MOST_S)
+        await self._runtime.sleep(self._runtime.uniform(0, most_s))
 
     def won(self, key: str) -> list[str]:
         """A race was won: the names of the wishes that have come true."""
