@@ -148,7 +148,7 @@ class ShardTasks:
     def begin_due(self, state: State) -> None:
         """Begin the work that is due after a commit of this process."""
         settings = self.shard.stack.settings
-        if 0 < state.seqno - self._looked_at < commits_between(settings):
+        if 0 < state.seqno - self._looked_at < commits_between(state, settings):
             return  # the look at idle shards finds what the last commits owe
         self._looked_at = state.seqno
         owes = due(state, settings, self._weights)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from aiopersist.gc.rollup import due as rollup_is_due
 from aiopersist.parts.rewrite import whole_bytes
 from aiopersist.settings import Settings
-from aiopersist.state.compaction import ANY, is_worth, run_count, weight
+from aiopersist.state.compaction import ANY, INLINE_SHARE, is_worth, run_count, weight
 from aiopersist.state.model import Retention, SpineBatch, State
 from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.spine import spine_of
@@ -56,10 +56,14 @@ class Weights:
         return self._known.values()
 
 
-def commits_between(settings: Settings) -> int:
-    """From one look at what is due to the next: half as many as are worth a compaction of blobs, and few of
-    those that are worth a rollup, so the work begins hardly later, and a commit seldom pays for a look."""
-    return max(min(settings.compaction_inputs_min // 2, settings.rollup_every // 16), 1)
+def commits_between(state: State, settings: Settings) -> int:
+    """From one look at what is due to the next: half as many as are worth a compaction of batches like the
+    newest, and few of those that are worth a rollup, so the work begins hardly later, and a commit seldom
+    pays for a look."""
+    newest = next(reversed(state.batches.values()), None)
+    lightly = newest is not None and weight(newest) == 1 / INLINE_SHARE
+    worth = settings.compaction_inputs_min * (INLINE_SHARE if lightly else 1)
+    return max(min(worth // 2, settings.rollup_every // 8), 1)
 
 
 def due(state: State, settings: Settings, weights: Weights) -> Due:

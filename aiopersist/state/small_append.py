@@ -117,7 +117,7 @@ class SmallAppend:
             "commit": commit,
             "prev": state.commit,
             "at": now,
-            "rollup": None if named is None else dict(named),
+            "rollup": named and {"seqno": named.seqno, "key": named.key, "checksum": named.checksum},
             "changes": {
                 "upper": upper,
                 "writers": {self.writer: writer},
