@@ -10,12 +10,12 @@ from contextlib import aclosing
 from typing import Self
 from urllib.parse import unquote
 
-from aiopersist.runtime import SYSTEM
 from aiopersist.storage.address import Address
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.clouds.client import CloudClient
 from aiopersist.storage.clouds.places import options_of, place_of
 from aiopersist.storage.keys import check_blob_key
+from aiopersist.storage.objects.served import conditional_puts
 
 
 class CloudBlob(Blob):
@@ -73,14 +73,8 @@ class CloudBlob(Blob):
         return self._client.facts()
 
     async def probe(self) -> dict[str, str]:
-        """Whether a put that must not replace a blob is refused where there is one: servers that know no
-        conditions write it again."""
-        name, client = f"probe/{SYSTEM.uuid()}", self._client
-        try:
-            conditional = await client.create(name, b"") and not await client.create(name, b"")
-        finally:
-            await client.delete([name])
-        return {"conditional puts": "yes" if conditional else "no"}
+        client = self._client
+        return await conditional_puts(client.create, lambda name: client.delete([name]))
 
     async def aclose(self) -> None:
         await self._client.aclose()

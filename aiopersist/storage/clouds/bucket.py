@@ -11,19 +11,19 @@ from aiopersist.storage.address import Address
 from aiopersist.storage.clouds.client import CloudClient, tag_of
 from aiopersist.storage.clouds.date import date_of
 from aiopersist.storage.clouds.places import place_of
-from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
+from aiopersist.storage.objects.bucket import Object, Tagged
 from aiopersist.storage.objects.clock import ServerClock
+from aiopersist.storage.objects.served import ServedBucket
 
 CLOCK_FRESH_S = 60.0  # what an answer has told of the clock; the clocks of a machine that slept stood still
 
 
-class CloudBucket(Bucket):
+class CloudBucket(ServedBucket[CloudClient]):
     """See the header."""
 
     def __init__(self, client: CloudClient, runtime: Runtime) -> None:
-        self._client = client
+        super().__init__(client, ServerClock(runtime))
         self._runtime = runtime
-        self._clock = ServerClock(runtime)
         self._asking = asyncio.Lock()
         self._asked = 0.0
 
@@ -31,9 +31,6 @@ class CloudBucket(Bucket):
     def at(cls, address: Address, runtime: Runtime) -> Self:
         """See `places`."""
         return cls(CloudClient(place_of(address), "consensus store"), runtime)
-
-    def __repr__(self) -> str:
-        return repr(self._client)
 
     async def create(self, name: str, data: bytes) -> bool:
         return await self._client.create(name, data)
@@ -76,16 +73,4 @@ class CloudBucket(Bucket):
         self._client.check_open()
         sent = self._asked = self._clock.sent()
         self._clock.answered(await date_of(self._client.place.server, self._client.place.scheme), sent)
-        if not self._clock.is_known:
-            raise StorageUnavailable(f"{self._client.place.scheme}: clock: the Date is none", retry=False)
-        return self._clock.now()
-
-    @property
-    def clock_error_s(self) -> float:
-        return self._clock.error_s
-
-    async def facts(self) -> dict[str, str]:
-        return self._client.facts()
-
-    async def aclose(self) -> None:
-        await self._client.aclose()
+        return self._told(f"{self._client.place.scheme}: clock: the Date is none")

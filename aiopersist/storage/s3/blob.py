@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.runtime import SYSTEM
 from aiopersist.storage.address import Address
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.keys import check_blob_key
+from aiopersist.storage.objects.served import conditional_puts
 from aiopersist.storage.s3 import errors as errors
 from aiopersist.storage.s3.client import OPTIONS, S3Client
 
@@ -80,16 +80,8 @@ class S3Blob(Blob):
         return self._client.facts()
 
     async def probe(self) -> dict[str, str]:
-        """Whether a put that must not replace a blob is refused where there is one: servers that know no
-        conditions write it again."""
-        name, client = f"probe/{SYSTEM.uuid()}", self._client
-        try:
-            conditional = (
-                await client.create(name, b"") is not None and await client.create(name, b"") is None
-            )
-        finally:
-            await client.ask("delete", lambda s3: s3.delete_object(**client.target(name)), writing=True)
-        return {"conditional puts": "yes" if conditional else "no"}
+        client = self._client
+        return await conditional_puts(client.create, lambda name: client.delete([name]))
 
     async def aclose(self) -> None:
         self._client.closed = True

@@ -5,23 +5,19 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Self
 
-from aiopersist.errors import StorageUnavailable
 from aiopersist.runtime import Runtime
 from aiopersist.storage.address import Address
-from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
+from aiopersist.storage.objects.bucket import Object, Tagged
 from aiopersist.storage.objects.clock import ServerClock
+from aiopersist.storage.objects.served import ServedBucket
 from aiopersist.storage.s3.client import S3Client
 
 PAGE = 1000  # names in an answer, S3's limit
 ABSENT = "absent"  # nobody creates it
 
 
-class S3Bucket(Bucket):
+class S3Bucket(ServedBucket[S3Client]):
     """See the header."""
-
-    def __init__(self, client: S3Client, clock: ServerClock) -> None:
-        self._client = client
-        self._clock = clock
 
     @classmethod
     def at(cls, address: Address, runtime: Runtime) -> Self:
@@ -29,11 +25,8 @@ class S3Bucket(Bucket):
         clock = ServerClock(runtime)
         return cls(S3Client.at(address, "consensus store", clock), clock)
 
-    def __repr__(self) -> str:
-        return repr(self._client)
-
     async def create(self, name: str, data: bytes) -> bool:
-        return await self._client.create(name, data) is not None
+        return await self._client.create(name, data)
 
     async def get(self, name: str) -> Object | None:
         found = await self._client.get(name)
@@ -68,16 +61,4 @@ class S3Bucket(Bucket):
 
     async def clock(self) -> float:
         await self.get(ABSENT)
-        if not self._clock.is_known:
-            raise StorageUnavailable("s3: clock: the answers have no Date", retry=False)
-        return self._clock.now()
-
-    @property
-    def clock_error_s(self) -> float:
-        return self._clock.error_s
-
-    async def facts(self) -> dict[str, str]:
-        return self._client.facts()
-
-    async def aclose(self) -> None:
-        await self._client.aclose()
+        return self._told("s3: clock: the answers have no Date")

@@ -1,0 +1,64 @@
+"""What the buckets behind a server have alike: a client of it, its clock, and whether it obeys conditions."""
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+from aiopersist.errors import StorageUnavailable
+from aiopersist.runtime import SYSTEM
+from aiopersist.storage.objects.bucket import Bucket
+from aiopersist.storage.objects.clock import ServerClock
+
+
+class Client(Protocol):
+    """A connection to the place of a bucket."""
+
+    def facts(self) -> dict[str, str]:
+        """See `Consensus.facts`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release connections; idempotent."""
+        ...
+
+
+C = TypeVar("C", bound=Client)
+
+
+class ServedBucket(Bucket, Generic[C]):
+    """Objects on a server, whose answers tell its clock."""
+
+    def __init__(self, client: C, clock: ServerClock) -> None:
+        self._client = client
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return repr(self._client)
+
+    def _told(self, why_not: str) -> float:
+        """The server's clock, after an answer. `StorageUnavailable`, with `why_not`, if none has told it."""
+        if not self._clock.is_known:
+            raise StorageUnavailable(why_not, retry=False)
+        return self._clock.now()
+
+    @property
+    def clock_error_s(self) -> float:
+        return self._clock.error_s
+
+    async def facts(self) -> dict[str, str]:
+        return self._client.facts()
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+async def conditional_puts(
+    create: Callable[[str, bytes], Awaitable[bool]], delete: Callable[[str], Awaitable[object]]
+) -> dict[str, str]:
+    """For `Blob.probe`: whether a put that must not replace a blob is refused where there is one. Servers
+    that know no conditions write it again. `create` says whether it has written the blob."""
+    name = f"probe/{SYSTEM.uuid()}"
+    try:
+        obeyed = await create(name, b"") and not await create(name, b"")
+    finally:
+        await delete(name)
+    return {"conditional puts": "yes" if obeyed else "no"}
