@@ -9,7 +9,8 @@ damaged or cannot be read is fetched. Nor does a failure to write hurt: the cach
 Files that were not used for longest go first when the bytes exceed the limit. A process counts what it
 writes, and after every sixteenth of the limit it looks at the folder, and removes files until nine tenths are
 used: so the folder may exceed the limit by a sixteenth for each process. A range that takes more than an
-eighth is not kept.
+eighth is not kept. Files of other names are never counted nor removed: the folder may be in use for
+something else.
 
 Everything happens in worker threads. The identity of a location (the only blob whose key has no folder) is
 never kept: it must be that of the store.
@@ -17,6 +18,7 @@ never kept: it must be that of the store.
 
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -42,6 +44,8 @@ _USED_EVERY_S = 60.0  # the time of a file's use is as exact as this
 _PAUSE_S = 60.0  # after a failed write
 _CHECKSUM_BYTES = 16
 _TMP = ".tmp-"
+_OUR_FOLDERS = re.compile(r"[0-9a-f]{2}(/[0-9a-f]{64})?")
+_OUR_FILES = re.compile(rf"[0-9a-f]{{2}}/[0-9a-f]{{64}}/(whole|[0-9]+-[0-9]+|{re.escape(_TMP)}[0-9a-f]+)")
 
 
 class _CachedFile(NamedTuple):
@@ -192,9 +196,14 @@ class DiskCacheBlob(CachedBlob):
 
 
 def _files(folder: str) -> list[_CachedFile]:
+    """The files of caches in the folder."""
     found = list[_CachedFile]()
-    for at, _, names in os.walk(folder):
+    for at, folders, names in os.walk(folder):
+        place = "" if at == folder else Path(at).relative_to(folder).as_posix() + "/"
+        folders[:] = [name for name in folders if _OUR_FOLDERS.fullmatch(place + name)]
         for name in names:
+            if not _OUR_FILES.fullmatch(place + name):
+                continue
             path = os.path.join(at, name)
             try:
                 state = os.stat(path)

@@ -144,6 +144,22 @@ async def test_what_was_used_longest_ago_goes_first(store: MemoryBlob, tmp_path:
     assert calls == {"get": 1}
 
 
+async def test_the_files_of_others_stay(store: MemoryBlob, tmp_path: Path) -> None:
+    """Goal: a folder that is in use for something else loses nothing, however old or large that is."""
+    others = [tmp_path / name for name in ("photo.jpg", "ab/notes", f"ab/{'0' * 64}/letter", "x/y/1-2")]
+    for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes(b"o" * 64 * KIB)
+        os.utime(other, (0, 0))
+    cache, _ = cached(store, tmp_path, limit=64 * KIB)
+    for number in range(40):
+        await store.set(f"s/{number}", b"x" * 4 * KIB)
+        await cache.get(f"s/{number}")
+    ours = [path for path in files(tmp_path) if path not in others]
+    assert 5 < len(ours) < 20
+    assert all(other.stat().st_size == 64 * KIB for other in others)
+
+
 async def test_a_large_range_is_not_kept(store: MemoryBlob, tmp_path: Path) -> None:
     one, _ = cached(store, tmp_path, 64 * KIB)
     await store.set("s/k", bytes(9 * KIB))
