@@ -22,6 +22,7 @@ Each operation is one call in a worker thread. A cancelled caller stops waiting,
 """
 
 import os
+import re
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ from aiopersist.threads import Threads
 T = TypeVar("T")
 
 _TMP = "tmp"
+_TMP_NAME = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TMP_AGE_MAX_S = 24 * 3600.0  # no write takes a day: a crash left an older file
 _THREADS = 32  # about a disk's queue: more would only wait in the kernel
 _TRIES = 10  # to move a file into a folder that another process removes each time
@@ -215,13 +217,16 @@ class FilesBlob(Blob):
             remove_empty(folder, self._root, self._folders)
 
     def _sweep(self, tmp: str) -> None:
-        """Remove the files that crashes left in `tmp`, once per instance."""
+        """Remove the files that crashes left in `tmp`, once per instance. Files of other names stay: the
+        folder may have been there for something else."""
         if self._swept:
             return
         self._swept = True
         oldest = self._runtime.wall() - _TMP_AGE_MAX_S
         with os.scandir(tmp) as entries:
             for entry in entries:
+                if not _TMP_NAME.fullmatch(entry.name):
+                    continue
                 try:
                     if entry.stat(follow_symlinks=False).st_mtime < oldest:
                         os.unlink(entry.path)
