@@ -29,7 +29,7 @@ def roles_of(seed: int) -> set[str]:
     """The programs of that world."""
     dice = random.Random(f"scenario {seed}")
     world: Any = SimpleNamespace(
-        dice=dice, counts=Counter(), size=lambda name, low, high: dice.randint(low, high)
+        seed=seed, dice=dice, counts=Counter(), size=lambda name, low, high: dice.randint(low, high)
     )
     return Everything(world).roles
 
