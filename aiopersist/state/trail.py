@@ -7,7 +7,7 @@ named and is not live any more is dropped for good.
 
 from collections.abc import Iterable, Iterator
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from aiopersist.state.diff import RollupName, check_format, not_understood
 from aiopersist.state.model import State
@@ -47,8 +47,10 @@ class _StreamsNames(BaseModel):
 class _ChangesNames(BaseModel):
     batches: dict[int, _BatchNames] = {}
     rollups: dict[int, _RollupNames] = {}
-    streams: _StreamsNames = _StreamsNames()
-    drop: _DropNames = _DropNames()
+    streams: _StreamsNames = Field(
+        default_factory=_StreamsNames
+    )  # a default that is an object is copied deeply
+    drop: _DropNames = Field(default_factory=_DropNames)
 
     def set_batches(self) -> Iterator[tuple[BatchPath, _BatchNames]]:
         """The batches that are set, by path."""
