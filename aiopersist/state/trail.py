@@ -47,9 +47,7 @@ class _StreamsNames(BaseModel):
 class _ChangesNames(BaseModel):
     batches: dict[int, _BatchNames] = {}
     rollups: dict[int, _RollupNames] = {}
-    streams: _StreamsNames = Field(
-        default_factory=_StreamsNames
-    )  # a default that is an object is copied deeply
+    streams: _StreamsNames = Field(default_factory=_StreamsNames)  # an object would be copied deeply
     drop: _DropNames = Field(default_factory=_DropNames)
 
     def set_batches(self) -> Iterator[tuple[BatchPath, _BatchNames]]:

@@ -1,5 +1,5 @@
-"""What of the library worlds reach: pairs of a command and its outcome, how the short way of small appends ends,
-and the lines of the commit loop and of the short way."""
+"""What of the library worlds reach: pairs of a command and its outcome, how the short way of small appends
+ends, and the lines of the commit loop and of the short way."""
 
 import asyncio
 import sys

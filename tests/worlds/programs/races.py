@@ -2,8 +2,8 @@
 `aiopersist/write/small.py`, where nothing else is to be done.
 
 Nobody subscribes to the shard `race`, its times are those of the programs, and its batches are a few plain
-rows that become inline parts. Each batch goes from the upper to another, so those that are there follow each other
-without a gap."""
+rows that become inline parts. Each batch goes from the upper to another, so those that are there follow each
+other without a gap."""
 
 import asyncio
 from collections import Counter
@@ -70,7 +70,7 @@ async def appended(scene: Scene, handle: Any, name: str, lower: int) -> int:
 
 
 async def cancelled(scene: Scene, handle: Any, name: str, lower: int) -> int:
-    """The same, but the call is cancelled at some moment. What `settle` says is true, at once and for ever."""
+    """The same, but the call is cancelled at some moment. What `settle` says is true, for ever."""
     number, rows, upper = batch(scene, name, lower)
     began = asyncio.Event()
 
