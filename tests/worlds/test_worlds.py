@@ -13,15 +13,35 @@ import pytest
 
 from aiopersist.testing.simulation import CALM
 from tests.conftest import QUICK
+from tests.worlds.covered import watched
 from tests.worlds.everything import ROLES, play
 from tests.worlds.programs.upkeep import ACTS
 
 WORLDS = int(os.environ.get("AIOPERSIST_TEST_WORLDS", "10000"))
 ROOT = Path(__file__).parents[2]
-SOME = 15 if QUICK else 60
-HAPPENS = ("crashed", "lost", "dropped", "refused", "late", "duplicated", "slow", "cut off", "restored")
+FIRST = range(15 if QUICK else 40)
+"""Enough worlds to show what happens in them."""
+REST = [range(first, first + 10) for first in range(40, 200, 10)]
+"""With the first ones, 200 worlds in each run."""
+FAULTS = ("crashed", "lost", "dropped", "refused", "late", "duplicated", "slow", "cut off")
 DONE = ("snapshots", "held", "heard", "critical", "handed over", "billed", "relayed", "stashed")
-HAPPENS_IF_LONG = (
+SHORT = (
+    "won",
+    "lost",
+    "no answer, then it is there",
+    "no answer, then it is vacant",
+    "CancelledError",
+    "settled: happened",
+    "left: another upper",
+    "left: another rule",
+    "left: no room",
+)
+"""Branches of the short way of small appends."""
+DONE_IF_LONG = (
+    "restored",
+    "races lost",
+    "race settled: Committed",
+    "race settled: NotCommitted",
     "evolved",
     "taken over",
     "full",
@@ -40,21 +60,33 @@ def played(seeds: range) -> Counter[str]:
     return counts
 
 
-def test_some_worlds() -> None:
-    counts = played(range(SOME))
-    missing = [what for what in HAPPENS + DONE if not counts[what]]
-    assert not missing or QUICK, (missing, counts)
+def test_some_worlds_and_what_happens_in_them() -> None:
+    """Goal: they are worth their name: each fault happens, each program does what it is for, and a small append
+    ends in each way."""
+    with watched() as covered:
+        counts = played(FIRST)
+    missing = [what for what in FAULTS + DONE if not counts[what]]
+    missing += [how for how in SHORT if not covered.short[how]]
+    assert not missing or QUICK, (missing, counts, covered.short)
+
+
+@pytest.mark.parametrize("seeds", REST, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_more_worlds(seeds: range) -> None:
+    counts = played(seeds)
+    assert counts["requests"] and counts["crashed"], counts
 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
 def test_many_worlds() -> None:
     """`AIOPERSIST_TEST_WORLDS` says how many."""
-    counts = played(range(1000, 1000 + WORLDS))
-    print(dict(sorted(counts.items())))
-    missing = [what for what in HAPPENS + DONE + HAPPENS_IF_LONG if not counts[what]]
+    with watched() as covered:
+        counts = played(range(1000, 1000 + WORLDS))
+    print(dict(sorted(counts.items())), covered.short)
+    missing = [what for what in FAULTS + DONE + DONE_IF_LONG if not counts[what]]
     missing += [name for name in ROLES if not counts[f"role {name}"]]
-    assert not missing, (missing, counts)
+    missing += [how for how in SHORT if not covered.short[how]]
+    assert not missing, (missing, counts, covered.short)
 
 
 def test_nothing_fails_in_calm_weather() -> None:

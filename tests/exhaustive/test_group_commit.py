@@ -1,0 +1,119 @@
+"""Goal: group commit on Postgres, in all orders of the steps of its statements, to a bound: two clients, entries of
+different keys and of one, a connection that dies before or after the commit, a statement that is refused, and a
+caller that is cancelled. Each entry is answered with its own outcome: none is applied twice, none is told lost
+that was won, or that could still win, and what happens to one changes nothing for its neighbours.
+
+Each rule of `storage/postgres/group.py` is needed: without it an order is found in which that is not so."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.storage.consensus import Entry
+from aiopersist.storage.postgres import group
+from aiopersist.storage.postgres.group import GroupCommit
+from aiopersist.storage.postgres.pool import Pool, ServerRefused
+from tests.exhaustive.kit import Cast, played
+from tests.exhaustive.postgres_model import BAD, Postgres
+
+OLD = b"old"
+
+
+class Calls:
+    """Entries, each by a caller of its own, whose name begins with that of its client, and what each was told."""
+
+    def __init__(self, model: Postgres, entries: dict[str, Entry], later: str = "") -> None:
+        self.model = model
+        self.later = later
+        self.entries = entries
+        self.told: dict[str, str] = {}
+        self.before: dict[str, int | None] = {}
+        """The heads when they called."""
+        for key in {entry.key for entry in entries.values() if entry.expected is not None}:
+            model.heads[key], model.log[key, 0] = 0, OLD
+
+    def caller(self, name: str) -> Callable[[], Awaitable[None]]:
+        client = name[0]
+
+        async def call() -> None:
+            try:
+                if name == self.later:
+                    await self.model._step(name, "calls")
+                    self.model.tell(client, name)
+                self.before[name] = self.model.heads.get(self.entries[name].key)
+                won = await self.model.group(client).compare_and_set(self.entries[name])
+                self.told[name] = "won" if won else "lost"
+            except asyncio.CancelledError:
+                self.told[name] = "cancelled"
+            except Indeterminate:
+                self.told[name] = "unknown"
+            except StorageUnavailable:
+                self.told[name] = "refused"
+            self.model.tell(name, self.told[name])
+
+        return call
+
+    async def check(self) -> None:
+        model = self.model
+        for key, head in model.heads.items():
+            there = sorted(seqno for where, seqno in model.log if where == key)
+            assert there == list(range(head + 1)), f"{key} has versions {there}, and its head is {head}"
+        made = {data: place for place, data in model.log.items() if data != OLD}
+        assert len(made) == sum(data != OLD for data in model.log.values()), f"applied twice: {model.log}"
+        for name, (key, expected, data) in self.entries.items():
+            place = (key, 0 if expected is None else expected + 1)
+            assert made.get(data, place) == place, f"{name} is at {made[data]}, not at {place}"
+            self.check_told(name, self.told[name], data in made, place in model.log)
+
+    def check_told(self, name: str, told: str, is_there: bool, is_taken: bool) -> None:
+        """What one caller was told, given whether its entry, or any other, is at its place."""
+        data = self.entries[name].data
+        if told == "won":
+            assert is_there, f"{name} was told that it won"
+        elif told == "lost":
+            key, expected, _ = self.entries[name]
+            never = self.before[name] == expected == self.model.heads.get(key)
+            assert not is_there and not never, f"{name} was told that it lost"
+        elif told == "refused":
+            assert not is_there and data in self.model.refused, f"{name} was told that it was refused"
+        elif told == "unknown":
+            assert data in self.model.unknown, f"{name} was not told its outcome, and no answer was lost"
+
+
+def cast(
+    faults: dict[str, list[str]] | None = None,
+    *,
+    cancelled: str = "",
+    later: str = "",
+    **places: tuple[str, int | None],
+) -> Cast:
+    """Callers, each with a key and the seqno that it expects, who call at once, but for the one that calls `later`,
+    at any moment. Their data is their name, or `BAD` for one that is named so."""
+
+    async def begin(model: Any) -> Any:
+        entries = {name: Entry(*place, BAD if name.endswith("bad") else name.encode()) for name, place in places.items()}
+        calls = Calls(model, entries, later)
+        model.faults = {client: list(kinds) for client, kinds in (faults or {}).items()}
+        model.cancels = {cancelled: 1} if cancelled else {}
+        return {name: calls.caller(name) for name in places}, calls.check
+
+    return begin
+
+
+DIES, REFUSED = {"a": ["dies"]}, {"a": ["refused"]}
+CASTS: dict[str, Cast] = {
+    "two keys": cast(a1=("x", 0), a2=("y", 0), b1=("y", 0), b2=("x", 0), later="a2"),
+    "one key": cast(a1=("x", 0), a2=("x", 1), a3=("y", 0), later="a2"),
+    "one key, of two clients": cast(a1=("x", 0), a2=("x", 0), b1=("x", 0)),
+    "dies": cast(DIES, a1=("x", 0), a2=("y", 0), b1=("x", 0), later="a2"),
+    "dies, then another": cast(DIES, a1=("x", 0), a2=("x", 0), a3=("x", 1), later="a3"),
+    "the other dies": cast({"b": ["dies"]}, a1=("x", 0), a2=("y", 0), b1=("x", 0)),
+    "refused": cast(REFUSED, a1=("x", 0), a2=("y", 0), b1=("x", 0)),
+    "one is bad": cast(a1bad=("x", 0), a2=("y", 0), b1=("y", 0)),
+    "cancelled": cast(cancelled="a1", a1=("x", 0), a2=("y", 0), b1=("x", 0), later="a2"),
+    "cancelled, dies": cast(DIES, cancelled="a1", a1=("x", 0), a2=("y", 0), a3=("x", 0)),
+    "first versions": cast(DIES, a1=("z", None), b1=("z", None), a2=("y", 0)),
+}
