@@ -145,6 +145,7 @@ class _Statement:
         return [self._row(entry) for entry in self._entries]
 
     async def _step(self, what: str) -> None:
+        """Wait for one step. Its text has all that decides how the statement goes on."""
         if self._model.free:  # the run is over
             raise ConnectionResetError
         mine = sorted(entry.key for entry in self._mine)
@@ -162,7 +163,7 @@ class _Statement:
     async def _lock(self, entry: Entry) -> None:
         """As `FOR UPDATE`, or `UPDATE`: the newest row is looked at again once it is locked."""
         locks = self._model.locks
-        await self._step("locks" if self._skips else WAITS + entry.key)
+        await self._step(("locks " if self._skips else WAITS) + entry.key)
         if entry.key in locks:
             assert self._skips
             return

@@ -61,8 +61,8 @@ def played(seeds: range) -> Counter[str]:
 
 
 def test_some_worlds_and_what_happens_in_them() -> None:
-    """Goal: they are worth their name: each fault happens, each program does what it is for, and a small append
-    ends in each way."""
+    """Goal: they are worth their name: each fault happens, each program does what it is for, and a small
+    append ends in each way."""
     with watched() as covered:
         counts = played(FIRST)
     missing = [what for what in FAULTS + DONE if not counts[what]]
