@@ -19,6 +19,7 @@ SHOWN = {
     "a_version_is_never_ours": Shown(8, 9),
     "a_statement_for_each_shard": Shown(6, 7),
     "an_append_that_came_late_is_told_as_done": Shown(6, 7),
+    "a_vacant_version_stays_vacant": Shown(21, 22),
     "a_cancelled_append_did_not_happen": Shown(4, 2),
     "parts_in_doubt_are_deleted": Shown(4, 2),
     "leases_by_the_own_clock": Shown(10, 11),
