@@ -1,5 +1,5 @@
-"""Goal: who follows shards leaves nothing behind when it closes, also if a look at one was asked for in the turn
-before. Seed 24295 of the worlds found a watch that went on for ever."""
+"""Goal: who follows shards leaves nothing behind when it closes, also if a look at one was asked for in the
+turn before. Seed 24295 of the worlds found a watch that went on for ever."""
 
 import asyncio
 from typing import Any
