@@ -170,6 +170,8 @@ class Follower:
                         entry.is_hinted = True
                         self._ask(entry)
         finally:
+            if self._watch is watch:  # a look that ends now adds nothing to it any more
+                self._watch = None
             await watch.aclose()
 
     async def _rounds(self) -> None:

@@ -86,15 +86,15 @@ class MemoryStore(Store):
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
         async with self._step() as tables:
             fence = tables.fence or Fence(0, "")
-            if nonce is not None:
+            if nonce is not None and fence.nonce != nonce:
                 fence = Fence(fence.epoch + 1, nonce)
             tables.fence = fence
-            tables.openers[opener_id] = token
+            tables.openers.setdefault(opener_id, token)
             return fence
 
     async def enroll(self, opener_id: str, token: str) -> None:
         async with self._step() as tables:
-            tables.openers[opener_id] = token
+            tables.openers.setdefault(opener_id, token)
 
     async def load(self, select: Select) -> Loaded | None:
         async with self._step() as tables:

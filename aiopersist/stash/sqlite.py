@@ -42,14 +42,14 @@ class SqliteStore(Store):
         def work(c: sqlite3.Connection) -> Fence:
             fence = sql.take(c, self._name, nonce)
             sql.sweep_openers(c, self._name, now - OPENER_RETENTION_S)
-            sql.set_token(c, self._name, opener_id, token, now)
+            sql.enroll(c, self._name, opener_id, token, now)
             return fence
 
         return await self._write(work)
 
     async def enroll(self, opener_id: str, token: str) -> None:
         now = self._runtime.wall()
-        await self._write(lambda c: sql.set_token(c, self._name, opener_id, token, now))
+        await self._write(lambda c: sql.enroll(c, self._name, opener_id, token, now))
 
     async def load(self, select: Select) -> Loaded | None:
         def work(c: sqlite3.Connection) -> Loaded | None:

@@ -104,6 +104,11 @@ def token(connection: sqlite3.Connection, stash: str, opener: str) -> str | None
     return None if row is None else row[0]
 
 
+def enroll(connection: sqlite3.Connection, stash: str, opener: str, token: str, now: float) -> None:
+    """A token that is there stays: the opener has written since."""
+    connection.execute("INSERT OR IGNORE INTO stash_openers VALUES (?, ?, ?, ?)", (stash, opener, token, now))
+
+
 def set_token(connection: sqlite3.Connection, stash: str, opener: str, token: str, now: float) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO stash_openers VALUES (?, ?, ?, ?)", (stash, opener, token, now)

@@ -23,11 +23,12 @@ class Store(ABC):
     @abstractmethod
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
         """Create the stash if it is not there, and enroll an opener with its first token. With a `nonce` take
-        the stash over: the fence gets the nonce and the next epoch. Idempotent."""
+        the stash over: the fence gets the nonce and the next epoch. A repetition, however late, changes
+        nothing of an opener that was enrolled."""
 
     @abstractmethod
     async def enroll(self, opener_id: str, token: str) -> None:
-        """Enroll an opener again that was forgotten."""
+        """Enroll an opener again that was forgotten. An opener that is there keeps its token."""
 
     @abstractmethod
     async def load(self, select: Select) -> Loaded | None:

@@ -8,7 +8,7 @@ are steps where a model says so."""
 import asyncio
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -198,10 +198,13 @@ class Model:
         self._waiting.sort(key=lambda waiting: (waiting.who, waiting.what))
         found: list[tuple[_Waiting | None, str]] = []
         for waiting in self._waiting:
-            ways = self.faults.get(waiting.who, ()) if waiting.what in WRITES else ()
-            found += [(waiting, how) for how in ("", *ways)]
+            found += [(waiting, how) for how in self._ways(waiting)]
         names = [name for name in tasks if self.cancels.get(name) and not tasks[name].done()]
         return [*found, *((None, name) for name in names)]
+
+    def _ways(self, waiting: _Waiting) -> Iterable[str]:
+        """How that request may go."""
+        return ("", *(self.faults.get(waiting.who, ()) if waiting.what in WRITES else ()))
 
     def _choose(self, option: tuple[_Waiting | None, str], tasks: Mapping[str, asyncio.Task[None]]) -> None:
         waiting, how = option
@@ -291,10 +294,12 @@ Cast = Callable[
 """Sets the stores up; returns the actors, and the check of what must hold after them."""
 
 
-def played(cast: Cast, *, blob_steps: bool = False, runs_max: int = RUNS_MAX) -> int:
+def played(
+    cast: Cast, *, blob_steps: bool = False, runs_max: int = RUNS_MAX, model: Model | None = None
+) -> int:
     """Play the cast in all orders; the number of runs."""
     with _threads_inline(), asyncio.Runner() as runner:
-        model = Model(blob_steps)
+        model = model or Model(blob_steps)
 
         async def one(choose: Choose) -> None:
             await model.forget()

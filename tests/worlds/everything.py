@@ -6,6 +6,7 @@ In one world of ten the stores are put back to a backup on the way; one of twelv
 the last release."""
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -17,7 +18,7 @@ import aiopersist as ap
 from aiopersist.testing.simulation import STORMY, Played, Weather, World, simulate
 from tests.support.schemas import SCHEMA
 from tests.worlds import old, verdict
-from tests.worlds.programs import appends, beside, consumers, readers, tables, upkeep
+from tests.worlds.programs import appends, beside, consumers, races, readers, tables, upkeep
 from tests.worlds.scene import ACCOUNTS, EACH, Scene
 
 
@@ -32,6 +33,8 @@ class Role(NamedTuple):
     on_events: bool = False
     keeps: bool = False
     """Whether it keeps shards small, until all others have ended."""
+    inline: bool = False
+    """Whether its small appends are inline in each world."""
 
 
 ROLES: Mapping[str, Role] = {
@@ -48,6 +51,7 @@ ROLES: Mapping[str, Role] = {
     "stasher": Role(beside.stasher, 2),
     "evolver": Role(beside.evolver, 2),
     "heir": Role(old.heir, 2),
+    "racer": Role(races.racer, 3, inline=True),
     "reader": Role(readers.reader, 1, ends=False, on_events=True),
     "listener": Role(readers.listener, 1, ends=False, on_events=True),
     "holder": Role(readers.holder, 1, ends=False, on_events=True),
@@ -62,7 +66,8 @@ ROLES: Mapping[str, Role] = {
 }
 ON_EVENTS = [name for name, role in ROLES.items() if role.on_events and role.ends]
 FOLLOWERS = [name for name, role in ROLES.items() if role.on_events and not role.ends]
-OTHERS = [name for name, role in ROLES.items() if not role.on_events and role.ends]
+BESIDE = "racer"  # takes part by dice of its own, beside any others
+OTHERS = [name for name, role in ROLES.items() if not (role.on_events or name == BESIDE) and role.ends]
 
 
 MOSTLY = 6  # times more of one fault than usual
@@ -76,6 +81,8 @@ class Everything:
         self.dice = world.dice
         self.scene = Scene(world)
         self.cast = {name: world.size(name, 0, ROLES[name].most) for name in self.drawn()}
+        if random.Random(f"{BESIDE} {world.seed}").random() < 0.25:
+            self.cast[BESIDE] = world.size(BESIDE, 0, ROLES[BESIDE].most)
         self.roles = {name for name, machines in self.cast.items() if machines}
         self.world.counts.update(f"role {name}" for name in self.roles)
         self.forever = 0
@@ -168,8 +175,9 @@ class Everything:
         machine = self.world.machine(f"{name}{number}")
         app: Callable[..., Any] = partial(ROLES[name].program, self.scene, machine.name)
         within_s = self.dice.choice([0.05, 0.5, 2.0])
+        settings = self.scene.inline if ROLES[name].inline else self.scene.settings
         return asyncio.create_task(
-            machine.supervise(app, settings=self.scene.settings, crashes_max=2, within_s=within_s)
+            machine.supervise(app, settings=settings, crashes_max=2, within_s=within_s)
         )
 
     # --- the end ---------------------------------------------------------------------------------

@@ -18,6 +18,10 @@ LIMITS: Any = {
     "reader_lease_s": LEASE_S,
     "writer_lease_s": LEASE_S,
 }
+INLINE: Any = {
+    "inline_writes_single_max_bytes": 500,
+    "inline_writes_total_max_bytes": 10_000,  # some appends, and there is no room
+}
 ACCOUNTS = ("ann", "bob", "eve")
 EACH = 100
 MINE = (ap.StorageUnavailable, ap.Indeterminate)
@@ -45,6 +49,8 @@ class Scene:
             inline_writes_single_max_bytes=self.dice.choice([0, 0, 16384]),
             retry_timeout_s=self.dice.choice([0.5, None]),
         )
+        self.inline = self.settings.model_copy(update=INLINE)
+        """The settings of programs whose small appends are inline."""
         self.calm = self.settings.model_copy(update={"watch_timeout_s": 60.0})
         """The settings of clients to which nothing happens."""
 

@@ -56,7 +56,8 @@ def figures(
         "counts": dict(sorted(counts.items())),
         "pairs": len(covered.outcomes),
         "outcomes": {f"{command}: {what}": n for (command, what), n in sorted(covered.outcomes.items())},
-        "lines of the commit loop not reached": sorted(covered.missing),
+        "short way": dict(sorted(covered.short.items())),
+        "lines not reached": covered.missing,
     }
 
 

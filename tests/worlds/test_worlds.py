@@ -7,21 +7,46 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from aiopersist.testing.simulation import CALM
 from tests.conftest import QUICK
-from tests.worlds.everything import ROLES, play
+from tests.worlds.covered import watched
+from tests.worlds.everything import BESIDE, ROLES, play
+from tests.worlds.planted.search import roles_of
 from tests.worlds.programs.upkeep import ACTS
 
 WORLDS = int(os.environ.get("AIOPERSIST_TEST_WORLDS", "10000"))
 ROOT = Path(__file__).parents[2]
-SOME = 15 if QUICK else 60
-HAPPENS = ("crashed", "lost", "dropped", "refused", "late", "duplicated", "slow", "cut off", "restored")
+SOME = range(200)
+"""The worlds of each run, in three tests."""
+FIRST = SOME[: 15 if QUICK else 40]
+"""Enough to show what happens in them."""
+RACES = [seed for seed in SOME[40:] if BESIDE in roles_of(seed)][: 10 if QUICK else 24]
+OTHERS = [seed for seed in SOME[40:] if seed not in RACES]
+PARTS = [OTHERS[at : at + 10] for at in range(0, len(OTHERS), 10)]
+FAULTS = ("crashed", "lost", "dropped", "refused", "late", "duplicated", "slow", "cut off")
 DONE = ("snapshots", "held", "heard", "critical", "handed over", "billed", "relayed", "stashed")
-HAPPENS_IF_LONG = (
+SHORT = (
+    "won",
+    "lost",
+    "no answer, then it is there",
+    "no answer, then it is vacant",
+    "CancelledError",
+    "settled: happened",
+    "left: another upper",
+    "left: no room",
+)
+"""How small appends that take the short way end, and why they leave it."""
+SHORT_IF_LONG = ("left: another rule", "no answer, then it is not", "settled: did not happen")
+DONE_IF_LONG = (
+    "restored",
+    "races lost",
+    "race settled: Committed",
+    "race settled: NotCommitted",
     "evolved",
     "taken over",
     "full",
@@ -33,28 +58,44 @@ HAPPENS_IF_LONG = (
 )
 
 
-def played(seeds: range) -> Counter[str]:
+def played(seeds: Iterable[int]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
         counts += play(seed).counts
     return counts
 
 
-def test_some_worlds() -> None:
-    counts = played(range(SOME))
-    missing = [what for what in HAPPENS + DONE if not counts[what]]
+def test_some_worlds_and_what_happens_in_them() -> None:
+    """Goal: they are worth their name: each fault happens, and each program does what it is for."""
+    counts = played(FIRST)
+    missing = [what for what in FAULTS + DONE if not counts[what]]
     assert not missing or QUICK, (missing, counts)
+
+
+def test_worlds_in_which_small_appends_end_in_each_way() -> None:
+    with watched() as covered:
+        played(RACES)
+    missing = [how for how in SHORT if not covered.short[how]]
+    assert not missing or QUICK, (missing, covered.short)
+
+
+@pytest.mark.parametrize("seeds", PARTS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_more_worlds(seeds: list[int]) -> None:
+    counts = played(seeds)
+    assert counts["requests"] and counts["crashed"], counts
 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
 def test_many_worlds() -> None:
     """`AIOPERSIST_TEST_WORLDS` says how many."""
-    counts = played(range(1000, 1000 + WORLDS))
-    print(dict(sorted(counts.items())))
-    missing = [what for what in HAPPENS + DONE + HAPPENS_IF_LONG if not counts[what]]
+    with watched() as covered:
+        counts = played(range(1000, 1000 + WORLDS))
+    print(dict(sorted(counts.items())), covered.short)
+    missing = [what for what in FAULTS + DONE + DONE_IF_LONG if not counts[what]]
     missing += [name for name in ROLES if not counts[f"role {name}"]]
-    assert not missing, (missing, counts)
+    missing += [how for how in SHORT + SHORT_IF_LONG if not covered.short[how]]
+    assert not missing, (missing, counts, covered.short)
 
 
 def test_nothing_fails_in_calm_weather() -> None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
+from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -158,6 +159,7 @@ def _task(
 APART = ("cli", "demo", "fastapi", "spark", "testing", "web")  # what the calls of a client never import
 
 
+@cache  # to look for modules takes longer than to play a small world
 def import_library() -> None:
     """Import all that calls import when they need it: what a process has imported before must have no part in
     the order of steps."""

@@ -15,7 +15,7 @@ from aiopersist.state.once import Once
 from aiopersist.write import combine, outcome, session
 from tests.worlds.planted import Bug
 
-EVENTS = "writer repeater stager joint"
+EVENTS = "writer repeater stager joint racer"
 ANYWHERE = ""
 
 

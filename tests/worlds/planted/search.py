@@ -9,11 +9,11 @@ import pytest
 
 from aiopersist.testing.simulation import loop
 from tests.worlds.everything import Everything, play
-from tests.worlds.planted import Bug, above, commits, keeping
+from tests.worlds.planted import Bug, above, commits, keeping, short
 
 SEEDS_MAX = 1000
 TURNS_MAX = 400_000  # a world that is not over by then never ends: that is found, too
-BUGS = {bug.plant.__name__: bug for bug in (*commits.BUGS, *keeping.BUGS, *above.BUGS)}
+BUGS = {bug.plant.__name__: bug for bug in (*commits.BUGS, *short.BUGS, *keeping.BUGS, *above.BUGS)}
 
 
 class Found(NamedTuple):
@@ -29,7 +29,7 @@ def roles_of(seed: int) -> set[str]:
     """The programs of that world."""
     dice = random.Random(f"scenario {seed}")
     world: Any = SimpleNamespace(
-        dice=dice, counts=Counter(), size=lambda name, low, high: dice.randint(low, high)
+        seed=seed, dice=dice, counts=Counter(), size=lambda name, low, high: dice.randint(low, high)
     )
     return Everything(world).roles
 

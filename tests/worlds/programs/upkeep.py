@@ -40,7 +40,7 @@ async def kept_up(scene: Scene, client: ap.Client, shard: str, act: str) -> None
     elif act == "maintain":
         await client.maintain()
     elif act == "retain":
-        if shard in ("events", "twin", "copies", "ticks"):
+        if shard in ("events", "twin", "copies", "ticks", "race"):
             await client.retain(shard, scene.dice.choice([None, 0, 1, 3, timedelta(seconds=1)]))
     elif act == "shared_compaction":
         await compact_together(scene, client, shard)
