@@ -128,7 +128,7 @@ def test_small_commits_among_many_streams(
 ) -> None:
     """An hour of steps, one a second: ten of the streams are written, sealed and drained in each. What a
     commit costs, and what it writes, stays what it is."""
-    streams, steps = (1000, 3600) if enabled else (60, 80)
+    streams, steps = (1000, 3600) if enabled else (40, 40)
     figures: dict[str, Any] = {}
 
     async def life() -> None:

@@ -206,7 +206,9 @@ asyncio.run(append(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize("kind", ["bytes", "str", "int", "list"])
+@pytest.mark.parametrize(
+    "kind", ["str", "list", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bytes", "int"))]
+)
 async def test_who_appends_plain_values_imports_neither_pandas_nor_polars(kind: str, tmp_path: Path) -> None:
     """Goal: a new process pays for what it uses; what it imports later, it imports beside the event loop."""
     command = [sys.executable, "-c", APPEND, str(tmp_path), kind]

@@ -62,7 +62,7 @@ def built(place: Path, times: int) -> dict[str, int]:
 def test_memory_does_not_grow_with_the_batch(tmp_path: Path) -> None:
     """Live data is some (outstanding + 2) times the target; the allocators of Arrow, polars and Python
     keep half as much again after it was freed, and some 120 MiB for any target."""
-    small, large = built(tmp_path / "small", 12), built(tmp_path / "large", 36)
+    small, large = built(tmp_path / "small", 10), built(tmp_path / "large", 30)
     assert large["parts"] > 2.5 * small["parts"] > 24
     assert small["grown"] < 160 * MIB + 2 * (OUTSTANDING + 2) * TARGET, small
     assert large["grown"] < small["grown"] + 3 * TARGET, (small, large)

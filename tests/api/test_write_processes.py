@@ -65,7 +65,11 @@ asyncio.run(main())
 BUCKETS = {"bucket": "best_s3_url", "azure": "azure_url"}
 
 
-@pytest.fixture(params=["sqlite", "postgres", "bucket", pytest.param("azure", marks=pytest.mark.long)])
+LONG = [pytest.param("azure", marks=pytest.mark.long)]
+KILLED = ["sqlite", "bucket", pytest.param("postgres", marks=pytest.mark.long), *LONG]
+
+
+@pytest.fixture(params=["sqlite", "postgres", "bucket", *LONG])
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     if request.param in BUCKETS:
         return both_in_a_bucket(request.getfixturevalue(BUCKETS[request.param]))
@@ -121,20 +125,22 @@ async def history(urls: tuple[str, str]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-async def test_eight_writers_in_four_processes_lose_nothing(urls: tuple[str, str]) -> None:
+@pytest.mark.parametrize("appends", [6, pytest.param(12, marks=pytest.mark.long)])
+async def test_eight_writers_in_four_processes_lose_nothing(urls: tuple[str, str], appends: int) -> None:
     """Goal: the contents are exactly the acknowledged appends, at the times that were told."""
-    workers = [start(urls, name, 12) for name in "abcd"]
+    workers = [start(urls, name, appends) for name in "abcd"]
     acknowledged = []
     for worker in workers:
         acks, err = await finished(worker)
         assert worker.returncode == 0, err
         acknowledged += acks
-    assert len(acknowledged) == 4 * 2 * 12
+    assert len(acknowledged) == 4 * 2 * appends
     assert await history(urls) == sorted(acknowledged)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("urls", KILLED, indirect=True)
 async def test_a_killed_process_leaves_a_shard_that_reads_correctly(urls: tuple[str, str], seed: int) -> None:
     """Goal: each acknowledged append is there once; of each writer of the dead one at most one more."""
     workers = {name: start(urls, name, 15) for name in "abc"}

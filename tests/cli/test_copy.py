@@ -109,7 +109,7 @@ async def _killed_and_repeated(source: StoreUrls, target: StoreUrls, kills: int)
                     _command(source, target), env={**os.environ, **SMALL}, stderr=subprocess.PIPE
                 )
                 ended = asyncio.create_task(asyncio.to_thread(process.communicate))
-                await asyncio.wait([ended], timeout=0.8 + 0.15 * number)
+                await asyncio.wait([ended], timeout=0.8 + 0.6 * number / kills)
                 process.kill()
                 await ended
             done = await asyncio.to_thread(
@@ -139,7 +139,8 @@ async def _until(done: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_killed_under_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long)])
+async def test_killed_under_writes(kills: int, tmp_path: Path) -> None:
     """Goal: while a table is written, compacted and collected, copies are killed with SIGKILL wherever they
     are; the last one verifies, and the copy has the contents of every time that it holds."""
     places = [
@@ -148,7 +149,7 @@ async def test_killed_under_writes(tmp_path: Path) -> None:
     ]
     for name in ("source", "target"):
         (tmp_path / name).mkdir()
-    await _killed_and_repeated(*places, kills=4)
+    await _killed_and_repeated(*places, kills=kills)
 
 
 @pytest.mark.long

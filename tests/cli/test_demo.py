@@ -5,11 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import aiopersist as ap
+from aiopersist.cli.app import app
 from aiopersist.demo.git import FileVersion, Repository
 from aiopersist.testing.servers import free_port
 from tests.cli.result import Result
@@ -24,11 +27,10 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", folder, *arguments], env=env, capture_output=True, check=True)
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Files that come, change, and go."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that come, change, and go; the tests of this module only read them."""
+    folder = tmp_path_factory.mktemp("repository")
     git(folder, "init", "-q", "-b", "main")
     for n in range(COMMITS):
         (folder / f"file-{n}").write_text("x" * n)
@@ -49,6 +51,13 @@ def demo(*arguments: object, cwd: Path | None = None, **env: str) -> Result:
         env=os.environ | env,
     )
     return Result(run.returncode, run.stdout, run.stderr)
+
+
+def here(*arguments: object, cwd: Path | None = None, **env: str) -> Result:
+    """The same in this process."""
+    with chdir(cwd or "."):
+        done = CliRunner().invoke(app, ["demo", *map(str, arguments)], env=env)
+    return Result(done.exit_code, done.stdout, done.stderr)
 
 
 def one_line(result: Result) -> str:
@@ -73,7 +82,7 @@ def test_it_stores_follows_and_checks_the_repository_it_is_in(repository: Path) 
 @pytest.mark.slow
 def test_it_runs_on_every_location(repository: Path, location: tuple[str, str]) -> None:
     blob, consensus = location
-    result = demo(repository, "--blob", blob, "--consensus", consensus)
+    result = here(repository, "--blob", blob, "--consensus", consensus)
     assert (result.status, result.err) == (0, "")
     assert "are what git says" in result.out
 
@@ -81,14 +90,14 @@ def test_it_runs_on_every_location(repository: Path, location: tuple[str, str]) 
 @pytest.mark.slow
 def test_a_location_is_kept_and_gone_on_with(repository: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    first = demo(repository, "--location", kept, "--limit", 3)
+    first = here(repository, "--location", kept, "--limit", 3)
     assert (first.status, first.err) == (0, "")
     assert "3 commits in" in first.out
     assert list(kept.iterdir())
-    second = demo(repository, "--location", kept)
+    second = here(repository, "--location", kept)
     assert (second.status, second.err) == (0, "")
     assert f"{COMMITS - 3} commits in" in second.out
-    again = demo(repository, "--location", kept, "--limit", 5)
+    again = here(repository, "--location", kept, "--limit", 5)
     assert (again.status, again.err) == (0, "")
     assert "0 commits in" in again.out
     assert "are what git says" in again.out
@@ -103,26 +112,26 @@ async def test_a_wrong_row_in_the_middle_is_found(repository: Path, tmp_path: Pa
     ):
         wrong = FileVersion(mode=0o100644, blob=b"\0" * 20, size=1)
         await w.compare_and_append([(b"no-such-file", wrong, 0, 1)], 0, 1)
-    result = await asyncio.to_thread(demo, repository, "--location", tmp_path / "kept")
+    result = await asyncio.to_thread(here, repository, "--location", tmp_path / "kept")
     assert result.status == 1
     assert "is not what git says" in one_line(result)
 
 
 def test_no_repository(tmp_path: Path) -> None:
-    result = demo(cwd=tmp_path, GIT_CEILING_DIRECTORIES=str(tmp_path.parent))
+    result = here(cwd=tmp_path, GIT_CEILING_DIRECTORIES=str(tmp_path.parent))
     assert result.status == 2
     assert "not a git repository" in one_line(result)
 
 
 def test_no_git(repository: Path, tmp_path: Path) -> None:
-    result = demo(repository, PATH=str(tmp_path / "nothing"))
+    result = here(repository, PATH=str(tmp_path / "nothing"))
     assert result.status == 2
     assert "no git on the PATH" in one_line(result)
 
 
 def test_no_commit(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
-    result = demo(tmp_path)
+    result = here(tmp_path)
     assert result.status == 2
     assert "no commit yet" in one_line(result)
 
@@ -140,20 +149,20 @@ def test_no_commit(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options(repository: Path, options: list[str], said: str) -> None:
-    result = demo(repository, *options)
+    result = here(repository, *options)
     assert result.status == 2
     assert said in one_line(result)
 
 
 def test_a_location_that_is_a_file(repository: Path) -> None:
-    result = demo(repository, "--location", repository / "always")
+    result = here(repository, "--location", repository / "always")
     assert result.status == 2
     one_line(result)
 
 
 def test_an_unreachable_store(repository: Path, tmp_path: Path) -> None:
     consensus = f"postgres://nobody@127.0.0.1:{free_port()}/nothing"
-    result = demo(
+    result = here(
         repository, "--blob", f"file://{tmp_path}/b", "--consensus", consensus, AIOPERSIST_OPEN_TIMEOUT_S="1"
     )
     assert result.status == 2

@@ -5,13 +5,14 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
 import aiopersist as ap
 from aiopersist.demo.git import FileVersion, Repository
 from aiopersist.demo.indexed import Walk
-from tests.cli.test_demo import demo, git, one_line
+from tests.cli.test_demo import git, here, one_line
 from tests.support.location import ON_SERVERS
 
 DATES = [500, 300, 400, 400, 900, 100, 800, 850]
@@ -26,10 +27,11 @@ def commit(folder: Path, date: int, message: str) -> None:
     subprocess.run(command, env=env, capture_output=True, check=True)
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Files in two folders and in none, which come, change and go, authored early and late."""
-    folder = tmp_path / "repository"
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files in two folders and in none, which come, change and go, authored early and late. Who adds to them
+    takes a copy."""
+    folder = tmp_path_factory.mktemp("repository")
     (folder / "a").mkdir(parents=True)
     (folder / "b" / "deep").mkdir(parents=True)
     git(folder, "init", "-q", "-b", "main")
@@ -44,7 +46,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_it_stores_follows_and_checks(repository: Path) -> None:
-    result = demo("--indexed", cwd=repository)
+    result = here("--indexed", cwd=repository)
     assert (result.status, result.err) == (0, "")
     assert f"{len(DATES)} commits in" in result.out
     assert re.search(rf"[\d,]+ rows in 3 streams; {LATE} commits were late", result.out)
@@ -54,13 +56,13 @@ def test_it_stores_follows_and_checks(repository: Path) -> None:
 @pytest.mark.slow
 def test_a_location_is_kept_and_gone_on_with(repository: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    first = demo(repository, "--indexed", "--location", kept, "--limit", 3)
+    first = here(repository, "--indexed", "--location", kept, "--limit", 3)
     assert (first.status, first.err) == (0, "")
     assert "3 commits in" in first.out
-    second = demo(repository, "--indexed", "--location", kept)
+    second = here(repository, "--indexed", "--location", kept)
     assert (second.status, second.err) == (0, "")
     assert f"{len(DATES) - 3} commits in" in second.out
-    again = demo(repository, "--indexed", "--location", kept, "--limit", 2)
+    again = here(repository, "--indexed", "--location", kept, "--limit", 2)
     assert (again.status, again.err) == (0, "")
     assert "0 commits in" in again.out
 
@@ -69,7 +71,7 @@ def test_a_location_is_kept_and_gone_on_with(repository: Path, tmp_path: Path) -
 def test_a_history_without_files(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "-b", "main")
     commit(tmp_path, 5, "nothing")
-    result = demo("--indexed", cwd=tmp_path)
+    result = here("--indexed", cwd=tmp_path)
     assert (result.status, result.err) == (0, "")
     assert "0 rows in 0 streams" in result.out
 
@@ -78,18 +80,19 @@ def test_a_history_without_files(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_runs_on_every_location(repository: Path, location: tuple[str, str]) -> None:
     blob, consensus = location
-    result = demo(repository, "--indexed", "--blob", blob, "--consensus", consensus)
+    result = here(repository, "--indexed", "--blob", blob, "--consensus", consensus)
     assert (result.status, result.err) == (0, "")
     assert "are what git says" in result.out
 
 
 @pytest.mark.slow
 def test_a_commit_that_is_older_than_what_is_sealed_is_refused(repository: Path, tmp_path: Path) -> None:
+    repository = copytree(repository, tmp_path / "repository")
     kept = tmp_path / "kept"
-    assert demo(repository, "--indexed", "--location", kept).status == 0
+    assert here(repository, "--indexed", "--location", kept).status == 0
     (repository / "root").write_text("late")
     commit(repository, 850, "too late")
-    result = demo(repository, "--indexed", "--location", kept)
+    result = here(repository, "--indexed", "--location", kept)
     assert result.status == 1
     assert re.search(r"refused: stream 'commits' has \{901\}, which time 850 is before", one_line(result))
 
@@ -101,7 +104,7 @@ async def test_a_wrong_row_is_found(repository: Path, tmp_path: Path) -> None:
         stream = await ix.register("a/", bytes, FileVersion)
         wrong = FileVersion(mode=0o100644, blob=b"\0" * 20, size=1)
         await ix.write([(stream, [(b"a/no-such-file", wrong, 850, 1)])])
-    result = await asyncio.to_thread(demo, repository, "--indexed", "--location", tmp_path / "kept")
+    result = await asyncio.to_thread(here, repository, "--indexed", "--location", tmp_path / "kept")
     assert result.status == 1
     assert "is not what git says" in one_line(result)
 

@@ -22,7 +22,7 @@ def test_transfers_are_made_audited_and_checked(tmp_path: Path) -> None:
     assert re.search(r"the auditor was killed \d times, and counted every transfer once", result.out)
 
 
-@of_kinds("mem", "s3+postgres")
+@of_kinds("mem")
 @pytest.mark.several_shards
 @pytest.mark.slow
 def test_on_every_location(location: tuple[str, str], tmp_path: Path) -> None:

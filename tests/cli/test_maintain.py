@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from typer.testing import CliRunner
 
 import aiopersist as ap
+from aiopersist.cli.app import app
 from aiopersist.state.compaction import plan
 from aiopersist.testing.servers import free_port
 from tests.cli.result import Result
@@ -38,6 +40,12 @@ def run(*arguments: object, **env: str) -> Result:
 
 async def maintain(*arguments: object, **env: str) -> Result:
     return await asyncio.to_thread(run, *arguments, **env)
+
+
+def here(*arguments: object, **env: str) -> Result:
+    """The same in this process; its signals are those of the main thread, so no loop may be running."""
+    done = CliRunner().invoke(app, ["maintain", *map(str, arguments)], env=env)
+    return Result(done.exit_code, done.stdout, done.stderr)
 
 
 def one_line(result: Result) -> str:
@@ -63,6 +71,12 @@ async def grown(client: Any, name: str, times: int = TIMES) -> None:
         for _ in range(times):
             at = w.upper.time
             await w.compare_and_append([(f"{at:03}", at, at, 1)], at, at + 1)
+
+
+async def made(folder: Path) -> None:
+    """An empty location."""
+    async with ap.open(folder):
+        pass
 
 
 async def owing(folder: Path, *names: str) -> None:
@@ -130,21 +144,24 @@ async def test_one_round_does_what_is_due(tmp_path: Path) -> None:
     assert again == (0, "", "")
 
 
-async def test_nothing_to_do(tmp_path: Path) -> None:
+def test_nothing_to_do(tmp_path: Path) -> None:
     """Goal: an empty location is no error, and nothing is said about it."""
-    async with ap.open(tmp_path / "new"):
-        pass
-    assert await maintain("--location", tmp_path / "new", "--once") == (0, "", "")
+    asyncio.run(made(tmp_path / "new"))
+    assert here("--location", tmp_path / "new", "--once") == (0, "", "")
 
 
-async def test_a_shard_that_cannot_be_tended(tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_tended(tmp_path: Path) -> None:
     """Goal: it is named, with the reason, the status is 1, and the others were maintained."""
-    await owing(tmp_path, "a", "lost", "z")
-    shard_id = await lose_a_blob(tmp_path, "lost")
-    result = await maintain(*stores(tmp_path), "--once")
+    asyncio.run(owing(tmp_path, "a", "lost", "z"))
+    shard_id = asyncio.run(lose_a_blob(tmp_path, "lost"))
+    result = here(*stores(tmp_path), "--once")
     assert result.status == 1
     assert f"\n{shard_id} could not be maintained: Corruption: " in result.out
     assert "1 of 3 shards could not be maintained" in result.err
+    asyncio.run(all_but_the_lost(tmp_path))
+
+
+async def all_but_the_lost(tmp_path: Path) -> None:
     async with opened(tmp_path) as client:
         assert await is_tended(client, "a")
         assert await is_tended(client, "z")
@@ -170,16 +187,15 @@ async def test_a_shard_that_cannot_be_tended(tmp_path: Path) -> None:
 )
 def test_wrong_options(options: list[str], said: str) -> None:
     """Goal: status 2 and one line that says why, before anything is done."""
-    result = run(*options, "--once")
+    result = here(*options, "--once")
     assert (result.status, result.out) == (2, "")
     assert said in one_line(result)
 
 
-async def test_a_mistyped_location(tmp_path: Path) -> None:
+def test_a_mistyped_location(tmp_path: Path) -> None:
     """Goal: status 2 and one line at once, and nothing is made, be it a path, a file, or two stores of which
     one is there."""
-    async with ap.open(tmp_path / "production"):
-        pass
+    asyncio.run(made(tmp_path / "production"))
     (tmp_path / "file").write_bytes(b"")
     before = sorted(tmp_path.rglob("*"))
     blob, consensus = f"file://{tmp_path}/production/blob", f"sqlite://{tmp_path}/production/state.db"
@@ -190,7 +206,7 @@ async def test_a_mistyped_location(tmp_path: Path) -> None:
         (["--blob", blob, "--consensus", f"sqlite://{tmp_path}/production/sate.db"], "there is no such file"),
         (["--location", "mem://"], "there is no location yet"),
     ]:
-        result = await maintain(*options, "--once", AIOPERSIST_OPEN_TIMEOUT_S="1000")
+        result = here(*options, "--once", AIOPERSIST_OPEN_TIMEOUT_S="1000")
         assert (result.status, result.out) == (2, "")
         assert said in one_line(result)
     assert sorted(tmp_path.rglob("*")) == before
@@ -200,7 +216,7 @@ def test_an_unreachable_store(tmp_path: Path) -> None:
     """Goal: status 2 after the time that opening may take, though the loop is without end."""
     consensus = f"postgres://nobody@127.0.0.1:{free_port()}/nothing"
     options = ["--blob", f"file://{tmp_path}/b", "--consensus", consensus]
-    result = run(*options, AIOPERSIST_OPEN_TIMEOUT_S="0.5")
+    result = here(*options, AIOPERSIST_OPEN_TIMEOUT_S="0.5")
     assert result.status == 2
     one_line(result)
 
@@ -239,11 +255,11 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_json(tmp_path: Path) -> None:
+def test_json(tmp_path: Path) -> None:
     """Goal: what a round did, and a sweep, is a line for programs."""
-    await owing(tmp_path, "a", "b")
-    await leak(tmp_path)
-    result = await maintain(*stores(tmp_path), "--once", "--json")
+    asyncio.run(owing(tmp_path, "a", "b"))
+    asyncio.run(leak(tmp_path))
+    result = here(*stores(tmp_path), "--once", "--json")
     assert (result.status, result.err) == (0, "")
     done, swept = map(json.loads, result.out.splitlines())
     assert (done["done"], done["shards"], done["failures"]) == ("round", 2, {})
@@ -251,7 +267,7 @@ async def test_json(tmp_path: Path) -> None:
     assert (swept["done"], swept["blobs"]) == ("sweep", 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 async def test_the_loop_ends_when_it_is_told_to(number: signal.Signals, tmp_path: Path) -> None:
     """Goal: it maintains what comes after it began, too, sweeps at first, and ends with status 0 at once."""
     await owing(tmp_path, "a")

@@ -183,13 +183,17 @@ async def play(at: int, chosen: Outcome) -> OneFault:
     return faults
 
 
+CHOSEN = [Outcome.REFUSED, Outcome.LOST, Outcome.DROPPED, Outcome.LATE]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("chosen", [Outcome.REFUSED, Outcome.LOST, Outcome.DROPPED, Outcome.LATE])
+@pytest.mark.parametrize("every", [len(CHOSEN), pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("chosen", CHOSEN)
 async def test_any_single_call_may_fail(chosen: Outcome, every: int) -> None:
+    """Goal: the header's. By default each call ends in one of these ways, in the long run in each."""
     calls = (await play(0, chosen)).calls["all"]
     ops: Counter[str] = Counter()
-    for at in range(1, calls + 1, every):
+    for at in range(1 + CHOSEN.index(chosen) % every, calls + 1, every):
         try:
             faults = await play(at, chosen)
         except Exception as error:
@@ -346,7 +350,7 @@ async def test_traces_leave_room_for_what_is_new() -> None:
     ):
         streams = [await ix.register(f"s{n}", str, int) for n in range(12)]
         writes = 0
-        for time in range(100):
+        for time in range(70):
             key = f"a-key-of-some-length-{time % 40:06}"
             rows = [(key, time - 40, time, -1)] * (time >= 40) + [(key, time, time, 1)]
             before = client.metrics["blob.set"].count
@@ -358,4 +362,4 @@ async def test_traces_leave_room_for_what_is_new() -> None:
                 for request in requests:
                     await ix.apply(request.stream, await ix.compact(request))
         assert ix.counters()["trace_bytes"] > 24_000
-        assert writes <= 60  # of 600
+        assert writes <= 24  # of 240

@@ -202,10 +202,10 @@ async def interleave(seed: int, origin: Place, shard_id: str) -> int:
     return conductor.requests
 
 
-@pytest.mark.parametrize("start", range(0, 30, 10))
+@pytest.mark.parametrize("start", [0, 10])
 async def test_a_sweep_at_any_moment(start: int) -> None:
     origin, shard_id = await prepared(collected=start % 20 == 0)
-    counts = [await interleave(seed, origin, shard_id) for seed in range(start, start + 10)]
+    counts = [await interleave(seed, origin, shard_id) for seed in range(start, start + 8)]
     assert min(counts) > 30
     assert len(set(counts)) > 1
 

@@ -31,6 +31,15 @@ CONFIG = {
     "spark.log.level": "ERROR",
 }
 
+WARM = {
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(Path(__file__).parent / "warm"), os.environ.get("PYTHONPATH")])
+    ),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""What the session's workers are started with: see `warm/sitecustomize.py`."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test is the first waits for the session, which has taken 40 s on a machine that was busy."""
@@ -64,7 +73,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     builder = configured(SparkSession.builder.master("local[2,4]").appName("tests"))
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    session = builder.config("spark.sql.warehouse.dir", warehouse).getOrCreate()
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in WARM.items():
+            patch.setenv(variable, value)
+        session = builder.config("spark.sql.warehouse.dir", warehouse).getOrCreate()
     yield session
     session.stop()
 

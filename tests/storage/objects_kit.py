@@ -172,7 +172,7 @@ class World:
                 assert self._waiting, "nobody can go on"
                 self._waiting.sort(key=lambda w: (w.who, w.what))
                 options = [(w, how) for w in self._waiting for how in self._ways(w)]
-                waiting, how = options[choose(len(options), self._mark())]
+                waiting, how = options[choose(len(options), self._mark)]
                 self._waiting.remove(waiting)
                 self._told[waiting.who].append(f"{waiting.what} {how}")
                 waiting.go.set_result(how)
@@ -248,7 +248,8 @@ class Place:
         return ObjectsConsensus(bucket, runtime=runtime or Runtime(), poll_s=0.01), bucket
 
 
-Choose = Callable[[int, Any], int]
+Choose = Callable[[int, Callable[[], Any]], int]
+"""Of so many; the mark of where the run is costs more than a step, and is asked for where a path is new."""
 
 
 class Pruned(BaseException):
@@ -263,13 +264,13 @@ def explore(run: Callable[[Choose], None], worlds_max: int) -> int:
     for number in range(1, worlds_max + 1):
         depth = 0
 
-        def choose(count: int, mark: Any) -> int:
+        def choose(count: int, mark: Callable[[], Any]) -> int:
             nonlocal depth
             at, depth = depth, depth + 1
             if at == len(path):
-                if mark in seen:
+                if (reached := mark()) in seen:
                     raise Pruned
-                seen.add(mark)
+                seen.add(reached)
                 path.append([0, count])
             return path[at][0]
 

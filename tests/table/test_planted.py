@@ -133,7 +133,7 @@ def failed(seed: int, rates: Mapping[str, float]) -> BaseException | None:
 
 
 def test_without_a_bug_nothing_is_found() -> None:
-    for seed in range(2):
+    for seed in range(1):
         assert failed(seed, RATES) is None
 
 

@@ -16,7 +16,11 @@ from tests.table.moves import RATES
 from tests.table.processes import play, stores_at
 
 LONG_GAMES = int(os.environ.get("AIOPERSIST_TEST_TABLE_PROCESSES", "10"))
-STORES = ["files+sqlite", pytest.param("files+postgres", marks=pytest.mark.long), "s3+postgres"]
+STORES = [
+    pytest.param("files+sqlite", marks=pytest.mark.long),
+    pytest.param("files+postgres", marks=pytest.mark.long),
+    "s3+postgres",
+]
 
 
 @pytest.fixture(params=STORES)
@@ -39,7 +43,7 @@ async def test_a_short_game(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 async def test_games(servers: dict[str, Any], tmp_path: Path, postgres_schema: str) -> None:
     async with stores_at(tmp_path, postgres_schema, **servers) as stores:
-        counts = await play(7, tmp_path, stores, kills=3, moves=30, cuts=50)
+        counts = await play(7, tmp_path, stores, kills=3, moves=16, cuts=30)
     assert not [kind for kind in RATES if not counts[kind]], counts
 
 

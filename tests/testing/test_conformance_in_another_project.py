@@ -88,7 +88,7 @@ def example(docstring: str | None) -> str:
     return textwrap.dedent(found[1])
 
 
-@pytest.mark.parametrize("mode", ["strict", "auto"])
+@pytest.mark.parametrize("mode", ["strict", pytest.param("auto", marks=pytest.mark.long)])
 async def test_the_suites_run_as_they_say(tmp_path: Path, mode: str) -> None:
     shown = [example(module.__doc__) for module in (storage_blob, storage_consensus)]
     shown[1] = shown[1].replace("TestMine", "TestMyConsensus")

@@ -141,6 +141,10 @@ RUNNERS = {
 }
 
 
+SHORT = ("strict", "one loop for all", "anyio alone")
+"""A loop for each test, one for all of them, and no `pytest_asyncio`."""
+
+
 async def run(directory: Path, *options: str) -> str:
     """What pytest prints in that project."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_aiopersist"]
@@ -153,7 +157,7 @@ async def run(directory: Path, *options: str) -> str:
 @pytest.mark.parametrize(
     "runner",
     [
-        pytest.param(runner, id=name, marks=() if name in ("strict", "anyio alone") else pytest.mark.slow)
+        pytest.param(runner, id=name, marks=() if name in SHORT else pytest.mark.long)
         for name, runner in RUNNERS.items()
     ],
 )
@@ -164,7 +168,7 @@ async def test_the_fixtures_work_whoever_runs_the_tests(tmp_path: Path, runner: 
     assert re.search(r"^8 passed in ", shown, re.MULTILINE), shown[-3000:]
 
 
-@pytest.mark.parametrize("runner", ["strict", pytest.param("anyio alone", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runner", ["strict", pytest.param("anyio alone", marks=pytest.mark.long)])
 async def test_the_tests_of_the_page_pass(tmp_path: Path, runner: str) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\nfilterwarnings = error\n{RUNNERS[runner].options}\n")
     shop, tests = (tmp_path / "shop.py", tmp_path / "test_shop.py")
