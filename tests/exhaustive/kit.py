@@ -181,7 +181,7 @@ class Model:
                     break
                 options = self._options(tasks)
                 assert options, "nobody can go on"
-                self._choose(options[choose(len(options), self._mark())], tasks)
+                self._choose(options[choose(len(options), self._mark)], tasks)
             for task in tasks.values():
                 task.result()
         finally:
