@@ -29,7 +29,8 @@ def newest() -> str:
     return f"py3{max([*here, sys.version_info.minor])}"
 
 
-OTHERS = "tests/state tests/test_package.py tests/storage/test_s3.py " + " ".join(
+SAME = "tests/worlds/test_worlds.py::test_a_seed_gives_the_same_world_in_any_process"
+OTHERS = f"tests/state tests/test_package.py tests/storage/test_s3.py {SAME} " + " ".join(
     f"tests/api/test_{name}.py" for name in ("client", "batches", "batches_s3", "maintenance")
 )
 
