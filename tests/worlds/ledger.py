@@ -16,6 +16,8 @@ class Ledger:
     """Updates that surely did not happen, as their writers were told."""
     done: Counter[str] = field(default_factory=Counter)
     """How far each machine has come, by its name."""
+    begun: Counter[str] = field(default_factory=Counter)
+    """How far those have come who begin several steps at once: what a crash cut off may have happened."""
     snapshots: list[tuple[int, list[Any]]] = field(default_factory=list)
     heard: dict[str, list[tuple[str, int, int, int]]] = field(default_factory=dict)
     """By listener, all updates that it was told."""

@@ -9,11 +9,13 @@ from tests.worlds.scene import ACCOUNTS, EACH, Scene
 async def counter(scene: Scene, name: str, client: ap.Client) -> None:
     """Each request counts once, however often it is repeated."""
     counts = client.table("counts", str, int)
-    while (number := scene.ledger.done[name]) < scene.writes:
+    done, begun = scene.ledger.done, scene.ledger.begun
+    while (number := done[name]) < max(scene.writes, begun[name]):
         numbers = range(number, number + scene.dice.choice([1, 2, 3]))
+        begun[name] = max(begun[name], numbers.stop)
         ids = [f"{name}-{one}" for one in numbers]
         await asyncio.gather(*(counts.update("all", lambda n: (n or 0) + 1, once=one) for one in ids))
-        scene.ledger.done[name] = numbers.stop
+        done[name] = numbers.stop
         await scene.pause()
 
 
