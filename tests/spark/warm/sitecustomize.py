@@ -1,5 +1,5 @@
-"""On the PYTHONPATH of the session of the tests: the daemons that fork Spark's Python workers import first what
-each worker needs.
+"""On the PYTHONPATH of the session of the tests: the daemons that fork Spark's Python workers import first
+what each worker needs.
 
 A worker whose task or hook fails ends, and the next one imports everything again, which takes a second of a
 core: most of what tests of failures cost. Sessions in processes of their own do without, and see that imports
