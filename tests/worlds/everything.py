@@ -87,6 +87,7 @@ class Everything:
         self.world.counts.update(f"role {name}" for name in self.roles)
         self.forever = 0
         self.restores = self.dice.random() < 0.1
+        self.tasks: dict[tuple[str, int], asyncio.Task[Any]] = {}
 
     def some_weather(self) -> Weather:
         """Of the world's weather: some faults are left out, and one may be much more frequent."""
@@ -121,7 +122,7 @@ class Everything:
         self.observing = asyncio.create_task(self.observe())
         programs = asyncio.create_task(self.run_programs())
         if self.restores:
-            await self.restored(programs)
+            await self.restored()
         await programs
         await self.world.heal()
         await self.finish()
@@ -145,12 +146,13 @@ class Everything:
                 if self.dice.random() < 0.5:
                     await honest.retain("events", 0)
 
-    async def restored(self, programs: "asyncio.Task[None]") -> None:
-        """A backup is taken, and some time later the stores are put back to it."""
+    async def restored(self) -> None:
+        """A backup is taken, and some time later the stores are put back to it, if all programs are there to
+        go on from it: what they had begun when it was taken may be in it, and nobody was told."""
         await self.world.sleep(self.dice.uniform(0, 2))
         backup, ledger = self.world.backup(), deepcopy(self.scene.ledger)
         await self.world.sleep(self.dice.uniform(0, 2))
-        if not self.scene.is_over:
+        if not any(task.done() for task in self.tasks.values()):
             await self.stop_observing()
             self.world.restore(backup)
             self.scene.ledger = ledger
@@ -159,14 +161,14 @@ class Everything:
     async def run_programs(self) -> None:
         """All at once, each on a machine of its own."""
         named = [(name, at) for name, machines in self.cast.items() for at in range(machines)]
-        tasks = {(name, at): self.task(name, at) for name, at in named}
-        self.scene.is_over = await self.ended(tasks, lambda role: role.ends)
-        self.scene.is_quiet = await self.ended(tasks, lambda role: not role.keeps)
-        await self.ended(tasks, lambda role: True)
+        self.tasks = {(name, at): self.task(name, at) for name, at in named}
+        self.scene.is_over = await self.ended(lambda role: role.ends)
+        self.scene.is_quiet = await self.ended(lambda role: not role.keeps)
+        await self.ended(lambda role: True)
 
-    async def ended(self, tasks: Mapping[tuple[str, int], Any], which: Callable[[Role], bool]) -> bool:
+    async def ended(self, which: Callable[[Role], bool]) -> bool:
         """Wait for those programs; what one of them raises is raised."""
-        for (name, _), task in tasks.items():
+        for (name, _), task in self.tasks.items():
             if which(ROLES[name]):
                 await task
         return True
