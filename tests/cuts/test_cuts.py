@@ -38,13 +38,17 @@ DRAWN_FROM = 5  # calls and waits, the first ones; some scenes have fewer
 TABLE_SCENES = [name for name in SCENES if name.startswith(("table", "transact"))]
 
 
+def in_a_bucket(urls: StoreUrls) -> bool:
+    return urls.consensus.startswith(("s3", "az"))
+
+
 def apart(urls: StoreUrls, number: int) -> StoreUrls | None:
     """An empty place beside this one; `None`: in memory."""
     if urls.blob.startswith("mem"):
         return None
     blob, _, options = urls.blob.partition("?")
     consensus = urls.consensus.replace("state.db", f"state{number}.db")
-    if consensus.startswith("s3"):
+    if in_a_bucket(urls):
         consensus = consensus.replace("?", f"/{number}?")
     if consensus == urls.consensus:  # Postgres, whose URL ends with the schema
         consensus += f"_{number}"
@@ -95,6 +99,8 @@ async def test_a_call_of_tables_is_cancelled(name: str) -> None:
 @pytest.mark.parametrize("name", TABLE_SCENES)
 async def test_calls_of_tables_are_cancelled_at_each_wait(name: str, location: StoreUrls) -> None:
     """Goal: on each store all of it happens, or nothing, and the client goes on."""
+    if in_a_bucket(location) and name.startswith("transact"):
+        pytest.skip("an object store commits to one shard at a time")
     number = 0
     for cut in Cut:
         for at in count(1):
