@@ -9,7 +9,7 @@ from aiopersist.storage.objects.bucket import Bucket
 from aiopersist.storage.objects.clock import ServerClock
 
 
-class Client(Protocol):
+class BucketClient(Protocol):
     """A connection to the place of a bucket."""
 
     def facts(self) -> dict[str, str]:
@@ -21,7 +21,7 @@ class Client(Protocol):
         ...
 
 
-C = TypeVar("C", bound=Client)
+C = TypeVar("C", bound=BucketClient)
 
 
 class ServedBucket(Bucket, Generic[C]):
