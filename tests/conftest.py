@@ -29,7 +29,7 @@ from aiopersist.testing.proxy import TcpProxy
 
 # Shared, noisy cores: how long one example takes says nothing.
 settings.register_profile(
-    "default", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "default", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("quick", settings.get_profile("default"), max_examples=20)
 

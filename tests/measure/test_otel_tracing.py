@@ -21,6 +21,7 @@ from tests.support.shards import until
 
 SCHEMA = ap.Schema(key=str, val=int)
 SMALL = ap.Settings(inline_writes_single_max_bytes=0)
+APPENDS = 64  # enough for a compaction
 
 
 def opened(**given: Any) -> Any:
@@ -175,7 +176,7 @@ async def test_background_work_has_a_trace_of_its_own(spans: InMemorySpanExporte
         await client.retain("s", 1)
         with users_span() as mine:
             trace_id, _ = ids(mine)
-            for n in range(40):
+            for n in range(APPENDS):
                 await w.write([(f"k{n}", n)])
             await until(lambda: client.metrics().compactions.duration.count > 0)
         found = Family(spans)
@@ -184,7 +185,7 @@ async def test_background_work_has_a_trace_of_its_own(spans: InMemorySpanExporte
         assert all(span.context.trace_id != trace_id for span in background)
         assert all(span.parent is None for span in background)
         appends = [span for span in found.named("append") if span.context.trace_id == trace_id]
-        assert len(appends) == 40
+        assert len(appends) == APPENDS
     async with opened() as client, client.writer("s", SCHEMA) as w:
         for n in range(3):
             await w.write([(f"k{n}", n)])

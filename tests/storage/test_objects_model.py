@@ -205,8 +205,8 @@ CASTS = {
     ("name", "passes"),
     [
         *((name, True) for name in ("race", "truncated", "gap")),
-        *((name, False) for name in ("overtaken", "head", "scan")),
-        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("race", "truncated", "gap")),
+        *((name, False) for name in ("overtaken", "head")),
+        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("race", "truncated", "gap", "scan")),
         *(pytest.param(name, True, marks=pytest.mark.long) for name in ("overtaken", "head", "scan")),
     ],
 )
