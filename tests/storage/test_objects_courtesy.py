@@ -109,7 +109,7 @@ async def test_each_wish_makes_others_pause_once(place: Place, monkeypatch: pyte
     assert wishes(place) == []
 
 
-async def test_who_loses_again_and_again_rests_longer_and_not_after_a_wish(
+async def test_who_loses_again_and_again_rests_but_not_after_a_wish(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
