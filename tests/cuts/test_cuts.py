@@ -19,6 +19,7 @@ from tests.conftest import StoreUrls
 from tests.cuts.faults import Cut, Fault, Met, troubled
 from tests.cuts.scenes import SCENES
 from tests.cuts.stage import MAY_RAISE, staged
+from tests.support.location import in_a_bucket
 
 TROUBLES: list[Fault | Cut] = [*Fault, *Cut]
 HEALS = [
@@ -38,17 +39,13 @@ DRAWN_FROM = 5  # calls and waits, the first ones; some scenes have fewer
 TABLE_SCENES = [name for name in SCENES if name.startswith(("table", "transact"))]
 
 
-def in_a_bucket(urls: StoreUrls) -> bool:
-    return urls.consensus.startswith(("s3", "az"))
-
-
 def apart(urls: StoreUrls, number: int) -> StoreUrls | None:
     """An empty place beside this one; `None`: in memory."""
     if urls.blob.startswith("mem"):
         return None
     blob, _, options = urls.blob.partition("?")
     consensus = urls.consensus.replace("state.db", f"state{number}.db")
-    if in_a_bucket(urls):
+    if in_a_bucket(urls.consensus):
         consensus = consensus.replace("?", f"/{number}?")
     if consensus == urls.consensus:  # Postgres, whose URL ends with the schema
         consensus += f"_{number}"
@@ -99,7 +96,7 @@ async def test_a_call_of_tables_is_cancelled(name: str) -> None:
 @pytest.mark.parametrize("name", TABLE_SCENES)
 async def test_calls_of_tables_are_cancelled_at_each_wait(name: str, location: StoreUrls) -> None:
     """Goal: on each store all of it happens, or nothing, and the client goes on."""
-    if in_a_bucket(location) and name.startswith("transact"):
+    if in_a_bucket(location.consensus) and name.startswith("transact"):
         pytest.skip("an object store commits to one shard at a time")
     number = 0
     for cut in Cut:
