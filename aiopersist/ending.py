@@ -37,12 +37,15 @@ async def ended(running: Callable[[], set[asyncio.Task[Any]]], deadline_s: float
             task.cancel()
 
 
-async def both(one: Coroutine[Any, Any, A], two: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """The results of both, which go on side by side. When one fails the other is cancelled, and its error is
-    raised."""
+async def both(
+    one: Callable[[], Coroutine[Any, Any, A]], two: Callable[[], Coroutine[Any, Any, B]]
+) -> tuple[A, B]:
+    """The results of both calls, which go on side by side. When one fails the other is cancelled, and its
+    error is raised. Calls, not coroutines: a task that is cancelled before it begins would leave them, and
+    Python warns of a coroutine that nobody awaits."""
     try:
         async with asyncio.TaskGroup() as group:
-            first, second = group.create_task(one), group.create_task(two)
+            first, second = group.create_task(one()), group.create_task(two())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
     return first.result(), second.result()

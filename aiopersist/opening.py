@@ -1,6 +1,7 @@
 """`ap.open`: from a location to a client."""
 
 import os
+from functools import partial
 
 from aiopersist.client import Client
 from aiopersist.data.lazy import arrow_is_imported, import_arrow
@@ -46,7 +47,7 @@ def open(  # noqa: A001  # `ap.open`
             if arrow_is_imported():
                 await client.ping()
             else:
-                await both(client.ping(), client._stack.compute(import_arrow))
+                await both(client.ping, partial(client._stack.compute, import_arrow))
         except BaseException:
             await client.aclose()
             raise

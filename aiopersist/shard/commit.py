@@ -29,7 +29,7 @@ decides for all: if it is ours, all are; if it is another's, none is and none ev
 settle its own shard by itself, and all reach the same answer."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
@@ -216,7 +216,7 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
     is_first = not sending.sent
     sending.sent += 1
     answer = asyncio.get_running_loop().create_future()
-    statement = _told(_statement(attempts), answer)
+    statement = _told(attempts, answer)
     spawn = attempts[0].register.stack.supervisor.spawn
     sending.statement = spawn(statement, "write a version", eager=True)
     try:
@@ -230,11 +230,11 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
     return ours if ours or is_first else None
 
 
-async def _told(statement: Awaitable[bool], answer: asyncio.Future[bool]) -> bool:
-    """The result of `statement`, which `answer` tells as well, in the same turn of the loop: the end of a
+async def _told(attempts: Sequence[Attempt], answer: asyncio.Future[bool]) -> bool:
+    """The result of the statement, which `answer` tells as well, in the same turn of the loop: the end of a
     task is told one turn later."""
     try:
-        ours = await statement
+        ours = await _statement(attempts)
     except asyncio.CancelledError:
         answer.cancel()
         raise

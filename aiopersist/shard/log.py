@@ -6,6 +6,7 @@ two steps: the head; the rollup that it names, and the diffs after that, at the 
 other processes may commit, and truncate versions: then the read begins again from a newer head."""
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from math import inf
 
 from aiopersist.ending import both
@@ -75,8 +76,9 @@ async def load(stack: Stack, shard: str) -> State | None:
             return tombstone(diff, shard)
         state, begun = None, None
         if diff.rollup is not None:
-            named = read_rollup(stack, diff.rollup.key, diff.rollup.checksum)
-            state, begun = await both(named, _newer(stack, shard, diff.rollup.seqno, head))
+            named = partial(read_rollup, stack, diff.rollup.key, diff.rollup.checksum)
+            newer = partial(_newer, stack, shard, diff.rollup.seqno, head)
+            state, begun = await both(named, newer)
             if state is None:  # replaced and collected meanwhile
                 fault = head.seqno, f"rollup {diff.rollup} is named by the head and is not there"
                 continue

@@ -24,6 +24,7 @@ user may have taken a step between the reads.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -49,8 +50,8 @@ async def check_identity(
     for pause in pauses:
         if pause:
             await runtime.sleep(pause)
-        looks = both(consensus.head(CONSENSUS_KEY), blob.get(BLOB_KEY))
-        (head, found), _ = await both(looks, consensus.check() if create else _nothing())
+        looks = partial(both, partial(consensus.head, CONSENSUS_KEY), partial(blob.get, BLOB_KEY))
+        (head, found), _ = await both(looks, consensus.check if create else _nothing)
         if head is not None and found == head.data and head.seqno > 0:
             return _text(head.data)
         refusal = await _refusal(blob, head, found)
@@ -83,7 +84,7 @@ async def check_in_time(
     `StorageUnavailable` after that."""
     try:
         async with asyncio.timeout(deadline_s * 1.5):  # stops a store that accepts requests and never answers
-            await both(check_identity(blob, consensus, runtime, create=create), beside())
+            await both(partial(check_identity, blob, consensus, runtime, create=create), beside)
     except TimeoutError as error:
         raise StorageUnavailable(f"the stores did not answer within {deadline_s} s") from error
     except Indeterminate as error:

@@ -4,7 +4,10 @@ is there, no call hangs, and everything goes on.
 By default one trouble of some scenes, drawn from a seed; all of all in the long run."""
 
 import asyncio
+import gc
 import random
+import warnings
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -37,6 +40,15 @@ DRAWN_FROM = 5  # calls and waits, the first ones; some scenes have fewer
 
 
 TABLE_SCENES = [name for name in SCENES if name.startswith(("table", "transact"))]
+
+
+@pytest.fixture(autouse=True)
+def batches_that_were_cut_off() -> Iterator[None]:
+    """They warn when they are collected: here, not in a later test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def apart(urls: StoreUrls, number: int) -> StoreUrls | None:

@@ -123,7 +123,7 @@ class ObjectsConsensus(Consensus):
                     self._saw(key, NOTHING)
                     return None
                 continue  # versions were truncated while the list passed them
-            stored, floor = await both(self._read(key, newest), self._floor(folder))
+            stored, floor = await both(partial(self._read, key, newest), partial(self._floor, folder))
             if stored is not None and stored.tag == newest.tag and floor <= newest.seqno:
                 self._saw(key, newest.seqno)
                 return Versioned(newest.seqno, _data(stored.data))
@@ -159,7 +159,8 @@ class ObjectsConsensus(Consensus):
                 from_seqno = floor  # they were truncated while the list passed them
                 continue
             gets = [partial(self._bucket.get, found.name) for found in wanted]
-            objects, floor = await both(run_bounded(GETS_AT_ONCE, gets), self._floor(folder))
+            read = partial(run_bounded, GETS_AT_ONCE, gets)
+            objects, floor = await both(read, partial(self._floor, folder))
             if floor > version_of(wanted[0].name):  # what lies below it does not count
                 from_seqno = floor
                 continue
@@ -257,7 +258,7 @@ class ObjectsConsensus(Consensus):
                     await self._wish(key, folder)
                     await self._wishes.rest(key, took_s)
                     return False
-            floors, _ = await both(self._floors(folder), self._forget_wishes(key))
+            floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
         except Error as error:
             raise Indeterminate(f"version {seqno} was created, and may be truncated: {error}") from error
         if _greatest(floors) > seqno:
