@@ -18,7 +18,7 @@ import aiopersist as ap
 from aiopersist.testing.simulation import STORMY, Played, Weather, World, simulate
 from tests.support.schemas import SCHEMA
 from tests.worlds import old, verdict
-from tests.worlds.programs import appends, beside, consumers, races, readers, tables, upkeep
+from tests.worlds.programs import appends, beside, consumers, mortals, races, readers, tables, upkeep
 from tests.worlds.scene import ACCOUNTS, EACH, Scene
 
 
@@ -35,6 +35,8 @@ class Role(NamedTuple):
     """Whether it keeps shards small, until all others have ended."""
     inline: bool = False
     """Whether its small appends are inline in each world."""
+    mortal: bool = False
+    """Whether tombstones stay for a short time only."""
 
 
 ROLES: Mapping[str, Role] = {
@@ -52,6 +54,8 @@ ROLES: Mapping[str, Role] = {
     "evolver": Role(beside.evolver, 2),
     "heir": Role(old.heir, 2),
     "racer": Role(races.racer, 3, inline=True),
+    "mortal": Role(mortals.mortal, 2, inline=True, mortal=True),
+    "undertaker": Role(mortals.undertaker, 1, ends=False, mortal=True),
     "reader": Role(readers.reader, 1, ends=False, on_events=True),
     "listener": Role(readers.listener, 1, ends=False, on_events=True),
     "holder": Role(readers.holder, 1, ends=False, on_events=True),
@@ -67,7 +71,13 @@ ROLES: Mapping[str, Role] = {
 ON_EVENTS = [name for name, role in ROLES.items() if role.on_events and role.ends]
 FOLLOWERS = [name for name, role in ROLES.items() if role.on_events and not role.ends]
 BESIDE = "racer"  # takes part by dice of its own, beside any others
-OTHERS = [name for name, role in ROLES.items() if not (role.on_events or name == BESIDE) and role.ends]
+MORTALS = (
+    "mortal",
+    "undertaker",
+)  # so do these, from that seed on: figures of planted bugs name those before
+MORTALS_FROM = 1000
+APART = (BESIDE, *MORTALS)
+OTHERS = [name for name, role in ROLES.items() if role.ends and not (role.on_events or name in APART)]
 
 
 MOSTLY = 6  # times more of one fault than usual
@@ -83,6 +93,8 @@ class Everything:
         self.cast = {name: world.size(name, 0, ROLES[name].most) for name in self.drawn()}
         if random.Random(f"{BESIDE} {world.seed}").random() < 0.25:
             self.cast[BESIDE] = world.size(BESIDE, 0, ROLES[BESIDE].most)
+        if world.seed >= MORTALS_FROM and random.Random(f"mortals {world.seed}").random() < 0.1:
+            self.cast |= {name: world.size(name, 1, ROLES[name].most) for name in MORTALS}
         self.roles = {name for name, machines in self.cast.items() if machines}
         self.world.counts.update(f"role {name}" for name in self.roles)
         self.forever = 0
@@ -178,6 +190,8 @@ class Everything:
         app: Callable[..., Any] = partial(ROLES[name].program, self.scene, machine.name)
         within_s = self.dice.choice([0.05, 0.5, 2.0])
         settings = self.scene.inline if ROLES[name].inline else self.scene.settings
+        if ROLES[name].mortal:
+            settings = settings.model_copy(update={"tombstone_retention_s": mortals.RETENTION_S})
         return asyncio.create_task(
             machine.supervise(app, settings=settings, crashes_max=2, within_s=within_s)
         )

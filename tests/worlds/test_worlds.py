@@ -15,7 +15,7 @@ import pytest
 from aiopersist.testing.simulation import CALM
 from tests.conftest import QUICK
 from tests.worlds.covered import watched
-from tests.worlds.everything import BESIDE, ROLES, play
+from tests.worlds.everything import BESIDE, MORTALS, MORTALS_FROM, ROLES, play
 from tests.worlds.planted.search import roles_of
 from tests.worlds.programs.upkeep import ACTS
 
@@ -27,6 +27,7 @@ FIRST = SOME[: 15 if QUICK else 40]
 """Enough to show what happens in them."""
 RACES = [seed for seed in SOME[40:] if BESIDE in roles_of(seed)][: 10 if QUICK else 24]
 OTHERS = [seed for seed in SOME[40:] if seed not in RACES]
+ENDS = [seed for seed in range(MORTALS_FROM, 2 * MORTALS_FROM) if {*MORTALS} <= roles_of(seed)]
 PARTS = [OTHERS[at : at + 10] for at in range(0, len(OTHERS), 10)]
 FAULTS = ("crashed", "lost", "dropped", "refused", "late", "duplicated", "slow", "cut off")
 DONE = ("snapshots", "held", "heard", "critical", "handed over", "billed", "relayed", "stashed")
@@ -42,7 +43,15 @@ SHORT = (
 )
 """How small appends that take the short way end, and why they leave it."""
 SHORT_IF_LONG = ("left: another rule", "no answer, then it is not", "settled: did not happen")
+DONE_AT_THE_END = (
+    "dropped shards",
+    "shards ended",
+    "mortal settled: Committed",
+    "mortal settled: NotCommitted",
+)
 DONE_IF_LONG = (
+    *DONE_AT_THE_END,
+    "mortal settled: unknowable",
     "restored",
     "races lost",
     "race settled: Committed",
@@ -77,6 +86,13 @@ def test_worlds_in_which_small_appends_end_in_each_way() -> None:
         played(RACES)
     missing = [how for how in SHORT if not covered.short[how]]
     assert not missing or QUICK, (missing, covered.short)
+
+
+def test_worlds_in_which_shards_end() -> None:
+    """Goal: what was acknowledged is in its shard when that is dropped, though its tombstone goes, too."""
+    counts = played(ENDS[: 3 if QUICK else 12])
+    missing = [what for what in DONE_AT_THE_END if not counts[what]]
+    assert not missing or QUICK, (missing, counts)
 
 
 @pytest.mark.parametrize("seeds", PARTS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")

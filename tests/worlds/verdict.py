@@ -6,7 +6,7 @@ from typing import Any
 import aiopersist as ap
 from tests.support.schemas import SCHEMA
 from tests.worlds import old
-from tests.worlds.programs import races
+from tests.worlds.programs import mortals, races
 from tests.worlds.programs.beside import NOTES, STASHED
 from tests.worlds.scene import ACCOUNTS, EACH, Scene
 
@@ -42,6 +42,8 @@ async def check(scene: Scene, honest: ap.Client, roles: set[str]) -> None:
         await check_ticks(scene, honest)
     if "racer" in roles and "race" in shards:
         await races.check(scene, honest)
+    if "mortal" in roles:
+        await mortals.check(scene, honest)
     if "evolver" in roles and "persons" in shards:
         await check_people(scene, honest)
     if "streamer" in roles:

@@ -15,6 +15,7 @@ ACTS = (
     "retain",
     "shared_compaction",
 )
+GONE = (ap.UnknownShard, ap.ShardFinalized)
 
 
 async def keeper(scene: Scene, name: str, client: ap.Client) -> None:
@@ -25,7 +26,7 @@ async def keeper(scene: Scene, name: str, client: ap.Client) -> None:
         try:
             await kept_up(scene, client, shard, act)
             scene.counts[act] += 1
-        except (*HONEST, ap.UnknownShard) as error:
+        except (*HONEST, *GONE) as error:
             scene.counts[f"not kept: {type(error).__name__}"] += 1
         except ap.InvalidUsage as error:  # a table has a policy of its own
             scene.promise(act == "retain", error)
@@ -75,7 +76,7 @@ async def do_a_piece(scene: Scene, client: ap.Client) -> None:
     piece: Any = scene.dice.choice(waiting)
     try:
         result = await client.compact_piece(piece)
-    except (*HONEST, ap.UnknownShard):
+    except (*HONEST, *GONE):
         scene.ledger.pieces.pop(piece, None)
         return
     if piece in scene.ledger.pieces:
