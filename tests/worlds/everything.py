@@ -71,10 +71,7 @@ ROLES: Mapping[str, Role] = {
 ON_EVENTS = [name for name, role in ROLES.items() if role.on_events and role.ends]
 FOLLOWERS = [name for name, role in ROLES.items() if role.on_events and not role.ends]
 BESIDE = "racer"  # takes part by dice of its own, beside any others
-MORTALS = (
-    "mortal",
-    "undertaker",
-)  # so do these, from that seed on: figures of planted bugs name those before
+MORTALS = ("mortal", "undertaker")  # so do these, beyond the seeds that find planted bugs
 MORTALS_FROM = 1000
 APART = (BESIDE, *MORTALS)
 OTHERS = [name for name, role in ROLES.items() if role.ends and not (role.on_events or name in APART)]

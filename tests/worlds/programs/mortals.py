@@ -1,7 +1,7 @@
 """Programs on shards that end: one drops the shard `mortal` again and again, and has its tombstones removed,
 while others write to it. Under the name the next one is made.
 
-Before it is dropped a shard is closed, so that nobody can append any more, and its rows go into the ledger."""
+Before it is dropped a shard is closed, so that nobody can append any more, and its rows are noted."""
 
 import asyncio
 from typing import Any
