@@ -132,10 +132,10 @@ async def test_who_loses_again_and_again_rests_but_not_after_a_wish(
         rested.append(len(rests))
         assert all(0 < seconds <= courtesy.MOST_S for seconds in rests)
     expected = [0] * (courtesy.RESTS_AFTER - 1) + [1] * len(rested)
-    expected[courtesy.WISHES_AFTER - 1] = 0
+    expected[courtesy.WISHES_AFTER - 1] = expected[courtesy.WISHES_AFTER] = 0  # the others pause
     assert rested == expected[: len(rested)]
     await commit(other)
-    assert not other._wishes._losses
+    assert not other._wishes._races
 
 
 @pytest.mark.parametrize("what", ["create", "delete"])
@@ -170,6 +170,6 @@ async def test_what_is_remembered_is_bounded(place: Place, monkeypatch: pytest.M
     for number in range(50):
         known.hear("k", [f"w{number}"], 0.0)
         for _ in range(3 * courtesy.WISHES_AFTER):
-            known.lost(f"k{number}", "f/~")
+            known.refused(f"k{number}", "f/~")
     assert len(known._heard) == 5
-    assert len(known._losses) <= 5 and len(known._mine) <= 5
+    assert len(known._races) <= 5

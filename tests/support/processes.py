@@ -41,9 +41,17 @@ class Place:
         return consensus
 
     async def client(self, **settings: Any) -> ap.Client:
+        return await self._opened(self.clock, settings)
+
+    async def apart(self) -> ap.Client:
+        """A client whose consensus store is a handle of its own: it races with others as a process does. The
+        clock of the tests is not its own."""
+        return await self._opened(self.consensus(), {})
+
+    async def _opened(self, consensus: Consensus, settings: Mapping[str, Any]) -> ap.Client:
         opening = ap.open(
             blob=self.blob,
-            consensus=self.clock,
+            consensus=consensus,
             settings=ap.Settings(**{**self.settings, **settings}),
             maintenance=False,
         )

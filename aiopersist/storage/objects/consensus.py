@@ -219,7 +219,9 @@ class ObjectsConsensus(Consensus):
                 "or with once= or acks=, need Postgres or SQLite as consensus store"
             )
         key, expected, data = entries[0]
+        self._wishes.tries(key)
         if not await self._is_head(key, expected):
+            await self._wish(key)
             return False
         seqno = 0 if expected is None else expected + 1
         if seqno > SEQNO_MAX:
@@ -255,7 +257,7 @@ class ObjectsConsensus(Consensus):
                 stored = await self._bucket.get(name)
                 if stored is not None and not stored.data.startswith(token):
                     self._winners.lost(key, name, stored)
-                    await self._wish(key, folder)
+                    await self._wish(key)
                     await self._wishes.rest(key, took_s)
                     return False
             floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
@@ -269,9 +271,9 @@ class ObjectsConsensus(Consensus):
         self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
         return True
 
-    async def _wish(self, key: str, folder: str) -> None:
-        """After some lost races, ask the others to let this handle go first."""
-        wish = self._wishes.lost(key, folder + WISHES)
+    async def _wish(self, key: str) -> None:
+        """Another one has committed: after some such refusals, ask the others to let this handle go first."""
+        wish = self._wishes.refused(key, folder_of(key) + WISHES)
         if wish is not None:
             with suppress(Error):  # it decides nothing
                 await self._bucket.create(wish, b"")
