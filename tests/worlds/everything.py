@@ -210,6 +210,8 @@ class Everything:
             await verdict.check_upkeep(self.scene, honest, self.forever)
             await verdict.check(self.scene, honest, self.roles)
         verdict.check_nothing_runs(self.scene)
+        async with self.world.open(settings=self.scene.calm) as honest:
+            await verdict.check_no_lease_is_left(honest)
 
     async def observe(self) -> None:
         """All updates of `events`, as a subscription is told them to which nothing happens."""
