@@ -55,7 +55,7 @@ def figures(
         "pairs": len(covered.outcomes),
         "outcomes": {f"{command}: {what}": n for (command, what), n in sorted(covered.outcomes.items())},
         "short way": dict(sorted(covered.short.items())),
-        "lines not reached": covered.missing,
+        "conditions that did not go both ways": covered.missing,
     }
 
 
