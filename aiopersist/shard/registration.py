@@ -7,10 +7,11 @@ not cost the registration. The next heartbeat repeats a lost one, so none needs 
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from aiopersist.errors import BatchExpired, LeaseExpired
-from aiopersist.shard.attempt import Slot
+from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, heartbeats
 from aiopersist.shard.shard import Shard
@@ -19,7 +20,7 @@ from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWrit
 
 T = TypeVar("T")
 
-LOST_MAX = 5  # registrations that one call may lose; each time the process stood still
+LOST_MAX = 5  # registrations that one call may lose: each time the process stood still, or the way was bad
 BATCHES_MAX = 256  # batches built under one registration: the state keeps the ids of those handed over
 LENT_BATCHES_MAX = 65_536  # the same where other processes build under it: some MB of ids in rollups
 
@@ -59,9 +60,17 @@ class Registration:
     @classmethod
     async def fresh(cls, shard: Shard, lease_s: float | None = None) -> "Registration":
         """A new registration, with the lease of writers unless another is given. One commit. An id whose
-        registration failed is never used again."""
-        writer, slot = f"w{shard.stack.runtime.uuid()}", Slot()
+        registration failed, or of which nobody can tell whether it did, is never used again: then another
+        one is tried, a few times."""
         lease_s = shard.stack.settings.writer_lease_s if lease_s is None else lease_s
+        for _ in range(LOST_MAX - 1):
+            with suppress(Unknowable):
+                return await cls._of_a_new_id(shard, lease_s)
+        return await cls._of_a_new_id(shard, lease_s)
+
+    @classmethod
+    async def _of_a_new_id(cls, shard: Shard, lease_s: float) -> "Registration":
+        writer, slot = f"w{shard.stack.runtime.uuid()}", Slot()
         try:
             await commit(shard.register, RegisterWriter(writer, lease_s), slot)
         except BaseException:

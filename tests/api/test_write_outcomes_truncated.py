@@ -68,6 +68,24 @@ async def test_of_a_truncated_version_of_a_writer_that_is_gone_nothing_can_be_to
             assert await w.settle() is None
 
 
+async def test_a_registration_of_unknown_outcome_is_made_anew() -> None:
+    """Goal: its version is gone, and nothing proves that it happened: a handle is opened all the same."""
+    async with rig() as r, r.honest.writer("t", SCHEMA) as other:
+        async with r.client.reader("t", SCHEMA):  # it knows the shard
+            r.faults.fail_next(CAS, Outcome.DROPPED)
+            r.faults.fail_next("scan", Outcome.DROPPED, 10**6)
+            opening = asyncio.ensure_future(r.client.writer("t", SCHEMA).__aenter__())
+            while r.faults._next[CAS]:
+                await asyncio.sleep(0)
+            await other.compare_and_append([("a", 1, 0, 1)], 0, 1)
+            await other.compare_and_append([("a", 1, 1, 1)], 1, 2)
+            await _truncate_but_head(r, other)
+            r.faults.heal()
+            w = await opening
+            await w.compare_and_append([("b", 1, 2, 1)], 2, 3)
+            await w.aclose()
+
+
 async def test_a_write_that_was_put_back_is_not_told_of_the_failure_of_others() -> None:
     """Goal: of two numbers of one application only the one that was sent has failed."""
     faults = Faults()

@@ -281,7 +281,7 @@ class Untagged(Objects):
 class WritesOverGaps(ObjectsConsensus):
     """Believes that every version was a head."""
 
-    async def _is_head(self, key: str, expected: int | None) -> bool:
+    async def _is_head(self, key: str, expected: int | None, *, anew: bool = False) -> bool:
         return True
 
 

@@ -219,27 +219,33 @@ class ObjectsConsensus(Consensus):
                 "or with once= or acks=, need Postgres or SQLite as consensus store"
             )
         key, expected, data = entries[0]
-        self._wishes.tries(key)
-        if not await self._is_head(key, expected):
-            await self._wish(key)
-            return False
         seqno = 0 if expected is None else expected + 1
+        self._wishes.tries(key)
+        has_paused = await self._wishes.pause(key)  # others may have truncated meanwhile what was the head
+        if not await self._is_head(key, expected, anew=has_paused):
+            await self._wish(key, seqno)
+            return False
         if seqno > SEQNO_MAX:
             return False
-        await self._wishes.pause(key)
         won = await self._create(key, seqno, bytes(data))
         self._saw(key, seqno)  # it is there, whoever created it
         if won:
             self._waiters.wake([key])
         return won
 
-    async def _is_head(self, key: str, expected: int | None) -> bool:
-        """Whether `expected` was the head a moment ago, and nothing newer is known."""
+    async def _is_head(self, key: str, expected: int | None, *, anew: bool = False) -> bool:
+        """Whether `expected` was the head a moment ago, and nothing newer is known. `anew`: what is known is
+        too old."""
         seqno = NOTHING if expected is None else expected
         known = self._known.get(key)
         if known is not None and known.seqno > seqno:
             return False
-        if known is not None and known.seqno == seqno and self._runtime.monotonic() - known.at < FRESH_S:
+        if (
+            not anew
+            and known is not None
+            and known.seqno == seqno
+            and self._runtime.monotonic() - known.at < FRESH_S
+        ):
             return True
         head = await self.head(key)
         return (None if head is None else head.seqno) == expected
@@ -257,7 +263,7 @@ class ObjectsConsensus(Consensus):
                 stored = await self._bucket.get(name)
                 if stored is not None and not stored.data.startswith(token):
                     self._winners.lost(key, name, stored)
-                    await self._wish(key)
+                    await self._wish(key, seqno)
                     await self._wishes.rest(key, took_s)
                     return False
             floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
@@ -271,9 +277,9 @@ class ObjectsConsensus(Consensus):
         self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
         return True
 
-    async def _wish(self, key: str) -> None:
+    async def _wish(self, key: str, seqno: int) -> None:
         """Another one has committed: after some such refusals, ask the others to let this handle go first."""
-        wish = self._wishes.refused(key, folder_of(key) + WISHES)
+        wish = self._wishes.refused(key, seqno, folder_of(key) + WISHES)
         if wish is not None:
             with suppress(Error):  # it decides nothing
                 await self._bucket.create(wish, b"")

@@ -28,10 +28,12 @@ HEARD_MAX = 1000  # wishes, and keys whose last race was lost
 
 
 @dataclass(slots=True)
-class _Race:
+class _Losing:
     """For a key, since the last commit of this handle."""
 
     refusals: int = 0
+    last: int = -1
+    """The version that was refused last."""
     refused_at: float | None = None
     """`None`: a rest follows, so the next try comes later than it could."""
     needs_s: float = 0.0
@@ -45,7 +47,7 @@ class Wishes:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._races: dict[str, _Race] = {}
+        self._races: dict[str, _Losing] = {}
         self._heard: dict[str, None] = {}
         self._pauses: dict[str, float] = {}
         """By key, the moment until which it lets others go first."""
@@ -57,20 +59,24 @@ class Wishes:
             race.needs_s = max(race.needs_s, self._runtime.monotonic() - race.refused_at)
             race.refused_at = None
 
-    async def pause(self, key: str) -> None:
-        """Let others go first, if they wish to."""
+    async def pause(self, key: str) -> bool:
+        """Let others go first, if they wish to. Whether it took time."""
         until = self._pauses.pop(key, None)
-        if until is not None and (left_s := until - self._runtime.monotonic()) > 0:
-            await self._runtime.sleep(left_s)
+        if until is None or (left_s := until - self._runtime.monotonic()) <= 0:
+            return False
+        await self._runtime.sleep(left_s)
+        return True
 
-    def refused(self, key: str, prefix: str) -> str | None:
-        """Another one has committed: the name of a wish to leave, below `prefix`; `None` if it is not time
-        for one."""
-        race = self._races.pop(key, _Race())
+    def refused(self, key: str, seqno: int, prefix: str) -> str | None:
+        """Another one has committed version `seqno`: the name of a wish to leave, below `prefix`; `None` if
+        it is not time for one."""
+        race = self._races.pop(key, _Losing())
         self._races[key] = race  # the newest
         if len(self._races) > HEARD_MAX:
             del self._races[next(iter(self._races))]
-        race.refusals += 1
+        if seqno <= race.last:  # sent again, before its caller has looked
+            return None
+        race.refusals, race.last = race.refusals + 1, seqno
         race.refused_at = self._runtime.monotonic()
         if race.refusals % WISHES_AFTER:
             return None
