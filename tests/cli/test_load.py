@@ -228,6 +228,7 @@ BAD = [
     pytest.param("ndjson", '{"key":"a","val":1}\n{"key":"b","val":"x"}\n', "row 2: ", id="no int in JSON"),
     pytest.param("ndjson", '{"key":"a","val":1}\n{"key":"b","val":\n', "row 2: ", id="no JSON"),
     pytest.param("ndjson", '{"key":"a","val":1}\n{"key":"b"}\n', "row 2: ", id="absent"),
+    pytest.param("ndjson", 'null\n{"key":"a","val":1}\n', "row 1: ", id="null"),
     pytest.param("csv", "id,val\na,1\n", "no column 'key'", id="no key column"),
     pytest.param("csv", "key\na\n", "no column beside", id="no val column"),
     pytest.param("parquet", "nonsense", "", id="no Parquet"),

@@ -6,14 +6,20 @@ makes it anew, in `tests/fuzz/corpus`: a file of each kind, with a JSON list of 
 """
 
 import asyncio
+import io
 import json
 import sqlite3
 from base64 import b64decode, b64encode
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow as pa
+
 import aiopersist as ap
+from aiopersist.cli.files import READERS
+from aiopersist.cli.formats import Format, sink_of
 from aiopersist.frontier import Antichain
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import Cursor
@@ -109,6 +115,23 @@ def _stored(folder: Path) -> dict[str, list[bytes]]:
     return found
 
 
+def _files() -> dict[str, list[bytes]]:
+    """Files of columns, as users load them."""
+    vals = [{"n": 1, "tags": ["a", None], "at": datetime(2026, 1, 1)}, {"n": None, "tags": [], "at": None}]
+    nested = pa.record_batch({"key": pa.array(["a", "b"]), "val": pa.array(vals)})
+    flat = pa.record_batch(
+        {"key": pa.array([1, 2]), "name": ["x", None], "good": [True, False], "w": [0.5, 1]}
+    )
+    found: dict[str, list[bytes]] = {}
+    for form in READERS:
+        for batch in (flat, nested) if form is not Format.CSV else (flat,):
+            sink = sink_of(form, file := io.BytesIO(), batch.schema)
+            sink.write(batch)
+            sink.close()
+            found.setdefault(f"file {form}", []).append(file.getvalue())
+    return found
+
+
 def _made() -> dict[str, list[bytes]]:
     rows = [['"a"', '"b"'], ["1", "2"], [0, 1], [1, 1]]
     place = RowPlace('"apple"', 1, 7)
@@ -134,7 +157,11 @@ def corpus(kind: str) -> tuple[bytes, ...]:
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        found = asyncio.run(_use(Path(folder))) | _stored(Path(folder)) | _made()
+        found = asyncio.run(_use(Path(folder))) | _stored(Path(folder)) | _made() | _files()
+    keep(found)
+
+
+def keep(found: dict[str, list[bytes]]) -> None:
     for kind, values in sorted(found.items()):
         some = sorted({value for value in values if len(value) <= BYTES_MAX}, key=len)[:EACH_MAX]
         assert some, f"no {kind} of at most {BYTES_MAX} bytes"

@@ -4,11 +4,17 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 
 import aiopersist as ap
+from aiopersist.cli.command import CannotBegin, Problems
+from aiopersist.cli.files import READERS
+from aiopersist.cli.formats import Format
+from aiopersist.cli.load import Source
 from aiopersist.compact import shared_compaction
 from aiopersist.data.part.inline import checksum, decode_inline
 from aiopersist.data.part.part import read_footer
@@ -186,6 +192,21 @@ def location_id(data: bytes) -> None:
             asyncio.run(check(other, data, 2))
 
 
+def file(form: Format) -> Callable[[bytes], object]:
+    """A file as `aiopersist load` reads it, into a new shard."""
+
+    def load(data: bytes) -> None:
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "rows")
+            path.write_bytes(data)
+            for table in Source([str(path)], [form], ("key",), False, None).rows():
+                table.validate(full=True)
+
+    return load
+
+
+FILES = {f"file {form}": form for form in READERS}
+"""Kinds whose decoders may end the process."""
 ENVELOPES: dict[str, tuple[Envelope, type[Record]]] = {
     "batch": (transmit.ENVELOPE, transmit.Transmittable),
     "writer": (transmit.WRITER, transmit.TransmittedWriter),
@@ -216,6 +237,7 @@ DECODERS: dict[str, Decoder] = {
     "trail": Decoder(text(RowTrail.of), USAGE),
     "trail body": Decoder(recoded(RowTrail.of), USAGE),
     "where": Decoder(text(where), USAGE),
+    **{kind: Decoder(file(form), (Problems,)) for kind, form in FILES.items()},
     "url": Decoder(text(url), (InvalidLocation,)),
     "stash_rows": Decoder(stash_rows, (Corruption, StashError, ap.DiffOverflow)),
     "stash_codecs": Decoder(stash_codecs, (Corruption, ap.CodecMismatch)),
@@ -225,4 +247,8 @@ DECODERS: dict[str, Decoder] = {
     "id": Decoder(text(an_id), USAGE),
     "identity": Decoder(location_id, (InvalidLocation,)),
 }
-assert all(issubclass(error, Error) for decoder in DECODERS.values() for error in decoder.errors)
+assert all(
+    issubclass(error, Error | Problems | CannotBegin)
+    for decoder in DECODERS.values()
+    for error in decoder.errors
+)

@@ -2,11 +2,15 @@
 
 import gzip
 import json
+from array import array
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
+from tests.fuzz.apart import attempt_apart
 from tests.fuzz.corpus import corpus
+from tests.fuzz.decoders import FILES
 from tests.fuzz.test_fuzz import attempt
 
 DEEP = b"[" * 100_000
@@ -43,6 +47,17 @@ def codecs_that_are_cut() -> bytes:
     return json.dumps([json.dumps(record), val]).encode()
 
 
+def texts_beyond_their_bytes() -> bytes:
+    """Kernels of Arrow read them all the same."""
+    offsets = pa.py_buffer(array("i", [0, 1 << 30, 2]))
+    texts = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab")])
+    batch = pa.record_batch({"key": [1, 2], "val": texts})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
 FOUND: dict[str, tuple[str, bytes | Callable[[], bytes]]] = {
     "zlib.error": ("rollup", b"\x1f\x8b\x08\0\0\0\0\0\x04\xff" + b"\xff" * 40),
     "drop": ("log", a_version_that_drops_what_is_not_there),
@@ -59,10 +74,15 @@ FOUND: dict[str, tuple[str, bytes | Callable[[], bytes]]] = {
     "depth of a name": ("name", b'{"shard": ' + DEEP),
     "depth of a trace": ("batch", b"aiopersist-batch 2 0\n" + DEEP),
     "digits": ("where", b"val.amount > " + b"1" * 5000),
+    "a null first": ("file ndjson", b'null\n{"key":"a","val":1}\n'),
+    "a null behind a mark": ("file ndjson", b'\xef\xbb\xbf\n \r\nnull\n{"key":"a","val":1}\n'),
+    "depth of a row": ("file ndjson", b'{"key":"a","val":' + DEEP + b"]" * len(DEEP) + b"}\n"),
+    "texts beyond their bytes": ("file arrow", texts_beyond_their_bytes),
 }
 
 
 @pytest.mark.parametrize("name", FOUND)
 def test_it_is_refused(name: str) -> None:
     kind, data = FOUND[name]
-    assert not attempt(kind, data if isinstance(data, bytes) else data())
+    trial = attempt_apart if kind in FILES else attempt
+    assert not trial(kind, data if isinstance(data, bytes) else data())
