@@ -126,7 +126,7 @@ class ObjectsConsensus(Consensus):
             stored, floor = await both(partial(self._read, key, newest), partial(self._floor, folder))
             if stored is not None and stored.tag == newest.tag and floor <= newest.seqno:
                 self._saw(key, newest.seqno)
-                return Versioned(newest.seqno, _data(stored.data))
+                return Versioned(newest.seqno, _data(newest.name, stored.data))
 
     async def _read(self, key: str, newest: _Newest) -> Object | None:
         known = self._winners.find(key, newest.name, newest.tag)
@@ -168,7 +168,7 @@ class ObjectsConsensus(Consensus):
             if len(pairs) == len(wanted):
                 if len(wanted) == len(versions):
                     self._saw(key, version_of(wanted[-1].name))
-                return [Versioned(version_of(found.name), _data(o.data)) for found, o in pairs]
+                return [Versioned(version_of(found.name), _data(found.name, o.data)) for found, o in pairs]
         return []
 
     async def _newest(self, folder: str) -> _Newest | None:
@@ -261,9 +261,10 @@ class ObjectsConsensus(Consensus):
                     await self._wishes.rest(key, took_s)
                     return False
             floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
+            floor = _greatest(floors)
         except Error as error:
             raise Indeterminate(f"version {seqno} was created, and may be truncated: {error}") from error
-        if _greatest(floors) > seqno:
+        if floor > seqno:
             raise Indeterminate(f"version {seqno} was created, or was there before: it is truncated")
         if not created and stored is None:  # the store contradicts itself, or a copy is still on its way
             raise Indeterminate(f"version {seqno} was refused since it is there, and it is not")
@@ -299,9 +300,12 @@ class ObjectsConsensus(Consensus):
 
     async def _delete_below(self, folder: str, floor: int, listed: Sequence[Tagged]) -> None:
         """Delete the versions below a floor that is there, also those that an earlier call has left, and of
-        what was listed with the floors those that are less, and wishes."""
+        what was listed with the floors those that are less, and wishes. `Corruption` for what is neither."""
         versions = await self._bucket.find(folder + VERSIONS, after=folder + version_name(floor))
-        void = [*versions, *(f for f in listed if is_wish(f.name) or floor_of(f.name) < floor)]
+        void = [
+            *(v for v in versions if version_of(v.name) < floor),
+            *(f for f in listed if is_wish(f.name) or floor_of(f.name) < floor),
+        ]
         if void:
             await self._bucket.delete([found.name for found in void])
 
@@ -386,9 +390,9 @@ def delays_of_polls(first_s: float) -> Iterator[float]:
         first_s = min(first_s * POLL_GROWTH, POLL_MAX_S)
 
 
-def _data(stored: bytes) -> bytes:
+def _data(name: str, stored: bytes) -> bytes:
     """The data of a version, which stands behind the token."""
     _, newline, data = stored.partition(b"\n")
     if not newline:
-        raise Corruption("an object among the versions is none")
+        raise Corruption(f"the object {name!r} is no version: it does not begin with a token")
     return data

@@ -8,12 +8,16 @@ h<sha256>/
     n                       the key of a folder whose key is too long to be a name
 """
 
+import re
 from hashlib import sha256
 from urllib.parse import quote, unquote
+
+from aiopersist.errors import Corruption
 
 SEQNO_MAX = 2**63 - 1
 NAME_MAX = 200  # bytes: gateways keep names in file systems, where a name has 255 at most
 
+NUMBER = re.compile("[0-7][0-9a-f]{15}")
 VERSIONS = "v/"
 FLOORS = "f/"
 WISHES = "f/~"  # behind all floors
@@ -47,8 +51,8 @@ def version_name(seqno: int) -> str:
 
 
 def version_of(name: str) -> int:
-    """The seqno in the name of a version."""
-    return SEQNO_MAX - int(name.rpartition("/")[2], 16)
+    """The seqno in the name of a version; `Corruption` for another name."""
+    return SEQNO_MAX - _number(name, "version")
 
 
 def floor_name(seqno: int) -> str:
@@ -57,8 +61,15 @@ def floor_name(seqno: int) -> str:
 
 
 def floor_of(name: str) -> int:
-    """The seqno in the name of a floor."""
-    return int(name.rpartition("/")[2], 16)
+    """The seqno in the name of a floor; `Corruption` for another name."""
+    return _number(name, "floor")
+
+
+def _number(name: str, kind: str) -> int:
+    last = name.rpartition("/")[2]
+    if NUMBER.fullmatch(last) is None:
+        raise Corruption(f"the object {name!r} is no {kind}: something else has written to this folder")
+    return int(last, 16)
 
 
 def is_wish(name: str) -> bool:
