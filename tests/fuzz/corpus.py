@@ -10,7 +10,8 @@ import io
 import json
 import sqlite3
 from base64 import b64decode, b64encode
-from datetime import datetime
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ import pyarrow as pa
 import aiopersist as ap
 from aiopersist.cli.files import READERS
 from aiopersist.cli.formats import Format, sink_of
+from aiopersist.data.part.stats import collect, key_lower
 from aiopersist.frontier import Antichain
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import Cursor
@@ -28,9 +30,11 @@ from aiopersist.shard.log import PREFIXES
 from aiopersist.stash.rows import codecs
 from aiopersist.state.diff import decode_diff, encode_diff
 from aiopersist.state.position import WithinContents
+from aiopersist.state.record import HollowPart
 from aiopersist.storage.postgres.hints import payloads
 from aiopersist.web.reading import RowPlace, RowTrail
 from tests.compatibility import write as location
+from tests.fuzz.schemas import SALES, Sale
 
 FOLDER = Path(__file__).with_name("corpus")
 EACH_MAX, BYTES_MAX = 12, 9000
@@ -135,7 +139,21 @@ def _files() -> dict[str, list[bytes]]:
 def _made() -> dict[str, list[bytes]]:
     rows = [['"a"', '"b"'], ["1", "2"], [0, 1], [1, 1]]
     place = RowPlace('"apple"', 1, 7)
+    given = [Sale(amount=1, at=datetime(2026, 1, 1, tzinfo=UTC)), Sale(amount=7, shop="x", price=Decimal(1))]
+    sales = pa.table(
+        {
+            "key": ["a", "b"],
+            "val": [sale.model_dump() for sale in given],
+            "time": [1, 2],
+            "diff": [1, 1],
+        },
+        SALES.arrow_schema,
+    )
+    found = collect(sales)
+    part = HollowPart(size=1, rows=2, checksum="", key_lower=key_lower(sales), stats=found)
     return {
+        "schema": [json.dumps(schema.to_record()).encode() for schema in (SALES, location.PRICES)],
+        "stats": [part.model_dump_json().encode()],
         "where": [text.encode() for text in WHERE],
         "url": [url.encode() for url in URLS],
         "stash_rows": [json.dumps(rows).encode()],

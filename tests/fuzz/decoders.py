@@ -8,7 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import pyarrow.compute as pc
 import pytest
+from pydantic import ValidationError
 
 import aiopersist as ap
 from aiopersist.cli.command import CannotBegin, Problems
@@ -17,7 +19,10 @@ from aiopersist.cli.formats import Format
 from aiopersist.cli.load import Source
 from aiopersist.compact import shared_compaction
 from aiopersist.data.part.inline import checksum, decode_inline
+from aiopersist.data.part.key_range import bounds_of, leaves
 from aiopersist.data.part.part import read_footer
+from aiopersist.data.part.select import prune
+from aiopersist.data.part.stats import decode_key_lower, decode_stats, merge
 from aiopersist.data.part.where_text import parse_where
 from aiopersist.errors import Corruption, Error, InvalidLocation, InvalidUpdate, InvalidUsage, Unsupported
 from aiopersist.parts.envelope import Envelope
@@ -32,7 +37,7 @@ from aiopersist.stash.model import Codecs, StoredRows
 from aiopersist.stash.rows import check_codecs, decode, decode_at, table_at
 from aiopersist.state.diff import decode_commit
 from aiopersist.state.invariants import check_state
-from aiopersist.state.record import Record
+from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.rollup_file import checksum_of, decode_rollup, encode_rollup
 from aiopersist.state.seal import decode_version
 from aiopersist.state.trail import Trail
@@ -46,6 +51,7 @@ from aiopersist.write import transmit
 from aiopersist.write.checks import check_once
 from tests.compatibility.write import PRICES
 from tests.fuzz import corpus
+from tests.fuzz.schemas import SALES
 
 SHARD = catalog.ShardId(corpus.SHARD)
 
@@ -77,6 +83,32 @@ def rollup(data: bytes) -> None:
 def rollup_text(data: bytes) -> None:
     """What is compressed in a rollup."""
     rollup(gzip.compress(data, 1, mtime=0))
+
+
+def schema(data: bytes) -> None:
+    """The record of a schema; base64 in a text of JSON."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(record, dict):  # as the state has it
+        found: ap.Schema[Any, Any, Any] = ap.Schema.from_record(record)
+        repr(found)
+        ap.Schema.from_record(found.to_record())
+
+
+def stats(data: bytes) -> None:
+    """The statistics of a part, and its least key."""
+    try:
+        part = HollowPart.model_validate_json(data)
+    except ValidationError as error:
+        raise Corruption("as a version and a rollup say") from error
+    decode_key_lower(part.key_lower, SALES)
+    known = part.stats or {}
+    decode_stats(known, SALES)
+    merge([known, known], SALES)
+    prune(pc.field("val", "amount") > 3, [part.stats], SALES)
+    bounds_of(part.stats, leaves(SALES))
 
 
 class _Ref(NamedTuple):
@@ -114,8 +146,6 @@ def recoded(decode: Callable[[str], object], prefix: str = "") -> Callable[[byte
 
 
 def where(data: str) -> None:
-    from tests.fuzz.schemas import SALES
-
     parse_where(data, SALES)
 
 
@@ -222,6 +252,8 @@ USAGE = (InvalidUsage,)
 DECODERS: dict[str, Decoder] = {
     "log": Decoder(log, CORRUPT),
     "version": Decoder(lambda data: decode_version(data, SHARD), CORRUPT),
+    "schema": Decoder(schema, CORRUPT),
+    "stats": Decoder(stats, CORRUPT),
     "rollup": Decoder(rollup, CORRUPT),
     "rollup text": Decoder(rollup_text, CORRUPT),
     "inline": Decoder(lambda data: decode_inline(data, PRICES, None), CORRUPT),

@@ -3,6 +3,7 @@
 import gzip
 import json
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -58,12 +59,45 @@ def texts_beyond_their_bytes() -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def a_first_version_without_a_since() -> bytes:
+    """`PydanticSerializationError`"""
+    found = json.loads(corpus("log")[0].split(b"\n")[0])
+    del found["changes"]["since"]
+    return json.dumps(found).encode()
+
+
+def a_schema_that_is_damaged() -> bytes:
+    """`OSError`"""
+    record = json.loads(corpus("schema")[0])
+    arrow = bytearray(b64decode(record["arrow"]))
+    arrow[8:12] = b"\xff" * 4
+    return json.dumps({**record, "arrow": b64encode(arrow).decode()}).encode()
+
+
+def times_without_end() -> bytes:
+    """`OverflowError`"""
+    return json.dumps({**json.loads(corpus("schema")[0]), "time": 2**63}).encode()
+
+
+def stats_with(column: str, **values: object) -> bytes:
+    part = json.loads(corpus("stats")[0])
+    part["stats"][column].update(values)
+    return json.dumps(part).encode()
+
+
 FOUND: dict[str, tuple[str, bytes | Callable[[], bytes]]] = {
     "zlib.error": ("rollup", b"\x1f\x8b\x08\0\0\0\0\0\x04\xff" + b"\xff" * 40),
     "drop": ("log", a_version_that_drops_what_is_not_there),
     "frontier": ("log", a_frontier_that_is_no_list),
     "ids": ("rollup text", ids_that_are_no_map),
     "codecs": ("stash_codecs", codecs_that_are_cut),
+    "since": ("log", a_first_version_without_a_since),
+    "schema": ("schema", a_schema_that_is_damaged),
+    "length of times": ("schema", times_without_end),
+    "KeyError of a bound": ("stats", lambda: corpus("stats")[0].replace(b',"nulls":0', b"")),
+    "TypeError of a bound": ("stats", lambda: stats_with("val.amount", min=1, max=[])),
+    "InvalidOperation of a bound": ("stats", lambda: stats_with("val.price", min="", max="1")),
+    "OverflowError of a bound": ("stats", lambda: stats_with("val.at", min=10**30)),
     "OverflowError": ("stash_rows", rb'[["\"a\""], ["92233720368547758082"], [0], [1]]'),
     "more vals than keys": ("stash_rows", rb'[["\"a\"", "\"b\""], ["1,2", "3"], [0, 1], [1, 1]]'),
     "UnicodeDecodeError": ("identity", b"\xff"),
