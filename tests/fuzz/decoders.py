@@ -24,7 +24,16 @@ from aiopersist.data.part.part import read_footer
 from aiopersist.data.part.select import prune
 from aiopersist.data.part.stats import decode_key_lower, decode_stats, merge
 from aiopersist.data.part.where_text import parse_where
-from aiopersist.errors import Corruption, Error, InvalidLocation, InvalidUpdate, InvalidUsage, Unsupported
+from aiopersist.errors import (
+    Corruption,
+    Error,
+    InvalidLocation,
+    InvalidUpdate,
+    InvalidUsage,
+    LeaseExpired,
+    UnknownShard,
+    Unsupported,
+)
 from aiopersist.parts.envelope import Envelope
 from aiopersist.read import cursor as cursors
 from aiopersist.read import leased, shared_read
@@ -51,6 +60,7 @@ from aiopersist.write import transmit
 from aiopersist.write.checks import check_once
 from tests.compatibility.write import PRICES
 from tests.fuzz import corpus
+from tests.fuzz.pieces import USES, user
 from tests.fuzz.schemas import SALES
 
 SHARD = catalog.ShardId(corpus.SHARD)
@@ -247,6 +257,7 @@ ENVELOPES: dict[str, tuple[Envelope, type[Record]]] = {
 }
 _ENVELOPES = ENVELOPES.items()
 CORRUPT = (Corruption,)
+USED = (InvalidUpdate, Corruption, Unsupported, LeaseExpired, UnknownShard, ap.DiffOverflow)
 USAGE = (InvalidUsage,)
 
 DECODERS: dict[str, Decoder] = {
@@ -260,6 +271,7 @@ DECODERS: dict[str, Decoder] = {
     "parquet": Decoder(footer, (Corruption, Unsupported)),
     **{kind: Decoder(envelope(*of), (InvalidUpdate,)) for kind, of in _ENVELOPES},
     **{f"{kind} body": Decoder(body(of[0], envelope(*of)), (InvalidUpdate,)) for kind, of in _ENVELOPES},
+    **{f"{kind} used": Decoder(body(ENVELOPES[kind][0], user(kind)), USED) for kind in USES},
     "cursor": Decoder(text(lambda data: cursors.decode(data, SHARD)), USAGE),
     "cursor body": Decoder(recoded(lambda data: cursors.decode(data, SHARD)), USAGE),
     "feed_cursor": Decoder(text(lambda data: within_of(data, SHARD)), USAGE),

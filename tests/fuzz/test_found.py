@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz.apart import attempt_apart
 from tests.fuzz.corpus import corpus
 from tests.fuzz.decoders import FILES
-from tests.fuzz.test_fuzz import attempt
+from tests.fuzz.test_fuzz import attempt, values_of
 
 DEEP = b"[" * 100_000
 
@@ -85,12 +85,39 @@ def stats_with(column: str, **values: object) -> bytes:
     return json.dumps(part).encode()
 
 
+def piece_with(**values: object) -> Callable[[], bytes]:
+    """Of a read, with other values of its first part in a blob."""
+
+    def changed() -> bytes:
+        found = json.loads(values_of("piece used")[0])
+        parts = [part for batch in found["piece"]["runs"] for part in batch["parts"] if part["key"]]
+        parts[0].update(values)
+        return json.dumps(found).encode()
+
+    return changed
+
+
+def time_of_a_piece() -> bytes:
+    """`InvalidUsage`, as if the caller had said it"""
+    found = json.loads(values_of("piece used")[0])
+    return json.dumps({**found, "range": {**found["range"], "as_of": [0]}}).encode()
+
+
+def end_of_a_compaction() -> bytes:
+    """`InvalidUsage`, too"""
+    return json.dumps({**json.loads(values_of("compaction used")[0]), "since": []}).encode()
+
+
 FOUND: dict[str, tuple[str, bytes | Callable[[], bytes]]] = {
     "zlib.error": ("rollup", b"\x1f\x8b\x08\0\0\0\0\0\x04\xff" + b"\xff" * 40),
     "drop": ("log", a_version_that_drops_what_is_not_there),
     "frontier": ("log", a_frontier_that_is_no_list),
     "ids": ("rollup text", ids_that_are_no_map),
     "codecs": ("stash_codecs", codecs_that_are_cut),
+    "AssertionError": ("piece used", piece_with(key=None)),
+    "ZeroDivisionError": ("piece used", piece_with(goodbytes=0)),
+    "a time": ("piece used", time_of_a_piece),
+    "an end": ("compaction used", end_of_a_compaction),
     "since": ("log", a_first_version_without_a_since),
     "schema": ("schema", a_schema_that_is_damaged),
     "length of times": ("schema", times_without_end),
@@ -113,6 +140,11 @@ FOUND: dict[str, tuple[str, bytes | Callable[[], bytes]]] = {
     "depth of a row": ("file ndjson", b'{"key":"a","val":' + DEEP + b"]" * len(DEEP) + b"}\n"),
     "texts beyond their bytes": ("file arrow", texts_beyond_their_bytes),
 }
+
+
+def test_a_piece_says_how_many_rows_it_has() -> None:
+    """`OverflowError`. It is read all the same: the part itself knows better."""
+    assert attempt("piece used", piece_with(rows=2**63)())
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -17,6 +17,7 @@ from tests.fuzz.apart import fuzz_apart
 from tests.fuzz.corpus import SHARD, corpus
 from tests.fuzz.decoders import DECODERS, ENVELOPES, FILES
 from tests.fuzz.mutate import mutated
+from tests.fuzz.pieces import location
 
 pytestmark = pytest.mark.blocks_loop
 MANY = int(os.environ.get("AIOPERSIST_TEST_FUZZ", "20000"))
@@ -34,6 +35,8 @@ def values_of(kind: str) -> list[bytes]:
     if kind == "version":
         diffs = [decode_diff(line) for log in corpus("log") for line in log.split(b"\n")]
         return [sealed(diff, SHARD)[1] for diff in diffs[::5]]
+    if kind.endswith(" used"):
+        return [value.partition(b"\n")[2] for value in location()[1][kind.removesuffix(" used")]]
     values = list(corpus({"id": "text"}.get(name, name)))
     if kind == name:
         return values
