@@ -44,6 +44,7 @@ from aiopersist.shard.log import decoded, replayed
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, StoredRows
 from aiopersist.stash.rows import check_codecs, decode, decode_at, table_at
+from aiopersist.stash.sqlite_checks import check_rows
 from aiopersist.state.diff import decode_commit
 from aiopersist.state.invariants import check_state
 from aiopersist.state.record import HollowPart, Record
@@ -170,16 +171,14 @@ def url(data: str) -> None:
 
 
 def stash_rows(data: bytes) -> None:
-    """Rows as a database gives them: texts and ints of 64 bits."""
+    """Rows as SQLite gives them: values of any type in any column."""
     try:
-        keys, vals, times, diffs = json.loads(data)
-        are_texts = all(isinstance(value, str) for value in [*keys, *vals])
-        are_ints = all(type(value) is int and -(2**63) <= value < 2**63 for value in [*times, *diffs])
+        rows = StoredRows(*map(list, json.loads(data)))
     except (ValueError, TypeError, RecursionError):
         return
-    if not (are_texts and are_ints and len(keys) == len(vals) == len(times) == len(diffs)):
+    if len(set(map(len, rows.columns))) > 1:
         return
-    rows = StoredRows(keys, vals, times, diffs)
+    check_rows("orders", "prices", rows)
     decode(rows, PRICES, 0)
     decode_at(rows, PRICES, 5)
     table_at(rows, PRICES, 5, "prices")

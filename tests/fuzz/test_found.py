@@ -127,6 +127,7 @@ FOUND: dict[str, tuple[str, bytes | Callable[[], bytes]]] = {
     "OverflowError of a bound": ("stats", lambda: stats_with("val.at", min=10**30)),
     "OverflowError": ("stash_rows", rb'[["\"a\""], ["92233720368547758082"], [0], [1]]'),
     "more vals than keys": ("stash_rows", rb'[["\"a\"", "\"b\""], ["1,2", "3"], [0, 1], [1, 1]]'),
+    "a text as a time": ("stash_rows", rb'[["\"a\""], ["1"], ["x"], [1]]'),
     "UnicodeDecodeError": ("identity", b"\xff"),
     "UnicodeEncodeError": ("url", b"/data\xaforders"),
     "depth of a cursor": ("cursor body", DEEP),
