@@ -4,6 +4,7 @@ with its file and row, and nothing is written."""
 import asyncio
 import io
 import json
+import os
 import re
 import subprocess
 from datetime import UTC, date, datetime
@@ -361,3 +362,21 @@ def test_a_text_wants_quotes(tmp_path: Path) -> None:
     assert re.match(
         r"x: in at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", aiopersist("put", "x", "2", '"b"', *place).out
     )
+
+
+def test_arguments_that_are_no_utf8(location: Path) -> None:
+    """Goal: Python makes lone surrogates of them, which neither JSON nor Arrow takes."""
+    bad = os.fsdecode(b"\xff")
+    for command, told in (
+        (["get", "plain", bad], "KEY"),
+        (["put", "plain", bad, "1"], "KEY"),
+        (["put", "plain", "a", bad], "val"),
+        (["put", "plain", "a", "-"], "val"),
+        (["rm", "plain", "a", bad], "KEY"),
+        (["get", "stock", '{"region": "' + bad + '"}'], "KEY"),
+    ):
+        done = CliRunner().invoke(app, [*command, "--location", str(location)], input=b"\xff")
+        assert done.exit_code == 2, done.stderr
+        assert f"{told} " in done.stderr
+        assert "is no UTF-8" in done.stderr
+    assert aiopersist("get", "plain", "a", "--location", location).status == 0

@@ -15,6 +15,7 @@ from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -22,6 +23,7 @@ import aiopersist as ap
 from aiopersist.cli.files import READERS
 from aiopersist.cli.formats import Format, sink_of
 from aiopersist.data.part.stats import collect, key_lower
+from aiopersist.fastapi.events import PAST_MARK
 from aiopersist.frontier import Antichain
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import Cursor
@@ -29,6 +31,7 @@ from aiopersist.read.feed import _cursor_of
 from aiopersist.shard.log import PREFIXES
 from aiopersist.stash.rows import codecs
 from aiopersist.state.diff import decode_diff, encode_diff
+from aiopersist.state.keys import BlobKey
 from aiopersist.state.position import WithinContents
 from aiopersist.state.record import HollowPart
 from aiopersist.storage.postgres.hints import payloads
@@ -49,6 +52,7 @@ CURSORS = [
     Cursor(SHARD, Antichain(3), None, False, 7, "7b001373f6d51b68d3ba33669ad7fad2.5f048829"),
     Cursor(SHARD, Antichain((0, 2), (1, 1)), (1, 0), True, 7, "7b001373f6d51b68d3ba33669ad7fad2"),
 ]
+CURSOR = cursors.encode(CURSORS[0])
 URLS = [
     "/data/orders",
     "mem://name",
@@ -154,6 +158,18 @@ def _made() -> dict[str, list[bytes]]:
     return {
         "schema": [json.dumps(schema.to_record()).encode() for schema in (SALES, location.PRICES)],
         "stats": [part.model_dump_json().encode()],
+        "when": [
+            b"17",
+            b"-3",
+            b"2026-01-31T12:00Z",
+            b"2026-01-31T12:00:00.5+01:00",
+            b"now-5min",
+            b"now-1.5d",
+        ],
+        "cli_value": [b"tea", b"17", b"[null, 1.5]", b'{"amount": 1, "shop": "x", "price": "1.5"}'],
+        "web_key": [b"tea", b"0x00ff", b"-17", b"2026-01-31 12:00:00", b"1.25", b'{"a": "x", "b": [1]}'],
+        "event": [CURSOR.encode(), f"{CURSOR}{PAST_MARK}12".encode()],
+        "blob_key": [BlobKey.new(SHARD, f"w{SHARD[1:]}", UUID(SHARD[1:])).encode()],
         "where": [text.encode() for text in WHERE],
         "url": [url.encode() for url in URLS],
         "stash_rows": [json.dumps(rows).encode()],

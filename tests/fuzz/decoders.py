@@ -4,10 +4,14 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from uuid import UUID
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pydantic import ValidationError
@@ -17,6 +21,8 @@ from aiopersist.cli.command import CannotBegin, Problems
 from aiopersist.cli.files import READERS
 from aiopersist.cli.formats import Format
 from aiopersist.cli.load import Source
+from aiopersist.cli.tables import key_of, val_of
+from aiopersist.cli.when import as_of_option, duration_of
 from aiopersist.compact import shared_compaction
 from aiopersist.data.part.inline import checksum, decode_inline
 from aiopersist.data.part.key_range import bounds_of, leaves
@@ -34,6 +40,7 @@ from aiopersist.errors import (
     UnknownShard,
     Unsupported,
 )
+from aiopersist.fastapi.events import place_of
 from aiopersist.parts.envelope import Envelope
 from aiopersist.read import cursor as cursors
 from aiopersist.read import leased, shared_read
@@ -47,6 +54,7 @@ from aiopersist.stash.rows import check_codecs, decode, decode_at, table_at
 from aiopersist.stash.sqlite_checks import check_rows
 from aiopersist.state.diff import decode_commit
 from aiopersist.state.invariants import check_state
+from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.rollup_file import checksum_of, decode_rollup, encode_rollup
 from aiopersist.state.seal import decode_version
@@ -57,6 +65,7 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.postgres.hints import heard
 from aiopersist.storage.urls import open_blob, open_consensus, parse_location
 from aiopersist.web.reading import RowPlace, RowTrail
+from aiopersist.web.rows import key_given
 from aiopersist.write import transmit
 from aiopersist.write.checks import check_once
 from tests.compatibility.write import PRICES
@@ -158,6 +167,28 @@ def recoded(decode: Callable[[str], object], prefix: str = "") -> Callable[[byte
 
 def where(data: str) -> None:
     parse_where(data, SALES)
+
+
+def when(data: str) -> None:
+    duration_of(data)
+    as_of_option(data)
+
+
+def cli_values(data: str) -> None:
+    """A key and a val of a command line."""
+    struct = pa.struct([("a", pa.string()), ("b", pa.timestamp("us", "UTC"))])
+    others = ap.Schema(pa.int64(), pa.list_(pa.binary())), ap.Schema(pa.field("", struct, False), UUID)
+    for of, value_of in product((SALES, PRICES, *others), (key_of, val_of)):
+        with suppress(CannotBegin):
+            value_of(data, of)
+
+
+def web_key(data: str) -> None:
+    struct = pa.struct([("a", pa.string()), ("b", pa.list_(pa.int64()))])
+    others = pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.bool_()
+    for of in (pa.string(), pa.binary(), pa.int64(), *others, struct):
+        with suppress(ValueError):
+            key_given(data, of)
 
 
 def url(data: str) -> None:
@@ -281,6 +312,11 @@ DECODERS: dict[str, Decoder] = {
     "trail body": Decoder(recoded(RowTrail.of), USAGE),
     "where": Decoder(text(where), USAGE),
     **{kind: Decoder(file(form), (Problems,)) for kind, form in FILES.items()},
+    "when": Decoder(text(when), (CannotBegin,)),
+    "cli_value": Decoder(text(cli_values), ()),
+    "web_key": Decoder(text(web_key), ()),
+    "event": Decoder(text(place_of), USAGE),
+    "blob_key": Decoder(text(BlobKey.parse), USAGE),
     "url": Decoder(text(url), (InvalidLocation,)),
     "stash_rows": Decoder(stash_rows, (Corruption, StashError, ap.DiffOverflow)),
     "stash_codecs": Decoder(stash_codecs, (Corruption, ap.CodecMismatch)),

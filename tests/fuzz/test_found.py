@@ -5,13 +5,14 @@ import json
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from tests.fuzz.apart import attempt_apart
 from tests.fuzz.corpus import corpus
-from tests.fuzz.decoders import FILES
+from tests.fuzz.decoders import DECODERS, FILES
 from tests.fuzz.test_fuzz import attempt, values_of
 
 DEEP = b"[" * 100_000
@@ -146,6 +147,12 @@ FOUND: dict[str, tuple[str, bytes | Callable[[], bytes]]] = {
 def test_a_piece_says_how_many_rows_it_has() -> None:
     """`OverflowError`. It is read all the same: the part itself knows better."""
     assert attempt("piece used", piece_with(rows=2**63)())
+
+
+def test_the_page_counts_them() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    assert f"of {len(DECODERS)} kinds" in text
+    assert f"{len(FOUND)} cases" in text
 
 
 @pytest.mark.parametrize("name", FOUND)
