@@ -94,6 +94,9 @@ async def commit_all(intents: Sequence[Intent]) -> list[Any]:
         finally:
             for register in turns:
                 register.release_turn()
+        alone = attempts[0] if len(attempts) == len(intents) == 1 else None
+        if alone is not None and await alone.register.catch_up_with(alone.seqno):
+            continue
         for intent in intents:
             await intent.register.refresh()
         fresh = True
@@ -118,7 +121,11 @@ async def commit_small(register: Register, append: "SmallAppend", slot: Slot) ->
         )
     finally:
         register.release_turn()
-    stack.metrics.committed(began, 1) if ours else stack.metrics.lost_race()
+    if ours:
+        stack.metrics.committed(began, 1)
+    else:
+        stack.metrics.lost_race()
+        await register.catch_up_with(after.seqno)
     return ours
 
 

@@ -100,6 +100,15 @@ class Register:
             return
         await self.offer(sent, await self.stack.consensus.head(self.key))
 
+    async def catch_up_with(self, seqno: int) -> bool:
+        """Take version `seqno`, to which a compare-and-set has just lost, where the store knows it without a
+        request. `False`: it does not, or the state is another one by now."""
+        before, lost_to = self.state, self.stack.consensus.lost_to(self.key, seqno)
+        if lost_to is None or before is None or before.seqno != seqno - 1:
+            return False
+        self.install(await replay(self.stack, self.shard, before, lost_to))
+        return True
+
     async def offer(self, sent: State, head: Versioned | None) -> None:
         """Take `head`, which was read at a moment after `sent` was known here, as the newest version."""
         if sent.finalized and (head is None or head.seqno < sent.seqno):  # final, even without its tombstone

@@ -71,6 +71,12 @@ class Consensus(ABC):
         """Write version `expected + 1` (0 for `None`) if and only if `expected` is the seqno of the head
         (`None`: the key has no version). `False` says that a head was read and differs, and nothing else."""
 
+    def lost_to(self, key: str, seqno: int) -> Versioned | None:
+        """Return version `seqno` of the key if a compare-and-set has just lost to it, and the store has read
+        it on the way. It may be the head no more. No request. `None` where the store does not know, as by
+        this default."""
+        return None
+
     @abstractmethod
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         """Write all entries or none, at one moment, and answer as `compare_and_set`; the keys differ; no

@@ -74,6 +74,9 @@ class WrappedConsensus(Consensus):
         request = partial(self.inner.compare_and_set, key, expected, data)
         return await self._request("compare_and_set", request, len(data))
 
+    def lost_to(self, key: str, seqno: int) -> Versioned | None:
+        return self.inner.lost_to(key, seqno)
+
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         request = partial(self.inner.compare_and_set_many, entries)
         return await self._request("compare_and_set_many", request, sum(len(e.data) for e in entries))

@@ -125,7 +125,7 @@ async def history(urls: tuple[str, str]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("appends", [6, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.parametrize("appends", [4, pytest.param(12, marks=pytest.mark.long)])
 async def test_eight_writers_in_four_processes_lose_nothing(urls: tuple[str, str], appends: int) -> None:
     """Goal: the contents are exactly the acknowledged appends, at the times that were told."""
     workers = [start(urls, name, appends) for name in "abcd"]

@@ -15,7 +15,6 @@ from aiopersist.runtime import Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.objects.bucket import Object
 from aiopersist.storage.objects.consensus import (
-    KNOWN_MAX,
     ObjectsConsensus,
     delays_of_polls,
 )
@@ -61,8 +60,11 @@ async def test_requests(place: Place) -> None:
     calls.calls.clear()
     assert await one.compare_and_set("k", 3, b"4")
     assert await other.compare_and_set("k", 3, b"x") is False
-    assert calls.calls == {"create": 1, "get": 1}
+    assert calls.calls == {"create": 1, "get": 1, "list": 1}
     calls.calls.clear()
+    assert other.lost_to("k", 3) is other.lost_to("other", 4) is None
+    assert other.lost_to("k", 4) == Versioned(4, b"4"), "which is no orphan"
+    assert calls.calls == {} and other.lost_to("k", 4) is None
     assert await other.head("k") == Versioned(4, b"4"), "which it has read"
     assert calls.calls == {"list": 2}
     calls.calls.clear()
@@ -221,8 +223,7 @@ async def test_an_object_of_another_is_named(name: str, place: Place) -> None:
 
 
 async def test_what_is_known_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiopersist.storage.objects.consensus.KNOWN_MAX", 10)
-    assert KNOWN_MAX > 10
+    monkeypatch.setattr("aiopersist.storage.objects.known.KNOWN_MAX", 10)
     one, _ = place.handle()
     for number in range(30):
         await grow(one, f"k{number}", 2)

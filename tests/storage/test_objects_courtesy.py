@@ -12,7 +12,7 @@ from aiopersist.storage.objects.names import folder_of, is_wish
 from aiopersist.testing.storage.heads import grow
 from tests.storage.objects_kit import Counting, Place
 
-COMMITS_MAX = 300  # of the other, before the loser comes through: without courtesy it never does
+COMMITS_MAX = 3000  # of the other, before the loser comes through: without courtesy it never does
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ async def test_what_is_remembered_is_bounded(place: Place, monkeypatch: pytest.M
     known = one._wishes
     for number in range(50):
         known.hear("k", [f"w{number}"], 0.0)
-        for _ in range(3 * courtesy.WISHES_AFTER):
-            known.refused(f"k{number}", "f/~")
+        for seqno in range(3 * courtesy.WISHES_AFTER):
+            known.refused(f"k{number}", seqno, "f/~")
     assert len(known._heard) == 5
     assert len(known._races) <= 5

@@ -66,6 +66,8 @@ class Scenario:
                     return
                 if not won:
                     self.refused.add(data)
+                    winner = handle.lost_to("k", seqno + 1)
+                    self.saw([winner] if winner is not None else [])
                     return
                 self.acknowledged = max(self.acknowledged, seqno + 1)
                 self.saw([Versioned(seqno + 1, data)])
@@ -190,8 +192,20 @@ async def overtaken(s: Scenario) -> dict[str, Any]:
     }
 
 
+async def lost(s: Scenario) -> dict[str, Any]:
+    """Two writers that have slept: one may lose to what the other left under a name that came free."""
+    await s.begin()
+    b = await s.opened("b")
+    return {
+        "a": s.writer(s.a, "a", 1),
+        "b": in_turn(s.writer(b, "b", 1, 2), s.truncater(b, 3)),
+        "c": s.writer(await s.opened("c"), "c", 1),
+    }
+
+
 CASTS = {
     "overtaken": overtaken,
+    "lost": lost,
     "race": race,
     "truncated": truncated,
     "gap": gap,
@@ -206,7 +220,10 @@ CASTS = {
     [
         *((name, True) for name in ("race", "truncated", "gap")),
         *((name, False) for name in ("overtaken", "head")),
-        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("race", "truncated", "gap", "scan")),
+        *(
+            pytest.param(name, False, marks=pytest.mark.long)
+            for name in ("race", "truncated", "gap", "lost", "scan")
+        ),
         *(pytest.param(name, True, marks=pytest.mark.long) for name in ("overtaken", "head", "scan")),
     ],
 )
@@ -285,6 +302,14 @@ class WritesOverGaps(ObjectsConsensus):
         return True
 
 
+class TakesAnyWinner(ObjectsConsensus):
+    """Gives what it has lost to, an orphan as well."""
+
+    def lost_to(self, key: str, seqno: int) -> Versioned | None:
+        _, won = self._winners._won.get(key, ("", None))
+        return None if won is None else Versioned(seqno, won.data.partition(b"\n")[2])
+
+
 class TakesARefusalForOne(ObjectsConsensus):
     """Compares no token."""
 
@@ -300,6 +325,7 @@ WITHOUT: dict[str, tuple[Cast, Makes, bool]] = {
     "orphans under names that were listed": (read("scan"), {"r": IgnoresTags}, False),
     "lists that are taken for a moment": (read("head"), {"r": IgnoresFloors}, True),
     "versions over gaps": (gap, {"a": WritesOverGaps}, False),
+    "an orphan as a winner": (lost, {"c": TakesAnyWinner}, False),
     "a request that is sent twice": (race, {"a": TakesARefusalForOne}, False),
 }
 

@@ -3,6 +3,7 @@ before its first step, and not once another opening, or nobody, has its position
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.subscription.subscription import Subscription
 from tests.subscription.kit import SMALL, in_time, rows, rows_of, steps_until, write
+from tests.support.processes import Place
 
 ROWS = [(f"k{n:03}", n) for n in range(100)]
 
@@ -82,15 +84,15 @@ async def test_its_next_step_says_so_and_gives_up_what_it_keeps(quiet_mem: ap.Cl
 
 
 async def test_one_that_has_expired_gives_up_what_it_keeps() -> None:
-    async with ap.open("mem://", settings=ap.Settings(**SMALL), maintenance=False) as client:
+    async with AsyncExitStack() as stack:
+        place = Place(stack, SMALL)
+        client, hour = await place.client(), timedelta(hours=1)
         await write(client, *ROWS)
-        soon = timedelta(milliseconds=1)
-        async with client.subscription("s", name="sub", expire_after=soon, lease_s=0.5) as sub:
+        async with client.subscription("s", name="sub", expire_after=hour, lease_s=5.0) as sub:
             assert (await in_time(anext(sub))).contents
             await write(client, ("k000", 0))  # something waits for it
-            async with asyncio.timeout(30):
-                while not (await client.subscriptions("s"))["sub"].expired:
-                    await asyncio.sleep(0.01)
+            place.clock.ahead_s += 2 * hour.total_seconds()
+            assert (await client.subscriptions("s"))["sub"].expired
             await write(client, ("k000", 1))  # a commit notes it
             await until(lambda: pins(sub) == 0)
             with pytest.raises(ap.SubscriptionExpired):

@@ -110,10 +110,13 @@ Answer = tuple[int | None, Run | None]
 
 
 class Player:
-    """Makes calls by one client."""
+    """Makes calls by one client. `clock`: the moments of its events."""
 
-    def __init__(self, name: str, client: ap.Client, note: Note) -> None:
+    def __init__(
+        self, name: str, client: ap.Client, note: Note, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.name = name
+        self.clock = clock
         self.client = client
         self.note = note
         self.tables = {table: client.table(table, key=str, val=str) for table in TABLES}
@@ -136,7 +139,7 @@ class Player:
 
     async def do(self, move: Move) -> bool:
         """Make it; whether it was answered. A refusal is an answer only if `move` has no id."""
-        self.note(Began(move.name, self.name, time.monotonic(), move, self._intended(move)))
+        self.note(Began(move.name, self.name, self.clock(), move, self._intended(move)))
         call: Callable[[Move], Awaitable[Answer]] = getattr(self, move.kind)
         try:
             at, run = await call(move)
@@ -150,11 +153,11 @@ class Player:
         except ap.Indeterminate:
             return False
         else:
-            self.note(Told(move.name, self.name, time.monotonic(), at, run))
+            self.note(Told(move.name, self.name, self.clock(), at, run))
         return True
 
     def _failed(self, move: Move, run: Run) -> None:
-        self.note(Failed(move.name, self.name, time.monotonic(), run))
+        self.note(Failed(move.name, self.name, self.clock(), run))
 
     def _intended(self, move: Move) -> Run | None:
         if move.kind in ("put", "put_many", "insert"):

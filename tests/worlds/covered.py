@@ -1,12 +1,16 @@
 """What of the library worlds reach: pairs of a command and its outcome, how the short way of small appends
-ends, and the lines of the commit loop and of the short way."""
+ends, and the conditions of the commit loop, of settling and of the short way that went both ways."""
 
+import ast
 import asyncio
+import dis
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -14,11 +18,13 @@ import pytest
 
 from aiopersist.shard import commit
 from aiopersist.state.small_append import SmallAppend
-from aiopersist.write import session, small
+from aiopersist.write import outcome, session, small
 
-MODULES = (commit, small)
+MODULES = (commit, small, session, outcome)
 TOOL = 4  # of `sys.monitoring`; no other tool that Python names has it
-LINES_FROM = (3, 12)  # the first Python that has `sys.monitoring`
+MONITORED_FROM, MONITORED_UNTIL = (3, 12), (3, 14)  # Pythons that tell both ways of a condition by one event
+Way = tuple[int, int]
+"""From a condition to what follows it, as offsets in a code."""
 
 
 @dataclass
@@ -28,20 +34,20 @@ class Covered:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     short: Counter[str] = field(default_factory=Counter)
     """How small appends ended."""
-    lines: dict[str, set[int]] = field(default_factory=lambda: {one.__name__: set() for one in MODULES})
-    """By module; none before Python 3.12."""
+    branches: dict[CodeType, set[Way]] = field(default_factory=lambda: defaultdict(set))
+    """The ways that conditions went; none where Python does not tell (`MONITORED_FROM`)."""
 
     @property
-    def missing(self) -> dict[str, list[int]]:
-        """The lines that no world has reached, by module."""
-        return {one.__name__: sorted(lines_of(one) - self.lines[one.__name__]) for one in MODULES}
+    def missing(self) -> dict[str, list[str]]:
+        """The conditions that went one way only in all worlds, by module."""
+        return {one.__name__: missing(one, self.branches) for one in MODULES}
 
 
 @contextmanager
 def watched() -> Iterator[Covered]:
     """What is reached from here to the end."""
     covered = Covered()
-    with pytest.MonkeyPatch.context() as patch, _lines(covered.lines):
+    with pytest.MonkeyPatch.context() as patch, _branches(covered.branches):
         _note_commands(patch, covered.outcomes)
         _note_small(patch, covered.short)
         yield covered
@@ -120,21 +126,22 @@ LOOKED = {True: "it is there", False: "it is not", None: "it is vacant"}
 
 
 @contextmanager
-def _lines(found: dict[str, set[int]]) -> Iterator[None]:
-    if sys.version_info < LINES_FROM:
+def _branches(found: dict[CodeType, set[Way]]) -> Iterator[None]:
+    if not MONITORED_FROM <= sys.version_info < MONITORED_UNTIL:
         yield
         return
     monitoring = sys.monitoring
-    names = {code: one.__name__ for one in MODULES for code in codes_of(one)}
+    tests = {code: dict(tests_of(code)) for one in MODULES for code in codes_of(one)}
 
-    def line(code: CodeType, number: int) -> Any:
-        found[names[code]].add(number)
-        return monitoring.DISABLE
+    def went(code: CodeType, at: int, to: int) -> Any:
+        if at in tests[code]:
+            found[code].add((at, to))
+        return None if len({way for way in found[code] if way[0] == at}) < 2 else monitoring.DISABLE
 
     monitoring.use_tool_id(TOOL, "worlds")
-    monitoring.register_callback(TOOL, monitoring.events.LINE, line)
-    for code in names:
-        monitoring.set_local_events(TOOL, code, monitoring.events.LINE)
+    monitoring.register_callback(TOOL, monitoring.events.BRANCH, went)
+    for code in tests:
+        monitoring.set_local_events(TOOL, code, monitoring.events.BRANCH)
     try:
         yield
     finally:
@@ -142,17 +149,39 @@ def _lines(found: dict[str, set[int]]) -> Iterator[None]:
 
 
 def codes_of(module: ModuleType) -> list[CodeType]:
-    """Of the functions of the module, with those inside of them."""
-    functions = [f for f in vars(module).values() if getattr(f, "__module__", "") == module.__name__]
+    """Of the functions and methods of the module, with those inside of them."""
+    mine = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+    functions = [*mine, *(f for one in mine if isinstance(one, type) for f in vars(one).values())]
+    functions = [getattr(f, "fget", getattr(f, "__func__", f)) for f in functions]
     found = [f.__code__ for f in functions if hasattr(f, "__code__")]
+    found = [code for code in found if code.co_filename == module.__file__]  # not what a dataclass adds
     for code in found:  # grows
         found += [const for const in code.co_consts if isinstance(const, CodeType)]
     return found
 
 
-def lines_of(module: ModuleType) -> set[int]:
-    """The lines of code in the functions of the module, without their heads."""
-    found: set[int] = set()
+def tests_of(code: CodeType) -> Iterator[tuple[int, int]]:
+    """The instructions that go one of two ways by the condition of an `if` or a `while`; their lines."""
+    lines = conditions(code.co_filename)
+    for at in dis.get_instructions(code):
+        if at.opname.startswith("POP_JUMP") and at.line_number in lines:
+            yield at.offset, at.line_number
+
+
+@cache
+def conditions(file: str) -> set[int]:
+    """The lines of a file on which conditions stand."""
+    nodes = ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
+    tests = [node.test for node in nodes if isinstance(node, ast.If | ast.While | ast.IfExp)]
+    return {line for test in tests for line in range(test.lineno, (test.end_lineno or test.lineno) + 1)}
+
+
+def missing(module: ModuleType, found: Mapping[CodeType, set[Way]]) -> list[str]:
+    """The conditions of the module that always went one way, or were never reached, by line."""
+    wrong: list[tuple[int, str]] = []
     for code in codes_of(module):
-        found |= {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
-    return found
+        for at, line in tests_of(code):
+            ways = len({to for where, to in found.get(code, ()) if where == at})
+            if ways < 2:
+                wrong.append((line, f"{line} {'one way' if ways else 'never'}"))
+    return [text for _, text in sorted(wrong)]

@@ -18,7 +18,7 @@ import aiopersist as ap
 from aiopersist.testing.simulation import STORMY, Played, Weather, World, simulate
 from tests.support.schemas import SCHEMA
 from tests.worlds import old, verdict
-from tests.worlds.programs import appends, beside, consumers, mortals, races, readers, tables, upkeep
+from tests.worlds.programs import appends, beside, consumers, mortals, players, races, readers, tables, upkeep
 from tests.worlds.scene import ACCOUNTS, EACH, Scene
 
 
@@ -56,6 +56,7 @@ ROLES: Mapping[str, Role] = {
     "racer": Role(races.racer, 3, inline=True),
     "mortal": Role(mortals.mortal, 2, inline=True, mortal=True),
     "undertaker": Role(mortals.undertaker, 1, ends=False, mortal=True),
+    "player": Role(players.player, 3),
     "reader": Role(readers.reader, 1, ends=False, on_events=True),
     "listener": Role(readers.listener, 1, ends=False, on_events=True),
     "holder": Role(readers.holder, 1, ends=False, on_events=True),
@@ -72,8 +73,9 @@ ON_EVENTS = [name for name, role in ROLES.items() if role.on_events and role.end
 FOLLOWERS = [name for name, role in ROLES.items() if role.on_events and not role.ends]
 BESIDE = "racer"  # takes part by dice of its own, beside any others
 MORTALS = ("mortal", "undertaker")  # so do these, beyond the seeds that find planted bugs
-MORTALS_FROM = 1000
-APART = (BESIDE, *MORTALS)
+PLAYERS = ("player",)
+MORE_FROM = 1000
+APART = (BESIDE, *MORTALS, *PLAYERS)
 OTHERS = [name for name, role in ROLES.items() if role.ends and not (role.on_events or name in APART)]
 
 
@@ -90,8 +92,9 @@ class Everything:
         self.cast = {name: world.size(name, 0, ROLES[name].most) for name in self.drawn()}
         if random.Random(f"{BESIDE} {world.seed}").random() < 0.25:
             self.cast[BESIDE] = world.size(BESIDE, 0, ROLES[BESIDE].most)
-        if world.seed >= MORTALS_FROM and random.Random(f"mortals {world.seed}").random() < 0.1:
-            self.cast |= {name: world.size(name, 1, ROLES[name].most) for name in MORTALS}
+        for names in (MORTALS, PLAYERS) if world.seed >= MORE_FROM else ():
+            if random.Random(f"{names[0]}s {world.seed}").random() < 0.1:
+                self.cast |= {name: world.size(name, 1, ROLES[name].most) for name in names}
         self.roles = {name for name, machines in self.cast.items() if machines}
         self.world.counts.update(f"role {name}" for name in self.roles)
         self.forever = 0
@@ -145,6 +148,8 @@ class Everything:
         async with self.world.open(settings=self.scene.calm) as honest:
             if "mover" in self.roles:
                 await honest.table("money", str, int).put_many(dict.fromkeys(ACCOUNTS, EACH))
+            if "player" in self.roles:
+                await players.begin(self.scene, honest)
             if "guard" in self.roles:
                 await honest.table("duty", str, int).put_many({"ann": 1, "bob": 1})
             if "counter" in self.roles:
@@ -199,10 +204,14 @@ class Everything:
         async with self.world.open(settings=self.scene.calm) as honest:
             await self.observed(honest)
             await self.stop_observing()
+            if "player" in self.roles:
+                await players.check(self.scene, honest)
             await verdict.check(self.scene, honest, self.roles)
             await verdict.check_upkeep(self.scene, honest, self.forever)
             await verdict.check(self.scene, honest, self.roles)
         verdict.check_nothing_runs(self.scene)
+        async with self.world.open(settings=self.scene.calm) as honest:
+            await verdict.check_no_lease_is_left(honest)
 
     async def observe(self) -> None:
         """All updates of `events`, as a subscription is told them to which nothing happens."""

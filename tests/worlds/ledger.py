@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.table.history import Event
+
 
 @dataclass
 class Ledger:
@@ -34,6 +36,8 @@ class Ledger:
     log: list[tuple[str, int, int, int]] = field(default_factory=list)
     """All updates of `events`, as a subscription was told them to which nothing happens."""
     frontier: int = 0
+    events: list[Event] = field(default_factory=list)
+    """What the players of tables were told."""
 
     def write(self, where: str, key: Any, val: Any) -> None:
         """Note that `key` was acknowledged."""

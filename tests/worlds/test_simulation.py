@@ -5,6 +5,7 @@ played again."""
 import asyncio
 import gc
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -38,6 +39,67 @@ def test_a_bug_is_found_and_the_world_made_smaller() -> None:
     assert f"simulate(scenario, {found.seed}, Weather(crashes=0.5), {{'orders': 1}})" in str(found)
     with pytest.raises(AssertionError):
         simulate(outbox, found.seed, found.weather, found.sizes)
+
+
+def test_all_of_the_weather_is_told() -> None:
+    weather = Weather(latency_s=3.0, slow=0.1, slow_s=7.0)
+
+    async def late(world: World) -> None:
+        async with world.machine("a").open() as client:
+            await client.table("t", str, int).put("k", 1)
+        assert world.now_s < 3.0
+
+    with pytest.raises(Failure, match=r"Weather\(latency_s=3\.0, slow_s=7\.0\)") as failed:
+        search(late, range(20), weather)
+    with pytest.raises(AssertionError):
+        simulate(late, failed.value.seed, Weather(latency_s=3.0, slow_s=7.0), failed.value.sizes)
+
+
+def test_what_fails_by_pytest_is_found_as_well() -> None:
+    async def failing(world: World) -> None:
+        if world.size("one", 0, 3) > 1:
+            pytest.fail("as a test does")
+
+    with pytest.raises(Failure, match="Failed: as a test does") as failed:
+        search(failing, range(20))
+    assert failed.value.sizes == {"one": 2} and failed.value.weather == CALM
+
+
+def test_a_scenario_that_does_not_repeat_is_told() -> None:
+    ran: list[int] = []
+
+    async def once(world: World) -> None:
+        ran.append(world.seed)
+        assert len(ran) != 3
+
+    with pytest.raises(Failure, match="did not fail a second time"):
+        search(once, range(20))
+
+
+def test_an_error_that_nobody_was_told_fails_the_world_unless_its_machine_crashed() -> None:
+    async def scenario(world: World) -> None:
+        kept: list[Any] = []
+
+        async def failing() -> None:
+            raise KeyError("nobody awaits it")
+
+        async def program() -> None:
+            kept.append(asyncio.create_task(failing()))
+            await world.sleep(1.0)
+
+        running = world.machine("a").start(program())
+        await world.sleep(0.5)
+        if crashes:
+            world.machine("a").crash()
+        with suppress(Crashed):
+            await running
+
+    crashes = True
+    simulate(scenario, 1, CALM)
+    crashes = False
+    with pytest.raises(KeyError) as raised:
+        simulate(scenario, 1, CALM)
+    assert any("nobody was told" in note for note in raised.value.__notes__)
 
 
 def test_a_crash_runs_nothing_any_more() -> None:

@@ -13,6 +13,7 @@ from tests.worlds.scene import ACCOUNTS, EACH, Scene
 BATCHES_MAX = 3  # of a shard that was compacted
 VERSIONS_MAX = 30  # of a shard that was collected
 AFTER_LEASES_S = 400.0
+FOREVER_S = 1e9
 
 
 async def check(scene: Scene, honest: ap.Client, roles: set[str]) -> None:
@@ -199,6 +200,16 @@ async def check_upkeep(scene: Scene, honest: ap.Client, forever: int) -> None:
         assert view.live_diffs <= VERSIONS_MAX, f"{shard} has {view.live_diffs} versions"
     usage = await honest.usage()
     assert usage.total == usage.referenced + forever, f"bytes that nobody needs: {usage}"
+
+
+async def check_no_lease_is_left(honest: ap.Client) -> None:
+    """All clients are closed, or crashed so long ago that their leases have ended; those of the last release
+    (`old.py`) never do."""
+    for name in await honest.list_shards():
+        view = await honest.inspect(name)
+        leases = {**view.readers, **view.writers}
+        left = {who: lease for who, lease in leases.items() if lease.lease_s < FOREVER_S}
+        assert not left, f"leases on {name}: {left}"
 
 
 def check_nothing_runs(scene: Scene) -> None:

@@ -29,8 +29,10 @@ Nothing here is a hint that may be stale. Reads are linearizable as far as the o
 Google Cloud Storage are, and so must be any other that is used.
 
 *Costs.* A commit is two requests, one after the other: the creation and the list of floors. A refused one
-reads the version that is there; see also `courtesy.py`. A head is a list, then a get beside a list; without
-the get if it is the version that has just won a race against this handle. `watch` polls by a list.
+reads the version that is there, and then the floors: where none is above it, it is no orphan, and `lost_to`
+gives it, so that the next try needs no look at the head; see also `courtesy.py`. A head is a list, then a get
+beside a list; without the get if it is the version that has just won a race against this handle. `watch`
+polls by a list.
 """
 
 import asyncio
@@ -47,6 +49,7 @@ from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Entry, Versio
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.courtesy import Wishes
+from aiopersist.storage.objects.known import NOTHING, KnownHeads
 from aiopersist.storage.objects.names import (
     FLOORS,
     HASHED,
@@ -69,12 +72,9 @@ from aiopersist.storage.waiters import Waiters
 
 GETS_AT_ONCE = 16
 PAGE = 1000  # names in an answer
-KNOWN_MAX = 65_536  # keys whose heads are remembered
-FRESH_S = 10.0  # what is known of a head; truncations keep versions for longer as a rule
 POLL_S = 1.0
 POLL_MAX_S = 10.0
 POLL_GROWTH = 1.5
-NOTHING = -1  # instead of a seqno: the key has no version
 PROBE = "probe"
 
 
@@ -86,13 +86,6 @@ class _Newest(NamedTuple):
     tag: str
 
 
-class _KnownHead(NamedTuple):
-    """A version that was the head at a moment."""
-
-    seqno: int
-    at: float
-
-
 class ObjectsConsensus(Consensus):
     """See the header. `poll_s`: how often a watch looks at first; it slows down to `POLL_MAX_S` at rest."""
 
@@ -100,8 +93,7 @@ class ObjectsConsensus(Consensus):
         self._bucket = bucket
         self._runtime = runtime
         self._poll_s = poll_s
-        self._known: dict[str, _KnownHead] = {}
-        """By key, the greatest seqno that was the head once, as far as this handle knows."""
+        self._known = KnownHeads(runtime)
         self._winners = Winners()
         self._waiters = Waiters()
         self._wishes = Wishes(runtime)
@@ -120,12 +112,12 @@ class ObjectsConsensus(Consensus):
             newest = await self._newest(folder)
             if newest is None:
                 if not await self._floor(folder):
-                    self._saw(key, NOTHING)
+                    self._known.saw(key, NOTHING)
                     return None
                 continue  # versions were truncated while the list passed them
             stored, floor = await both(partial(self._read, key, newest), partial(self._floor, folder))
             if stored is not None and stored.tag == newest.tag and floor <= newest.seqno:
-                self._saw(key, newest.seqno)
+                self._known.saw(key, newest.seqno)
                 return Versioned(newest.seqno, _data(newest.name, stored.data))
 
     async def _read(self, key: str, newest: _Newest) -> Object | None:
@@ -167,7 +159,7 @@ class ObjectsConsensus(Consensus):
             pairs = [(f, o) for f, o in zip(wanted, objects, strict=True) if o is not None and o.tag == f.tag]
             if len(pairs) == len(wanted):
                 if len(wanted) == len(versions):
-                    self._saw(key, version_of(wanted[-1].name))
+                    self._known.saw(key, version_of(wanted[-1].name))
                 return [Versioned(version_of(found.name), _data(found.name, o.data)) for found, o in pairs]
         return []
 
@@ -195,14 +187,6 @@ class ObjectsConsensus(Consensus):
         """All floors, and wishes."""
         return await self._bucket.find(folder + FLOORS)
 
-    def _saw(self, key: str, seqno: int) -> None:
-        """`seqno` was a head of the key."""
-        before = self._known.pop(key, None)
-        now = _KnownHead(seqno, self._runtime.monotonic())
-        self._known[key] = now if before is None or before.seqno <= seqno else before
-        if len(self._known) > KNOWN_MAX:
-            self._known.pop(next(iter(self._known)))
-
     # --- writes ----------------------------------------------------------------------------------
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
@@ -219,16 +203,16 @@ class ObjectsConsensus(Consensus):
                 "or with once= or acks=, need Postgres or SQLite as consensus store"
             )
         key, expected, data = entries[0]
+        seqno = 0 if expected is None else expected + 1
         self._wishes.tries(key)
         if not await self._is_head(key, expected):
-            await self._wish(key)
+            await self._wish(key, seqno)
             return False
-        seqno = 0 if expected is None else expected + 1
         if seqno > SEQNO_MAX:
             return False
         await self._wishes.pause(key)
         won = await self._create(key, seqno, bytes(data))
-        self._saw(key, seqno)  # it is there, whoever created it
+        self._known.saw(key, seqno)  # it is there, whoever created it
         if won:
             self._waiters.wake([key])
         return won
@@ -236,10 +220,10 @@ class ObjectsConsensus(Consensus):
     async def _is_head(self, key: str, expected: int | None) -> bool:
         """Whether `expected` was the head a moment ago, and nothing newer is known."""
         seqno = NOTHING if expected is None else expected
-        known = self._known.get(key)
-        if known is not None and known.seqno > seqno:
+        known = self._known.seqno(key)
+        if known is not None and known > seqno:
             return False
-        if known is not None and known.seqno == seqno and self._runtime.monotonic() - known.at < FRESH_S:
+        if self._known.is_fresh(key, seqno):
             return True
         head = await self.head(key)
         return (None if head is None else head.seqno) == expected
@@ -253,14 +237,18 @@ class ObjectsConsensus(Consensus):
         created, stored = await self._bucket.create(name, token + data), None
         took_s = self._runtime.monotonic() - began
         try:
-            if not created:  # by another call, or by this one, of which a driver sent a second copy
+            if created:
+                floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
+            else:  # by another call, or by this one, of which a driver sent a second copy
                 stored = await self._bucket.get(name)
+                floors = await self._floors(folder)  # after the get: it may have read an orphan
                 if stored is not None and not stored.data.startswith(token):
-                    self._winners.lost(key, name, stored)
-                    await self._wish(key)
-                    await self._wishes.rest(key, took_s)
+                    await self._wish(key, seqno)
+                    rested = await self._wishes.rest(key, took_s)
+                    is_head = not rested and _greatest(floors) <= seqno
+                    self._winners.lost(key, name, stored, is_head=is_head)
                     return False
-            floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
+                await self._forget_wishes(key)
             floor = _greatest(floors)
         except Error as error:
             raise Indeterminate(f"version {seqno} was created, and may be truncated: {error}") from error
@@ -272,9 +260,14 @@ class ObjectsConsensus(Consensus):
         self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
         return True
 
-    async def _wish(self, key: str) -> None:
+    def lost_to(self, key: str, seqno: int) -> Versioned | None:
+        name = folder_of(key) + version_name(seqno)
+        won = self._winners.take_head(key, name)
+        return None if won is None else Versioned(seqno, _data(name, won.data))
+
+    async def _wish(self, key: str, seqno: int) -> None:
         """Another one has committed: after some such refusals, ask the others to let this handle go first."""
-        wish = self._wishes.refused(key, folder_of(key) + WISHES)
+        wish = self._wishes.refused(key, seqno, folder_of(key) + WISHES)
         if wish is not None:
             with suppress(Error):  # it decides nothing
                 await self._bucket.create(wish, b"")
@@ -323,7 +316,7 @@ class ObjectsConsensus(Consensus):
 
     async def watch(self, key: str) -> None:
         self._check([key])
-        known = self._known.get(key)
+        known = self._known.seqno(key)
         if known is None:  # then the first look may come too late; a hint may come early
             return
         with self._waiters.waiting(key) as woken:
@@ -332,7 +325,7 @@ class ObjectsConsensus(Consensus):
                 if woken.done():
                     return
                 newest = await self._newest(folder_of(key))
-                if (NOTHING if newest is None else newest.seqno) != known.seqno:
+                if (NOTHING if newest is None else newest.seqno) != known:
                     return
 
     # --- the rest --------------------------------------------------------------------------------

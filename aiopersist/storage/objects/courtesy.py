@@ -28,10 +28,12 @@ HEARD_MAX = 1000  # wishes, and keys whose last race was lost
 
 
 @dataclass(slots=True)
-class _Race:
+class _Losing:
     """For a key, since the last commit of this handle."""
 
     refusals: int = 0
+    last: int = -1
+    """The version that was refused last."""
     refused_at: float | None = None
     """`None`: a rest follows, so the next try comes later than it could."""
     needs_s: float = 0.0
@@ -45,7 +47,7 @@ class Wishes:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._races: dict[str, _Race] = {}
+        self._races: dict[str, _Losing] = {}
         self._heard: dict[str, None] = {}
         self._pauses: dict[str, float] = {}
         """By key, the moment until which it lets others go first."""
@@ -63,14 +65,16 @@ class Wishes:
         if until is not None and (left_s := until - self._runtime.monotonic()) > 0:
             await self._runtime.sleep(left_s)
 
-    def refused(self, key: str, prefix: str) -> str | None:
-        """Another one has committed: the name of a wish to leave, below `prefix`; `None` if it is not time
-        for one."""
-        race = self._races.pop(key, _Race())
+    def refused(self, key: str, seqno: int, prefix: str) -> str | None:
+        """Another one has committed version `seqno`: the name of a wish to leave, below `prefix`; `None` if
+        it is not time for one."""
+        race = self._races.pop(key, _Losing())
         self._races[key] = race  # the newest
         if len(self._races) > HEARD_MAX:
             del self._races[next(iter(self._races))]
-        race.refusals += 1
+        if seqno <= race.last:  # sent again, before its caller has looked
+            return None
+        race.refusals, race.last = race.refusals + 1, seqno
         race.refused_at = self._runtime.monotonic()
         if race.refusals % WISHES_AFTER:
             return None
@@ -79,16 +83,17 @@ class Wishes:
         race.wishes.append(wish)
         return wish
 
-    async def rest(self, key: str, request_s: float) -> None:
-        """After a lost race, let others commit; a request takes about so long. No rest follows a wish, nor
-        the try after it, which loses to what was on its way already: the others wait then."""
+    async def rest(self, key: str, request_s: float) -> bool:
+        """After a lost race, let others commit; a request takes about so long. Whether it rested: no rest
+        follows a wish, nor the try after it, which loses to what was on its way; the others wait then."""
         race = self._races.get(key)
         since_wish = race.refusals % WISHES_AFTER if race is not None else 0
         if race is None or since_wish < RESTS_AFTER:
-            return
+            return False
         race.refused_at = None
         most_s = min(REST_REQUESTS * since_wish * request_s, MOST_S)
         await self._runtime.sleep(self._runtime.uniform(0, most_s))
+        return True
 
     def won(self, key: str) -> list[str]:
         """A race was won: the names of the wishes that have come true."""

@@ -59,7 +59,7 @@ class _Future(_Numbered, asyncio.Future[Any]):
 
 
 class _Task(_Numbered, asyncio.Task[Any]):
-    pass
+    life: Life | None = None
 
 
 class _Ready(list[Any]):
@@ -110,8 +110,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         super().__init__(self._skipping)
         self._ready: Any = _Ready(dice, asyncio.Handle(lambda: None, (), self))
         self.set_task_factory(_task)  # type: ignore[arg-type]
-        self.unhandled: list[dict[str, Any]] = []
-        self.set_exception_handler(lambda _, context: self.unhandled.append(context))
+        self.unhandled: list[BaseException] = []
+        """Errors that nobody was told, apart from those of lives that ended."""
+        self.set_exception_handler(_note_unhandled)  # type: ignore[arg-type]
 
     @property
     def turns(self) -> int:
@@ -145,12 +146,21 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return func(*args)
 
 
+def _note_unhandled(loop: SimulatedLoop, context: dict[str, Any]) -> None:
+    life = getattr(context.get("task", context.get("future")), "life", None)
+    error = context.get("exception")
+    if error is not None and not (life is not None and life.is_over):
+        error.add_note(f"nobody was told: {context['message']}")
+        loop.unhandled.append(error)
+
+
 def _task(
     loop: SimulatedLoop, coro: Any, context: Context | None = None, **options: Any
 ) -> asyncio.Task[Any]:
     task = _Task(coro, loop=loop, context=context, **options)
     life = Life.of.get() if context is None else context.get(Life.of)
     if life is not None:
+        task.life = life
         life.tasks[task] = None
         task.add_done_callback(lambda done: life.tasks.pop(done, None))
     return task

@@ -203,9 +203,10 @@ def simulate(
     weather: Weather = STORMY,
     sizes: Mapping[str, int] | None = None,
 ) -> Played:
-    """Play `scenario(world)` in the world of that seed; what happened. Raises what it raises, with a note
-    that names the seed. Takes no longer than its own work, whatever it waits for. The same seed, scenario
-    and version of Python and of the library give the same world, step by step."""
+    """Play `scenario(world)` in the world of that seed; what happened. Raises what it raises, or an error of
+    a task that nobody was told, with a note that names the seed. Takes no longer than its own work, whatever
+    it waits for. The same seed, scenario and version of Python and of the library give the same world, step
+    by step."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -232,6 +233,9 @@ def _within_its_loop(scenario: Scenario, seed: int, weather: Weather, sizes: Map
         with threads_inline(loop):
             try:
                 loop.run_until_complete(world._play(scenario))
+                gc.collect()  # a task says that nobody took its error when it goes
+                if loop.unhandled:
+                    raise loop.unhandled[0]
                 return Played(
                     seed, world.network.digest, loop.time(), loop.turns, world.counts.copy(), world.sizes
                 )

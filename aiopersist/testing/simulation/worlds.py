@@ -2,13 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from aiopersist.testing.simulation.network import STORMY, Weather
+from aiopersist.testing.simulation.network import CALM, STORMY, Weather
 from aiopersist.testing.simulation.world import Scenario, simulate
 
 NEARBY = 10  # seeds that are tried without one kind of fault
+STOPS = (
+    KeyboardInterrupt,
+    SystemExit,
+)  # any other error is that of a world: `pytest.fail` raises no `Exception`
 
 
 @dataclass(eq=False)
@@ -21,12 +25,17 @@ class Failure(AssertionError):
     sizes: dict[str, int]
     worlds: int
     """How many were played before it failed."""
+    repeats: bool = True
+    """Whether the same world failed a second time."""
 
     def __str__(self) -> str:
         name = getattr(self.error, "__name__", type(self.error).__name__)
         said = str(self.error).partition("\n")[0]
-        shown = ", ".join(f"{kind}={getattr(self.weather, kind)}" for kind in self.weather.kinds)
+        found = {field.name: getattr(self.weather, field.name) for field in fields(Weather)}
+        shown = ", ".join(f"{k}={value}" for k, value in found.items() if value != getattr(CALM, k))
         again = f"simulate(scenario, {self.seed}, Weather({shown}), {self.sizes})"
+        if not self.repeats:
+            again += "\nIt did not fail a second time: the scenario depends on something outside of its world"
         return f"{name}: {said}\nafter {self.worlds} worlds; play it again:\n    {again}"
 
 
@@ -37,7 +46,9 @@ def search(scenario: Scenario, seeds: Iterable[int], weather: Weather = STORMY) 
     for number, seed in enumerate(seeds, 1):
         try:
             played = simulate(scenario, seed, weather)
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             raise _smaller(scenario, seed, weather, error, number) from error
         counts += played.counts
         counts["worlds"] += 1
@@ -45,8 +56,10 @@ def search(scenario: Scenario, seeds: Iterable[int], weather: Weather = STORMY) 
     return counts
 
 
-def _smaller(scenario: Scenario, seed: int, weather: Weather, error: Exception, worlds: int) -> Failure:
+def _smaller(scenario: Scenario, seed: int, weather: Weather, error: BaseException, worlds: int) -> Failure:
     sizes: dict[str, int] = {}
+    if _failing(scenario, seed, weather, sizes, error) is None:
+        return Failure(seed, error, weather, sizes, worlds, repeats=False)
     for kind in weather.kinds:
         for other in range(seed, seed + NEARBY):  # without one fault another world may fail in its place
             if (found := _failing(scenario, other, weather.without(kind), sizes, error)) is not None:
@@ -62,12 +75,14 @@ def _smaller(scenario: Scenario, seed: int, weather: Weather, error: Exception, 
 
 
 def _failing(
-    scenario: Scenario, seed: int, weather: Weather, sizes: dict[str, int], like: Exception
-) -> Exception | None:
+    scenario: Scenario, seed: int, weather: Weather, sizes: dict[str, int], like: BaseException
+) -> BaseException | None:
     """The error of that world, if it is of the same type."""
     try:
         simulate(scenario, seed, weather, sizes)
-    except Exception as error:
+    except STOPS:
+        raise
+    except BaseException as error:
         return error if type(error) is type(like) else None
     return None
 
@@ -84,6 +99,8 @@ def _sizes(scenario: Scenario, seed: int, weather: Weather, given: dict[str, int
 
     try:
         simulate(noted, seed, weather, given)
-    except Exception:  # as it does
+    except STOPS:
+        raise
+    except BaseException:  # as it does
         return drawn
     return drawn
