@@ -1,24 +1,21 @@
 """Files of columns, read block by block: Parquet, CSV, NDJSON and Arrow, and standard input."""
 
-import io
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]  # pyarrow ships no stubs
-import pyarrow.json as pa_json  # type: ignore[import-untyped]
-import pydantic_core
 
 from aiopersist.cli.command import CannotBegin, Problems
 from aiopersist.cli.formats import Format
+from aiopersist.cli.ndjson import BLOCK_BYTES, Types, read_ndjson
 from aiopersist.data.lazy import ipc, pa, pq
 
 STDIN = "-"
-BLOCK_BYTES = 8 * 1024 * 1024  # of text that is parsed at once
 BATCH_ROWS = 65_536  # of Parquet
 ENDINGS = {
     ".parquet": Format.PARQUET,
@@ -31,9 +28,6 @@ ENDINGS = {
     ".feather": Format.ARROW,
 }
 
-Types = Callable[[Collection[str]], Mapping[str, "pa.DataType"]]
-"""The types that columns of texts are read in, by the names in the first row, if these are known; of others
-the first block decides. JSON may leave out those of nulls."""
 Batches = Iterator["pa.RecordBatch | pa.Table"]
 
 
@@ -64,7 +58,9 @@ def opened(path: str, form: Format) -> Iterator[BinaryIO]:
 
 def batches_of(file: BinaryIO, form: Format, types: Types) -> tuple["pa.Schema", Batches]:
     """The columns of a file, and its rows."""
-    return READERS[form](file, types)
+    columns, batches = READERS[form](file, types)
+    _check_names(columns)
+    return columns, _valid(batches)
 
 
 def check_there(paths: Sequence[str]) -> None:
@@ -79,10 +75,24 @@ def bad_rows(path: str) -> Iterator[None]:
     """Turns what Arrow says of a file into `Problems` that name it."""
     try:
         yield
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError, MemoryError) as error:
         if isinstance(error, OSError) and error.filename:
             raise
         raise Problems(f"{path}: {' '.join(str(error).split())}; nothing was written") from None
+
+
+def _check_names(fields: Iterable["pa.Field"]) -> None:
+    """`UnicodeDecodeError` for names that are no UTF-8: Arrow decodes them where they are asked for."""
+    for field in fields:
+        if field.name and pa.types.is_nested(field.type):
+            _check_names(map(field.type.field, range(field.type.num_fields)))
+
+
+def _valid(batches: Batches) -> Batches:
+    """Arrow's readers also make columns that point beyond their own values, which would end the process."""
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch
 
 
 def _parquet(file: BinaryIO, types: Types) -> tuple["pa.Schema", Batches]:
@@ -112,65 +122,9 @@ def _csv(file: BinaryIO, types: Types) -> tuple["pa.Schema", Batches]:
     return reader.schema, iter(reader)
 
 
-def _ndjson(file: BinaryIO, types: Types) -> tuple["pa.Schema", Batches]:
-    """The first block decides on the columns; a later one that has others is refused."""
-    blocks = _lines(file)
-    row = 0
-
-    def parsed(block: bytes, columns: Any, behavior: str) -> Any:
-        nonlocal row
-        options = pa_json.ParseOptions(explicit_schema=columns, unexpected_field_behavior=behavior)
-        try:
-            table = pa_json.read_json(
-                io.BytesIO(block), pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1), options
-            )
-        except pa.ArrowInvalid as error:
-            text, _, at = str(error).rpartition(" in row ")
-            raise pa.ArrowInvalid(
-                f"row {row + int(at) + 1}: {text}" if at.isdigit() else str(error)
-            ) from None
-        row += table.num_rows
-        return table
-
-    first = next(blocks, None)
-    if first is None:
-        return pa.schema([]), iter(())
-    known = types(_names(first))
-    table = parsed(first, pa.schema(list(known.items())), "infer")
-
-    def rest() -> Batches:
-        yield table
-        for block in blocks:
-            yield parsed(block, table.schema, "error")
-
-    return table.schema, rest()
-
-
-def _names(block: bytes) -> Collection[str]:
-    """The names in the first line; none if it is no object, which parsing it tells."""
-    try:
-        first = pydantic_core.from_json(block.lstrip().partition(b"\n")[0])
-    except ValueError:
-        return ()
-    return first.keys() if isinstance(first, dict) else ()
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Blocks of whole lines."""
-    left = b""
-    while data := file.read(BLOCK_BYTES):
-        data = left + data
-        end = data.rfind(b"\n") + 1
-        left = data[end:]
-        if data[:end].strip():
-            yield data[:end]
-    if left.strip():
-        yield left
-
-
 READERS: dict[Format, Callable[[BinaryIO, Types], tuple["pa.Schema", Batches]]] = {
     Format.PARQUET: _parquet,
     Format.ARROW: _arrow,
     Format.CSV: _csv,
-    Format.NDJSON: _ndjson,
+    Format.NDJSON: read_ndjson,
 }

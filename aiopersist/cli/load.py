@@ -18,10 +18,11 @@ from rich.text import Text
 
 from aiopersist.cli.appending import DIFF, append_rows, overwrite_rows
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
-from aiopersist.cli.files import STDIN, Types, bad_rows, batches_of, check_there, format_of_file, opened
+from aiopersist.cli.files import STDIN, bad_rows, batches_of, check_there, format_of_file, opened
 from aiopersist.cli.formats import Format
 from aiopersist.cli.layout import ColumnLayout, columns_in, in_micros
 from aiopersist.cli.names import ShardName
+from aiopersist.cli.ndjson import Types
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
 from aiopersist.cli.tables import key_type

@@ -51,7 +51,7 @@ async def put(
     """Give a key its val."""
     async with run.writing() as client:
         found, schema = await opened_table(client, table)
-        text = sys.stdin.read() if val == "-" else val
+        text = sys.stdin.buffer.read().decode(errors="surrogateescape") if val == "-" else val
         time = await found.put(key_of(key, schema), val_of(text, schema))
     _tell(run, {"table": table, "time": time}, f"{table}: in at {shown_time(time, Clock.WALL)}")
 
@@ -113,6 +113,7 @@ def key_type(field: "pa.Field") -> Any:
 
 def key_of(text: str, schema: Schema[Any, Any, Any]) -> Any:
     """The key that a text stands for."""
+    check_utf8("KEY", text)
     field, is_ = schema.key.arrow("key"), pa.types
     of = field.type
     is_json = is_.is_struct(of) or is_.is_boolean(of) or is_.is_floating(of) or is_.is_integer(of)
@@ -121,8 +122,17 @@ def key_of(text: str, schema: Schema[Any, Any, Any]) -> Any:
 
 def val_of(text: str, schema: Schema[Any, Any, Any]) -> Any:
     """The val that JSON stands for."""
+    check_utf8("val", text)
     field = schema.val.arrow("val")
     return _value(_json("val", text, field.type), field)
+
+
+def check_utf8(what: str, text: str) -> None:
+    """`CannotBegin` for bytes of the command line that are no UTF-8: Python makes lone surrogates of them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise CannotBegin(f"{what} {text[:80]!r} is no UTF-8") from None
 
 
 def _json(what: str, text: str, of: "pa.DataType") -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aiopersist.compact.local import Work, bounded, target_of
-from aiopersist.errors import BatchExpired, Corruption, Error, InvalidUpdate, LeaseExpired
+from aiopersist.errors import BatchExpired, Corruption, Error, InvalidUpdate, InvalidUsage, LeaseExpired
 from aiopersist.frontier import Antichain
 from aiopersist.parts.divide import Piece, check_schemas, checked_shard, divide, piece_condition
 from aiopersist.parts.envelope import Envelope
@@ -196,6 +196,8 @@ async def _compact_piece(shard: Shard, given: CompactionPiece) -> bytes:
         done = await rewrite(shard, given.piece.named(), selection, target)
     except LeaseExpired as error:
         raise await _why_missing(shard, given, error) from None
+    except InvalidUsage as error:  # nobody but the piece says a time, or a name
+        raise InvalidUpdate(f"a piece of a compaction cannot be done: {error}", shard_id=shard.id) from error
     return RESULT.encode(
         CompactedPiece.of(
             writer=given.writer,

@@ -63,7 +63,10 @@ class Piece(Record):
 
 
 def checked_shard(shard: str, piece: Piece) -> str:
-    """`shard`; `InvalidUpdate` if it is no id of a shard, or if a part of the piece belongs to another."""
+    """`shard`; `InvalidUpdate` if it is no id of a shard, or if a part of the piece is none, or belongs to
+    another."""
+    for part in (part for batch in piece.runs for part in batch.parts):
+        check_part(part)
     try:
         ShardId.parse(shard)
         keys = [part.key for batch in piece.runs for part in batch.parts if part.key is not None]
@@ -73,6 +76,20 @@ def checked_shard(shard: str, piece: Piece) -> str:
     if others:
         raise InvalidUpdate(f"part {others[0]} of a piece does not belong to shard {shard}")
     return shard
+
+
+def check_part(part: HollowPart) -> None:
+    """`InvalidUpdate` unless it is what a writer says of a part: it was transmitted."""
+    place = part.key or "within the state"
+    if (part.key is None) is (part.inline is None):
+        raise InvalidUpdate("a transmitted part has no place, or two")
+    if part.size < 0 or not 0 <= part.footer_bytes <= part.size:
+        text = f"a transmitted part ({place}) has {part.size} bytes, {part.footer_bytes} of them its index"
+        raise InvalidUpdate(text)
+    if part.rows < 1 or (part.goodbytes is not None and part.goodbytes < 1):
+        raise InvalidUpdate(
+            f"a transmitted part ({place}) has {part.rows} rows of {part.goodbytes} goodbytes"
+        )
 
 
 def check_schemas(piece: Piece, shard: Shard) -> None:

@@ -357,7 +357,7 @@ def _content(batch: HollowBatch, part: HollowPart) -> Hashable:
 def _slab_rows(part: HollowPart, index: PartIndex, slab_bytes: int) -> int:
     if part.goodbytes is None:
         return max(group.rows for group in index.row_groups)
-    return max(part.rows * slab_bytes // part.goodbytes, 1)
+    return min(max(index.rows * slab_bytes // part.goodbytes, 1), index.rows)
 
 
 def _index(data: bytes, part: HollowPart) -> PartIndex:

@@ -14,6 +14,7 @@ from aiopersist.data.updates.assemble import at_time
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import CodecMismatch, Error, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
 from aiopersist.frontier import Time, shaped
+from aiopersist.parts.divide import check_part
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.shard.catalog import ShardId
@@ -136,11 +137,9 @@ def common_stats(parts: Sequence[HollowPart], schema: Schema[Any, Any, Any]) -> 
 def _checked(transmitted: TransmittedPart) -> str:
     """The shard of a transmitted part; `InvalidUpdate` if it cannot be a part."""
     (part, *others) = transmitted.batch.parts or (None,)
-    if part is None or others or (part.key is None) is (part.inline is None):
+    if part is None or others:
         raise InvalidUpdate("a transmitted part names no part, or several")
-    if part.size < 0 or not 0 <= part.footer_bytes <= part.size:
-        text = f"a transmitted part has {part.size} bytes, {part.footer_bytes} of them its index"
-        raise InvalidUpdate(text)
+    check_part(part)
     try:
         ShardId.parse(transmitted.shard)
         mine = part.key is None or BlobKey.parse(part.key).shard == transmitted.shard

@@ -19,8 +19,8 @@ from typing import Any
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import DiffOverflow, Error, LeaseExpired, MissingPart
-from aiopersist.frontier import Antichain, Time
+from aiopersist.errors import DiffOverflow, Error, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
+from aiopersist.frontier import Antichain, Time, shaped
 from aiopersist.parts.divide import Piece, check_schemas, checked_shard, divide, divide_with, piece_condition
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
@@ -198,6 +198,7 @@ async def _piece(
     await _renew(shard, transmitted.reader)
     check_schemas(transmitted.piece, shard)
     fetch = Fetch(shard, shard.schema(transmitted.piece.schema_id))
+    _check_times(transmitted.range, fetch.schema)
     query = Query.of(fetch.schema, where, None)
     conditions = [c for c in (piece_condition(transmitted.piece, fetch.schema), query.where) if c is not None]
     condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
@@ -216,6 +217,18 @@ async def _piece(
         except MissingPart as error:
             parts = (part for batch in transmitted.piece.runs for part in batch.parts)
             raise await why_missing(shard, parts, error, "read") from None
+
+
+def _check_times(wanted: Range, schema: Schema[Any, Any, Any]) -> None:
+    """`InvalidUpdate` unless they are times of the shard."""
+    try:
+        if wanted.as_of is not None:
+            shaped(wanted.as_of, schema.time_length)
+        for time in (wanted.start, wanted.end):
+            if time is not None:
+                shaped(time, None)
+    except InvalidUsage as error:
+        raise InvalidUpdate(f"a piece of a read has no time of the shard: {error}") from error
 
 
 @asynccontextmanager

@@ -15,7 +15,8 @@ from enum import Enum
 from itertools import compress
 from typing import Any, NamedTuple
 
-from aiopersist.frontier import Antichain
+from aiopersist.errors import Corruption, shown
+from aiopersist.frontier import TIME_MAX, Antichain
 
 FORMAT = 1  # of the tables
 NEWER = "a newer version of aiopersist wrote the stash: use that version"
@@ -180,9 +181,16 @@ def holds(change: StoreChange, there: Mapping[int, Stored], version: int) -> boo
     )
 
 
-def time_frontier(time: int | None) -> Antichain:
-    """The frontier of a column of the tables; null is the empty one."""
-    return Antichain() if time is None else Antichain(time)
+def frontiers_of(where: str, since: int | None, upper: int | None) -> Frontiers:
+    """The frontiers of two columns of the tables; null is the empty one. `Corruption`, that begins with
+    `where`, for what are none."""
+    for name, time in (("since", since), ("upper", upper)):
+        if time is not None and (type(time) is not int or not 0 <= time <= TIME_MAX):
+            raise Corruption(f"{where}: {name} is {shown(time)}, and no time")
+    found = Frontiers(*(Antichain() if time is None else Antichain(time) for time in (since, upper)))
+    if not found.since <= found.upper:
+        raise Corruption(f"{where}: since {found.since} is beyond upper {found.upper}")
+    return found
 
 
 def judge(opener: Opener, fence: Fence, sending: Sending, token: str | None, expected: bool) -> Verdict:

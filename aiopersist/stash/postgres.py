@@ -27,7 +27,6 @@ from aiopersist.stash.model import (
     NEWER,
     Codecs,
     Fence,
-    Frontiers,
     Loaded,
     Opener,
     Select,
@@ -36,8 +35,8 @@ from aiopersist.stash.model import (
     Stored,
     StoredRows,
     Verdict,
+    frontiers_of,
     judge,
-    time_frontier,
 )
 from aiopersist.stash.store import Store
 from aiopersist.storage.postgres.address import SCHEMA_BYTES_MAX, PostgresAddress
@@ -248,7 +247,7 @@ def _stored(slices: Sequence[asyncpg.Record], select: Select) -> Stored:
         row["collection_id"],
         row["name"],
         Codecs(row["key_codec"], row["val_codec"]),
-        Frontiers(time_frontier(row["since"]), time_frontier(row["upper"])),
+        frontiers_of(f"collection {row['name']!r}", row["since"], row["upper"]),
         row["revision"],
         row["loose"],
         row["settled"],

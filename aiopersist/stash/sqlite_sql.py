@@ -24,14 +24,14 @@ from aiopersist.stash.model import (
     NEWER,
     Codecs,
     Fence,
-    Frontiers,
     Loaded,
     Select,
     StoreChange,
     Stored,
     StoredRows,
-    time_frontier,
+    frontiers_of,
 )
+from aiopersist.stash.sqlite_checks import check_columns, check_rows, check_sums, corrupt, readable
 from aiopersist.storage.sqlite.file import prepare_file
 
 _SCHEMA = """
@@ -64,6 +64,9 @@ _SCHEMA = """
 """
 
 _DIFF_LIMIT = 2**63
+FENCE = (("epoch", int), ("nonce", str), ("version", int), ("format", int))
+HEAD = (("collection_id", int), ("name", str), ("key_codec", str), ("val_codec", str))
+COUNTS = (("revision", int), ("loose", int), ("settled", int))
 
 
 def has_tables(connection: sqlite3.Connection) -> bool:
@@ -129,8 +132,11 @@ def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded |
         return None
     collections = []
     for stored in _heads(connection, stash, select):
-        rows = _rows(connection, stash, stored.id, select.key) if select.rows else StoredRows()
-        collections.append(replace(stored, rows=rows))
+        if select.rows:
+            with readable(stash, stored.name):
+                rows = _rows(connection, stash, stored.id, select.key)
+            stored = replace(stored, rows=check_rows(stash, stored.name, rows))
+        collections.append(stored)
     return Loaded(*found, tuple(collections))
 
 
@@ -154,7 +160,7 @@ def now(connection: sqlite3.Connection, stash: str, opener: str, change: StoreCh
     ).fetchone()
     if found is None:
         raise StashError("the stash is gone")
-    fence, version = _read_fence(*found[:4])
+    fence, version = _read_fence(stash, *found[:4])
     if change.created or change.version is not None:
         there = {stored.id: stored for stored in _heads(connection, stash, Select())}
         return Now(fence, found[4], model.holds(change, there, version))
@@ -198,13 +204,14 @@ def apply(connection: sqlite3.Connection, stash: str, change: StoreChange) -> No
 
 def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
     """Sum rows, as `Store.consolidate` says; the number of rows that are left."""
-    (stored,) = _heads(connection, stash, Select((cid,)))
-    since = stored.frontiers.since.time
-    here = (stash, cid)
+    found = _heads(connection, stash, Select((cid,)))
+    if not found:
+        raise corrupt(stash, None, f"collection {cid} is gone")
+    since, here = found[0].frontiers.since.time, (stash, cid)
     if since is None:
         connection.execute("DELETE FROM stash_data WHERE stash = ? AND collection_id = ?", here)
     else:
-        _sum(connection, here, since)
+        _sum(connection, here, found[0].name, since)
     counted = "SELECT count(*) FROM stash_data WHERE stash = ? AND collection_id = ?"
     left: int = connection.execute(counted, here).fetchone()[0]
     connection.execute(
@@ -213,16 +220,19 @@ def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
     return left
 
 
-def _sum(connection: sqlite3.Connection, here: tuple[str, int], since: Any) -> None:
+def _sum(connection: sqlite3.Connection, here: tuple[str, int], name: str, since: Any) -> None:
     """A sum of 64-bit diffs may need more than 64 bits, which SQLite refuses: so it sums halves of 32
     bits."""
     groups = connection.execute(
-        "SELECT key, val, max(time, ?) AS at, sum(diff >> 32), sum(diff & 4294967295), group_concat(rowid) "
+        "SELECT key, val, max(time, ?) AS at, sum(diff >> 32), sum(diff & 4294967295), group_concat(rowid), "
+        "sum((typeof(key), typeof(val), typeof(time), typeof(diff)) "
+        "<> ('text', 'text', 'integer', 'integer')) "
         "FROM stash_data WHERE stash = ? AND collection_id = ? "
         "GROUP BY key, val, at HAVING count(*) > 1 OR min(diff) = 0",
         (since, *here),
     ).fetchall()
-    sums = [(key, val, at, (high << 32) + low, rows) for key, val, at, high, low, rows in groups]
+    check_sums(here[0], name, groups)
+    sums = [(key, val, at, (high << 32) + low, rows) for key, val, at, high, low, rows, _ in groups]
     fitting = [group for group in sums if -_DIFF_LIMIT <= group[3] < _DIFF_LIMIT]
     gone = ((int(row),) for *_, rows in fitting for row in rows.split(","))
     connection.executemany("DELETE FROM stash_data WHERE rowid = ?", gone)
@@ -234,10 +244,11 @@ def _fence(connection: sqlite3.Connection, stash: str) -> tuple[Fence, int] | No
     row = connection.execute(
         "SELECT epoch, nonce, version, format FROM stash_fence WHERE stash = ?", (stash,)
     ).fetchone()
-    return None if row is None else _read_fence(*row)
+    return None if row is None else _read_fence(stash, *row)
 
 
-def _read_fence(epoch: int, nonce: str, version: int, format: int) -> tuple[Fence, int]:
+def _read_fence(stash: str, epoch: int, nonce: str, version: int, format: int) -> tuple[Fence, int]:
+    check_columns(stash, None, FENCE, (epoch, nonce, version, format))
     if format > FORMAT:
         raise StashError(NEWER)
     return Fence(epoch, nonce), version
@@ -245,21 +256,33 @@ def _read_fence(epoch: int, nonce: str, version: int, format: int) -> tuple[Fenc
 
 def _heads(connection: sqlite3.Connection, stash: str, select: Select) -> list[Stored]:
     statement = (
-        "SELECT collection_id, name, key_codec, val_codec, since, upper, revision, loose, settled "
-        "FROM stash_collections JOIN stash_uppers USING (stash, collection_id) "
-        "JOIN stash_sinces USING (stash, collection_id) WHERE stash = ?"
+        "SELECT c.collection_id, name, key_codec, val_codec, revision, loose, settled, s.stash, since, upper "
+        "FROM stash_collections AS c LEFT JOIN stash_uppers USING (stash, collection_id) "
+        "LEFT JOIN stash_sinces AS s USING (stash, collection_id) WHERE c.stash = ?"
     )
     if select.name is not None:
         found = connection.execute(f"{statement} AND name = ?", (stash, select.name))
     elif select.ids is not None:
-        ids = f"{statement} AND collection_id IN ({_marks(select.ids)})"
+        ids = f"{statement} AND c.collection_id IN ({_marks(select.ids)})"
         found = connection.execute(ids, (stash, *select.ids))
     else:
         found = connection.execute(statement, (stash,))
-    return [
-        Stored(cid, name, Codecs(key, val), Frontiers(time_frontier(since), time_frontier(upper)), *counts)
-        for cid, name, key, val, since, upper, *counts in found.fetchall()
-    ]
+    with readable(stash):
+        return [_head(stash, *row) for row in found.fetchall()]
+
+
+def _head(
+    stash: str, cid: int, name: str, key: str, val: str, revision: Any, loose: Any, settled: Any, *rest: Any
+) -> Stored:
+    there, since, upper = rest
+    check_columns(stash, name, HEAD, (cid, name, key, val))
+    for table, value in (("stash_uppers", revision), ("stash_sinces", there)):
+        if value is None:
+            raise corrupt(stash, name, f"its row of {table} is gone")
+    counts = (revision, loose, settled)
+    check_columns(stash, name, COUNTS, counts)
+    frontiers = frontiers_of(f"stash {stash!r}, collection {name!r}", since, upper)
+    return Stored(cid, name, Codecs(key, val), frontiers, *counts)
 
 
 def _marks(ids: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ comes from a store that was restored from a backup (`follows`).
 
 import gzip
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -165,6 +165,7 @@ def apply(diff: Diff, state: State | None) -> State:
             shard_id=state.shard if state else diff.changes.shard,
         )
     changes = diff.changes
+    _check_values(changes, _NEVER_NULL & changes.model_fields_set if state else _AT_FIRST)
     if state is None:
         return _first_state(diff)
     if changes.finalized:
@@ -196,6 +197,17 @@ def apply(diff: Diff, state: State | None) -> State:
 
 
 _CHANGED_APART = {"drop", "streams", "spent", "transactions", "once"}
+
+
+_AT_FIRST = {"shard", "since", "upper"}
+_NEVER_NULL = {*_AT_FIRST, "fuel", "collected"}
+
+
+def _check_values(changes: Changes, names: Collection[str]) -> None:
+    """`Corruption` unless these have a value."""
+    for name in names:
+        if getattr(changes, name) is None:
+            raise Corruption(f"a version sets no {name}", shard_id=changes.shard)
 
 
 def _first_state(diff: Diff) -> State:

@@ -5,9 +5,10 @@ Records are pydantic models, so `psql` and `jq` can read them.
 
 from functools import cache
 from math import inf
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from aiopersist.frontier import Antichain
 
@@ -66,6 +67,16 @@ def _defaults(cls: type[Record]) -> dict[str, Any]:
     return {name: f.get_default(call_default_factory=True) for name, f in fields if not f.is_required()}
 
 
+class StoredStats(TypedDict):
+    """The statistics of one column; the bounds are values of its type as JSON, or null."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]  # what pydantic reads
+
+    min: Any
+    max: Any
+    nulls: Annotated[int, Field(strict=True, ge=0)]
+
+
 class HollowPart(Record):
     """The metadata of a part: where it lies, and how a reader checks it."""
 
@@ -85,7 +96,7 @@ class HollowPart(Record):
     """The checksum of the index, or of all bytes of an inline part."""
     schema_id: int = 0
     key_lower: Any = None
-    stats: dict[str, Any] | None = None
+    stats: dict[str, StoredStats] | None = None
     rewrite: Antichain | None = None
     """A reader advances the times of the part to it."""
     truncated: tuple[Antichain, Antichain] | None = None

@@ -4,6 +4,7 @@ with its file and row, and nothing is written."""
 import asyncio
 import io
 import json
+import os
 import re
 import subprocess
 from datetime import UTC, date, datetime
@@ -228,6 +229,7 @@ BAD = [
     pytest.param("ndjson", '{"key":"a","val":1}\n{"key":"b","val":"x"}\n', "row 2: ", id="no int in JSON"),
     pytest.param("ndjson", '{"key":"a","val":1}\n{"key":"b","val":\n', "row 2: ", id="no JSON"),
     pytest.param("ndjson", '{"key":"a","val":1}\n{"key":"b"}\n', "row 2: ", id="absent"),
+    pytest.param("ndjson", 'null\n{"key":"a","val":1}\n', "row 1: ", id="null"),
     pytest.param("csv", "id,val\na,1\n", "no column 'key'", id="no key column"),
     pytest.param("csv", "key\na\n", "no column beside", id="no val column"),
     pytest.param("parquet", "nonsense", "", id="no Parquet"),
@@ -360,3 +362,21 @@ def test_a_text_wants_quotes(tmp_path: Path) -> None:
     assert re.match(
         r"x: in at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", aiopersist("put", "x", "2", '"b"', *place).out
     )
+
+
+def test_arguments_that_are_no_utf8(location: Path) -> None:
+    """Goal: Python makes lone surrogates of them, which neither JSON nor Arrow takes."""
+    bad = os.fsdecode(b"\xff")
+    for command, told in (
+        (["get", "plain", bad], "KEY"),
+        (["put", "plain", bad, "1"], "KEY"),
+        (["put", "plain", "a", bad], "val"),
+        (["put", "plain", "a", "-"], "val"),
+        (["rm", "plain", "a", bad], "KEY"),
+        (["get", "stock", '{"region": "' + bad + '"}'], "KEY"),
+    ):
+        done = CliRunner().invoke(app, [*command, "--location", str(location)], input=b"\xff")
+        assert done.exit_code == 2, done.stderr
+        assert f"{told} " in done.stderr
+        assert "is no UTF-8" in done.stderr
+    assert aiopersist("get", "plain", "a", "--location", location).status == 0

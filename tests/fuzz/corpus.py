@@ -6,14 +6,24 @@ makes it anew, in `tests/fuzz/corpus`: a file of each kind, with a JSON list of 
 """
 
 import asyncio
+import io
 import json
 import sqlite3
 from base64 import b64decode, b64encode
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import UUID
+
+import pyarrow as pa
 
 import aiopersist as ap
+from aiopersist.cli.files import READERS
+from aiopersist.cli.formats import Format, sink_of
+from aiopersist.data.part.stats import collect, key_lower
+from aiopersist.fastapi.events import PAST_MARK
 from aiopersist.frontier import Antichain
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import Cursor
@@ -21,10 +31,13 @@ from aiopersist.read.feed import _cursor_of
 from aiopersist.shard.log import PREFIXES
 from aiopersist.stash.rows import codecs
 from aiopersist.state.diff import decode_diff, encode_diff
+from aiopersist.state.keys import BlobKey
 from aiopersist.state.position import WithinContents
+from aiopersist.state.record import HollowPart
 from aiopersist.storage.postgres.hints import payloads
 from aiopersist.web.reading import RowPlace, RowTrail
 from tests.compatibility import write as location
+from tests.fuzz.schemas import SALES, Sale
 
 FOLDER = Path(__file__).with_name("corpus")
 EACH_MAX, BYTES_MAX = 12, 9000
@@ -39,6 +52,7 @@ CURSORS = [
     Cursor(SHARD, Antichain(3), None, False, 7, "7b001373f6d51b68d3ba33669ad7fad2.5f048829"),
     Cursor(SHARD, Antichain((0, 2), (1, 1)), (1, 0), True, 7, "7b001373f6d51b68d3ba33669ad7fad2"),
 ]
+CURSOR = cursors.encode(CURSORS[0])
 URLS = [
     "/data/orders",
     "mem://name",
@@ -109,10 +123,53 @@ def _stored(folder: Path) -> dict[str, list[bytes]]:
     return found
 
 
+def _files() -> dict[str, list[bytes]]:
+    """Files of columns, as users load them."""
+    vals = [{"n": 1, "tags": ["a", None], "at": datetime(2026, 1, 1)}, {"n": None, "tags": [], "at": None}]
+    nested = pa.record_batch({"key": pa.array(["a", "b"]), "val": pa.array(vals)})
+    flat = pa.record_batch(
+        {"key": pa.array([1, 2]), "name": ["x", None], "good": [True, False], "w": [0.5, 1]}
+    )
+    found: dict[str, list[bytes]] = {}
+    for form in READERS:
+        for batch in (flat, nested) if form is not Format.CSV else (flat,):
+            sink = sink_of(form, file := io.BytesIO(), batch.schema)
+            sink.write(batch)
+            sink.close()
+            found.setdefault(f"file {form}", []).append(file.getvalue())
+    return found
+
+
 def _made() -> dict[str, list[bytes]]:
     rows = [['"a"', '"b"'], ["1", "2"], [0, 1], [1, 1]]
     place = RowPlace('"apple"', 1, 7)
+    given = [Sale(amount=1, at=datetime(2026, 1, 1, tzinfo=UTC)), Sale(amount=7, shop="x", price=Decimal(1))]
+    sales = pa.table(
+        {
+            "key": ["a", "b"],
+            "val": [sale.model_dump() for sale in given],
+            "time": [1, 2],
+            "diff": [1, 1],
+        },
+        SALES.arrow_schema,
+    )
+    found = collect(sales)
+    part = HollowPart(size=1, rows=2, checksum="", key_lower=key_lower(sales), stats=found)
     return {
+        "schema": [json.dumps(schema.to_record()).encode() for schema in (SALES, location.PRICES)],
+        "stats": [part.model_dump_json().encode()],
+        "when": [
+            b"17",
+            b"-3",
+            b"2026-01-31T12:00Z",
+            b"2026-01-31T12:00:00.5+01:00",
+            b"now-5min",
+            b"now-1.5d",
+        ],
+        "cli_value": [b"tea", b"17", b"[null, 1.5]", b'{"amount": 1, "shop": "x", "price": "1.5"}'],
+        "web_key": [b"tea", b"0x00ff", b"-17", b"2026-01-31 12:00:00", b"1.25", b'{"a": "x", "b": [1]}'],
+        "event": [CURSOR.encode(), f"{CURSOR}{PAST_MARK}12".encode()],
+        "blob_key": [BlobKey.new(SHARD, f"w{SHARD[1:]}", UUID(SHARD[1:])).encode()],
         "where": [text.encode() for text in WHERE],
         "url": [url.encode() for url in URLS],
         "stash_rows": [json.dumps(rows).encode()],
@@ -134,7 +191,11 @@ def corpus(kind: str) -> tuple[bytes, ...]:
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        found = asyncio.run(_use(Path(folder))) | _stored(Path(folder)) | _made()
+        found = asyncio.run(_use(Path(folder))) | _stored(Path(folder)) | _made() | _files()
+    keep(found)
+
+
+def keep(found: dict[str, list[bytes]]) -> None:
     for kind, values in sorted(found.items()):
         some = sorted({value for value in values if len(value) <= BYTES_MAX}, key=len)[:EACH_MAX]
         assert some, f"no {kind} of at most {BYTES_MAX} bytes"

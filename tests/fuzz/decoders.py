@@ -4,16 +4,43 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from uuid import UUID
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from pydantic import ValidationError
 
 import aiopersist as ap
+from aiopersist.cli.command import CannotBegin, Problems
+from aiopersist.cli.files import READERS
+from aiopersist.cli.formats import Format
+from aiopersist.cli.load import Source
+from aiopersist.cli.tables import key_of, val_of
+from aiopersist.cli.when import as_of_option, duration_of
 from aiopersist.compact import shared_compaction
 from aiopersist.data.part.inline import checksum, decode_inline
+from aiopersist.data.part.key_range import bounds_of, leaves
 from aiopersist.data.part.part import read_footer
+from aiopersist.data.part.select import prune
+from aiopersist.data.part.stats import decode_key_lower, decode_stats, merge
 from aiopersist.data.part.where_text import parse_where
-from aiopersist.errors import Corruption, Error, InvalidLocation, InvalidUpdate, InvalidUsage, Unsupported
+from aiopersist.errors import (
+    Corruption,
+    Error,
+    InvalidLocation,
+    InvalidUpdate,
+    InvalidUsage,
+    LeaseExpired,
+    UnknownShard,
+    Unsupported,
+)
+from aiopersist.fastapi.events import place_of
 from aiopersist.parts.envelope import Envelope
 from aiopersist.read import cursor as cursors
 from aiopersist.read import leased, shared_read
@@ -24,9 +51,11 @@ from aiopersist.shard.log import decoded, replayed
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, StoredRows
 from aiopersist.stash.rows import check_codecs, decode, decode_at, table_at
+from aiopersist.stash.sqlite_checks import check_rows
 from aiopersist.state.diff import decode_commit
 from aiopersist.state.invariants import check_state
-from aiopersist.state.record import Record
+from aiopersist.state.keys import BlobKey
+from aiopersist.state.record import HollowPart, Record
 from aiopersist.state.rollup_file import checksum_of, decode_rollup, encode_rollup
 from aiopersist.state.seal import decode_version
 from aiopersist.state.trail import Trail
@@ -36,10 +65,13 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.postgres.hints import heard
 from aiopersist.storage.urls import open_blob, open_consensus, parse_location
 from aiopersist.web.reading import RowPlace, RowTrail
+from aiopersist.web.rows import key_given
 from aiopersist.write import transmit
 from aiopersist.write.checks import check_once
 from tests.compatibility.write import PRICES
 from tests.fuzz import corpus
+from tests.fuzz.pieces import USES, user
+from tests.fuzz.schemas import SALES
 
 SHARD = catalog.ShardId(corpus.SHARD)
 
@@ -71,6 +103,32 @@ def rollup(data: bytes) -> None:
 def rollup_text(data: bytes) -> None:
     """What is compressed in a rollup."""
     rollup(gzip.compress(data, 1, mtime=0))
+
+
+def schema(data: bytes) -> None:
+    """The record of a schema; base64 in a text of JSON."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(record, dict):  # as the state has it
+        found: ap.Schema[Any, Any, Any] = ap.Schema.from_record(record)
+        repr(found)
+        ap.Schema.from_record(found.to_record())
+
+
+def stats(data: bytes) -> None:
+    """The statistics of a part, and its least key."""
+    try:
+        part = HollowPart.model_validate_json(data)
+    except ValidationError as error:
+        raise Corruption("as a version and a rollup say") from error
+    decode_key_lower(part.key_lower, SALES)
+    known = part.stats or {}
+    decode_stats(known, SALES)
+    merge([known, known], SALES)
+    prune(pc.field("val", "amount") > 3, [part.stats], SALES)
+    bounds_of(part.stats, leaves(SALES))
 
 
 class _Ref(NamedTuple):
@@ -108,9 +166,29 @@ def recoded(decode: Callable[[str], object], prefix: str = "") -> Callable[[byte
 
 
 def where(data: str) -> None:
-    from tests.fuzz.schemas import SALES
-
     parse_where(data, SALES)
+
+
+def when(data: str) -> None:
+    duration_of(data)
+    as_of_option(data)
+
+
+def cli_values(data: str) -> None:
+    """A key and a val of a command line."""
+    struct = pa.struct([("a", pa.string()), ("b", pa.timestamp("us", "UTC"))])
+    others = ap.Schema(pa.int64(), pa.list_(pa.binary())), ap.Schema(pa.field("", struct, False), UUID)
+    for of, value_of in product((SALES, PRICES, *others), (key_of, val_of)):
+        with suppress(CannotBegin):
+            value_of(data, of)
+
+
+def web_key(data: str) -> None:
+    struct = pa.struct([("a", pa.string()), ("b", pa.list_(pa.int64()))])
+    others = pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.bool_()
+    for of in (pa.string(), pa.binary(), pa.int64(), *others, struct):
+        with suppress(ValueError):
+            key_given(data, of)
 
 
 def url(data: str) -> None:
@@ -124,16 +202,14 @@ def url(data: str) -> None:
 
 
 def stash_rows(data: bytes) -> None:
-    """Rows as a database gives them: texts and ints of 64 bits."""
+    """Rows as SQLite gives them: values of any type in any column."""
     try:
-        keys, vals, times, diffs = json.loads(data)
-        are_texts = all(isinstance(value, str) for value in [*keys, *vals])
-        are_ints = all(type(value) is int and -(2**63) <= value < 2**63 for value in [*times, *diffs])
+        rows = StoredRows(*map(list, json.loads(data)))
     except (ValueError, TypeError, RecursionError):
         return
-    if not (are_texts and are_ints and len(keys) == len(vals) == len(times) == len(diffs)):
+    if len(set(map(len, rows.columns))) > 1:
         return
-    rows = StoredRows(keys, vals, times, diffs)
+    check_rows("orders", "prices", rows)
     decode(rows, PRICES, 0)
     decode_at(rows, PRICES, 5)
     table_at(rows, PRICES, 5, "prices")
@@ -186,6 +262,21 @@ def location_id(data: bytes) -> None:
             asyncio.run(check(other, data, 2))
 
 
+def file(form: Format) -> Callable[[bytes], object]:
+    """A file as `aiopersist load` reads it, into a new shard."""
+
+    def load(data: bytes) -> None:
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "rows")
+            path.write_bytes(data)
+            for table in Source([str(path)], [form], ("key",), False, None).rows():
+                table.validate(full=True)
+
+    return load
+
+
+FILES = {f"file {form}": form for form in READERS}
+"""Kinds whose decoders may end the process."""
 ENVELOPES: dict[str, tuple[Envelope, type[Record]]] = {
     "batch": (transmit.ENVELOPE, transmit.Transmittable),
     "writer": (transmit.WRITER, transmit.TransmittedWriter),
@@ -196,17 +287,21 @@ ENVELOPES: dict[str, tuple[Envelope, type[Record]]] = {
 }
 _ENVELOPES = ENVELOPES.items()
 CORRUPT = (Corruption,)
+USED = (InvalidUpdate, Corruption, Unsupported, LeaseExpired, UnknownShard, ap.DiffOverflow)
 USAGE = (InvalidUsage,)
 
 DECODERS: dict[str, Decoder] = {
     "log": Decoder(log, CORRUPT),
     "version": Decoder(lambda data: decode_version(data, SHARD), CORRUPT),
+    "schema": Decoder(schema, CORRUPT),
+    "stats": Decoder(stats, CORRUPT),
     "rollup": Decoder(rollup, CORRUPT),
     "rollup text": Decoder(rollup_text, CORRUPT),
     "inline": Decoder(lambda data: decode_inline(data, PRICES, None), CORRUPT),
     "parquet": Decoder(footer, (Corruption, Unsupported)),
     **{kind: Decoder(envelope(*of), (InvalidUpdate,)) for kind, of in _ENVELOPES},
     **{f"{kind} body": Decoder(body(of[0], envelope(*of)), (InvalidUpdate,)) for kind, of in _ENVELOPES},
+    **{f"{kind} used": Decoder(body(ENVELOPES[kind][0], user(kind)), USED) for kind in USES},
     "cursor": Decoder(text(lambda data: cursors.decode(data, SHARD)), USAGE),
     "cursor body": Decoder(recoded(lambda data: cursors.decode(data, SHARD)), USAGE),
     "feed_cursor": Decoder(text(lambda data: within_of(data, SHARD)), USAGE),
@@ -216,6 +311,12 @@ DECODERS: dict[str, Decoder] = {
     "trail": Decoder(text(RowTrail.of), USAGE),
     "trail body": Decoder(recoded(RowTrail.of), USAGE),
     "where": Decoder(text(where), USAGE),
+    **{kind: Decoder(file(form), (Problems,)) for kind, form in FILES.items()},
+    "when": Decoder(text(when), (CannotBegin,)),
+    "cli_value": Decoder(text(cli_values), ()),
+    "web_key": Decoder(text(web_key), ()),
+    "event": Decoder(text(place_of), USAGE),
+    "blob_key": Decoder(text(BlobKey.parse), USAGE),
     "url": Decoder(text(url), (InvalidLocation,)),
     "stash_rows": Decoder(stash_rows, (Corruption, StashError, ap.DiffOverflow)),
     "stash_codecs": Decoder(stash_codecs, (Corruption, ap.CodecMismatch)),
@@ -225,4 +326,8 @@ DECODERS: dict[str, Decoder] = {
     "id": Decoder(text(an_id), USAGE),
     "identity": Decoder(location_id, (InvalidLocation,)),
 }
-assert all(issubclass(error, Error) for decoder in DECODERS.values() for error in decoder.errors)
+assert all(
+    issubclass(error, Error | Problems | CannotBegin)
+    for decoder in DECODERS.values()
+    for error in decoder.errors
+)

@@ -5,6 +5,7 @@ import gzip
 import os
 import time
 import tracemalloc
+from collections.abc import Iterator
 from random import Random
 
 import pyarrow as pa
@@ -12,9 +13,11 @@ import pytest
 
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.seal import sealed
+from tests.fuzz.apart import fuzz_apart
 from tests.fuzz.corpus import SHARD, corpus
-from tests.fuzz.decoders import DECODERS, ENVELOPES
+from tests.fuzz.decoders import DECODERS, ENVELOPES, FILES
 from tests.fuzz.mutate import mutated
+from tests.fuzz.pieces import location
 
 pytestmark = pytest.mark.blocks_loop
 MANY = int(os.environ.get("AIOPERSIST_TEST_FUZZ", "20000"))
@@ -32,6 +35,8 @@ def values_of(kind: str) -> list[bytes]:
     if kind == "version":
         diffs = [decode_diff(line) for log in corpus("log") for line in log.split(b"\n")]
         return [sealed(diff, SHARD)[1] for diff in diffs[::5]]
+    if kind.endswith(" used"):
+        return [value.partition(b"\n")[2] for value in location()[1][kind.removesuffix(" used")]]
     values = list(corpus({"id": "text"}.get(name, name)))
     if kind == name:
         return values
@@ -64,13 +69,17 @@ def attempt(kind: str, data: bytes) -> bool:
     return True
 
 
+def mutations(kind: str, seeds: range) -> Iterator[bytes]:
+    values = values_of(kind)
+    for seed in seeds:
+        yield mutated(Random(seed).choice(values), values, Random(seed))
+
+
 def fuzz(kind: str, seeds: range) -> int:
     """How many mutations were decoded all the same."""
-    values, read = values_of(kind), 0
-    for seed in seeds:
-        data = mutated(Random(seed).choice(values), values, Random(seed))
-        read += attempt(kind, data)
-    return read
+    if kind in FILES:
+        return fuzz_apart(kind, seeds, 10.0 + len(seeds))
+    return sum(attempt(kind, data) for data in mutations(kind, seeds))
 
 
 @pytest.mark.parametrize("kind", DECODERS)
@@ -93,13 +102,11 @@ def test_many_mutations(kind: str) -> None:
     print(f"{kind}: {MANY} mutations, of which {read} were decoded")
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", [kind for kind in DECODERS if kind not in FILES])
 def test_memory_is_bounded_by_the_input(kind: str) -> None:
-    values = values_of(kind)
-    for value in values:  # what is imported at the first use stays
+    for value in values_of(kind):  # what is imported at the first use stays
         attempt(kind, value)
-    for seed in range(MEASURED):
-        data = mutated(Random(seed).choice(values), values, Random(seed))
+    for data in mutations(kind, range(MEASURED)):
         pool = pa.proxy_memory_pool(pa.default_memory_pool())
         POOLS.append(pool)  # what is in it may live on
         pa.set_memory_pool(pool)

@@ -79,7 +79,9 @@ def no_moment(state: State) -> dict[str, Any]:
 
 def a_bound_that_is_null(state: State) -> dict[str, Any]:
     ((ordinal, batch),) = state.batches.items()
-    parts = tuple(part.replace(stats={"key": [math.inf]}) for part in batch.parts)
+    parts = tuple(
+        part.replace(stats={"key": {"min": None, "max": math.inf, "nulls": 0}}) for part in batch.parts
+    )
     return {"batches": {ordinal: batch.replace(parts=parts)}}
 
 

@@ -43,7 +43,7 @@ def batch(
         rows=rows,
         checksum="c",
         key_lower={"é": [1, None]},
-        stats={"key": {"min": "a", "max": "b", "null_count": 0}},
+        stats={"key": {"min": "a", "max": "b", "nulls": 0}},
     )
     return HollowBatch(
         lower=Antichain(lower), upper=Antichain(upper), since=ZERO, parts=(part,) if rows else ()

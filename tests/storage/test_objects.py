@@ -194,8 +194,30 @@ async def test_an_object_that_is_no_version(place: Place) -> None:
     one, _ = place.handle()
     await grow(one, "k", 1)
     place.world.stored[folder_of("k") + version_name(1)] = Object(b"rubbish", "tag")
-    with pytest.raises(Corruption):
+    with pytest.raises(Corruption, match=version_name(1)):
         await one.head("k")
+
+
+@pytest.mark.parametrize("name", ["v/README", "v/.keep", "v/-1", "f/README", "f/1_0", "f/ffffffffffffffff"])
+async def test_an_object_of_another_is_named(name: str, place: Place) -> None:
+    """Goal: what something else has written among versions and floors is told by its name, and stays; a
+    version that is created beside it is of unknown outcome."""
+    one, _ = place.handle()
+    await grow(one, "k", 3)
+    other = folder_of("k") + name
+    place.world.stored[other] = Object(b"", "tag")
+    calls = [one.truncate("k", 2)]
+    if name.startswith("f/") or name < "v/7":
+        calls += [one.head("k"), one.heads({"k": None})]
+    if name.startswith("f/"):
+        calls += [one.scan("k", 0, 9)]
+    for call in calls:
+        with pytest.raises(Corruption, match=re.escape(repr(other))):
+            await call
+    if name.startswith("f/"):
+        with pytest.raises(Indeterminate, match=re.escape(repr(other))):
+            await one.compare_and_set("k", 2, b"3")
+    assert other in place.world.stored
 
 
 async def test_what_is_known_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ then times, last, since readers prune by them most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from json import dumps
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +26,7 @@ from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.times import components
+from aiopersist.errors import Corruption
 from aiopersist.settings import UntrimmableColumns
 
 T = TypeVar("T")
@@ -70,7 +72,11 @@ def merge(records: Iterable[Record], schema: Schema[Any, Any, Any]) -> Record:
     records = list(records)
     types = leaf_types(schema)
     names = [name for name in records[0] if name in types] if records else []
-    return {name: _merged([r[name] for r in records], types[name]) for name in names}
+    found = {}
+    for name in names:
+        with _readable(name):
+            found[name] = _merged([r[name] for r in records], types[name])
+    return found
 
 
 def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> Record:
@@ -88,13 +94,14 @@ def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> 
 
 def decode_stats(record: Mapping[str, Any], schema: Schema[Any, Any, Any]) -> dict[str, ColumnStats]:
     """The stored form as values, of the types of the schema if a bound is such a value. A bound that Python
-    cannot represent is `None`."""
+    cannot represent is `None`. `Corruption` for a record that is none."""
     fields, types = _leaf_fields(schema), leaf_types(schema)
     found = {}
     for name, entry in record.items():
         if name in types:  # a reader's older schema may lack it
-            low, high = (_value(entry[end], types[name], fields.get(name)) for end in ("min", "max"))
-            found[name] = ColumnStats(low, high, entry["nulls"])
+            with _readable(name):
+                low, high = (_value(entry[end], types[name], fields.get(name)) for end in ("min", "max"))
+                found[name] = ColumnStats(low, high, entry["nulls"])
     return found
 
 
@@ -104,8 +111,18 @@ def key_lower(table: pa.Table | pa.RecordBatch) -> Any:
 
 
 def decode_key_lower(stored: Any, schema: Schema[Any, Any, Any]) -> Any:
-    """The bound as a value of the key's type; `None` if Python cannot represent it."""
-    return _value(stored, schema.arrow_schema.field("key").type, schema.key)
+    """The bound as a value of the key's type; `None` if Python cannot represent it. `Corruption` for JSON
+    that is no such value."""
+    with _readable("key"):
+        return _value(stored, schema.arrow_schema.field("key").type, schema.key)
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:  # also Arrow's
+        raise Corruption(f"the statistics of column {name!r} cannot be read: {error!r}") from error
 
 
 def leaf_types(schema: Schema[Any, Any, Any]) -> dict[str, pa.DataType]:

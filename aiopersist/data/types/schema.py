@@ -136,7 +136,11 @@ class Schema(Generic[K, V, T]):
             key, val = (of_arrow(f.type, nullable=f.nullable) for f in map(columns.field, ("key", "val")))
             schema: Schema[Any, Any, Any] = cls.__new__(cls)
             schema._take(key, val, int(record["time"]), dict(record["codecs"]))
-        except (pa.ArrowException, KeyError, TypeError, ValueError) as e:
+            if not schema.arrow_schema.field("time").equals(columns.field("time")):
+                raise ValueError(
+                    f"times of length {schema.time}, and a column of {columns.field('time').type}"
+                )
+        except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, ArithmeticError) as e:
             raise Corruption(f"no stored schema: {e}") from e
         return schema
 

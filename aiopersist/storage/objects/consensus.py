@@ -40,7 +40,7 @@ from functools import partial
 from typing import NamedTuple
 
 from aiopersist.ending import both
-from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, Unsupported
+from aiopersist.errors import Error, Indeterminate, InvalidLocation, Unsupported
 from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Entry, Versioned
@@ -54,9 +54,11 @@ from aiopersist.storage.objects.names import (
     SEQNO_MAX,
     VERSIONS,
     WISHES,
+    data_of,
     floor_name,
     floor_of,
     folder_of,
+    greatest_floor,
     is_hashed,
     is_wish,
     key_of,
@@ -126,7 +128,7 @@ class ObjectsConsensus(Consensus):
             stored, floor = await both(partial(self._read, key, newest), partial(self._floor, folder))
             if stored is not None and stored.tag == newest.tag and floor <= newest.seqno:
                 self._saw(key, newest.seqno)
-                return Versioned(newest.seqno, _data(stored.data))
+                return Versioned(newest.seqno, data_of(newest.name, stored.data))
 
     async def _read(self, key: str, newest: _Newest) -> Object | None:
         known = self._winners.find(key, newest.name, newest.tag)
@@ -168,7 +170,7 @@ class ObjectsConsensus(Consensus):
             if len(pairs) == len(wanted):
                 if len(wanted) == len(versions):
                     self._saw(key, version_of(wanted[-1].name))
-                return [Versioned(version_of(found.name), _data(o.data)) for found, o in pairs]
+                return [Versioned(version_of(found.name), data_of(found.name, o.data)) for found, o in pairs]
         return []
 
     async def _newest(self, folder: str) -> _Newest | None:
@@ -189,7 +191,7 @@ class ObjectsConsensus(Consensus):
 
     async def _floor(self, folder: str) -> int:
         """The greatest floor; 0 if there is none."""
-        return _greatest(await self._floors(folder))
+        return greatest_floor(found.name for found in await self._floors(folder))
 
     async def _floors(self, folder: str) -> list[Tagged]:
         """All floors, and wishes."""
@@ -267,9 +269,10 @@ class ObjectsConsensus(Consensus):
                     await self._wishes.rest(key, took_s)
                     return False
             floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
+            floor = greatest_floor(found.name for found in floors)
         except Error as error:
             raise Indeterminate(f"version {seqno} was created, and may be truncated: {error}") from error
-        if _greatest(floors) > seqno:
+        if floor > seqno:
             raise Indeterminate(f"version {seqno} was created, or was there before: it is truncated")
         if not created and stored is None:  # the store contradicts itself, or a copy is still on its way
             raise Indeterminate(f"version {seqno} was refused since it is there, and it is not")
@@ -298,16 +301,19 @@ class ObjectsConsensus(Consensus):
             if head is None or seqno > head.seqno:
                 raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {head and head.seqno}")
         listed = await self._floors(folder)
-        before = _greatest(listed)
+        before = greatest_floor(found.name for found in listed)
         is_new = seqno > before and await self._bucket.create(folder + floor_name(seqno), b"")
         await self._delete_below(folder, max(seqno, before), listed)
         return seqno - before if is_new else 0
 
     async def _delete_below(self, folder: str, floor: int, listed: Sequence[Tagged]) -> None:
         """Delete the versions below a floor that is there, also those that an earlier call has left, and of
-        what was listed with the floors those that are less, and wishes."""
+        what was listed with the floors those that are less, and wishes. `Corruption` for what is neither."""
         versions = await self._bucket.find(folder + VERSIONS, after=folder + version_name(floor))
-        void = [*versions, *(f for f in listed if is_wish(f.name) or floor_of(f.name) < floor)]
+        void = [
+            *(v for v in versions if version_of(v.name) < floor),
+            *(f for f in listed if is_wish(f.name) or floor_of(f.name) < floor),
+        ]
         if void:
             await self._bucket.delete([found.name for found in void])
 
@@ -380,21 +386,8 @@ class ObjectsConsensus(Consensus):
             check_consensus_key(key)
 
 
-def _greatest(floors: Sequence[Tagged]) -> int:
-    """The greatest floor; 0 if there is none."""
-    return max((floor_of(found.name) for found in floors if not is_wish(found.name)), default=0)
-
-
 def delays_of_polls(first_s: float) -> Iterator[float]:
     """The pauses of a watch, from `first_s` to `POLL_MAX_S`, without end."""
     while True:
         yield first_s
         first_s = min(first_s * POLL_GROWTH, POLL_MAX_S)
-
-
-def _data(stored: bytes) -> bytes:
-    """The data of a version, which stands behind the token."""
-    _, newline, data = stored.partition(b"\n")
-    if not newline:
-        raise Corruption("an object among the versions is none")
-    return data

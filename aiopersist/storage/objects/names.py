@@ -8,12 +8,17 @@ h<sha256>/
     n                       the key of a folder whose key is too long to be a name
 """
 
+import re
+from collections.abc import Iterable
 from hashlib import sha256
 from urllib.parse import quote, unquote
+
+from aiopersist.errors import Corruption
 
 SEQNO_MAX = 2**63 - 1
 NAME_MAX = 200  # bytes: gateways keep names in file systems, where a name has 255 at most
 
+NUMBER = re.compile("[0-7][0-9a-f]{15}")
 VERSIONS = "v/"
 FLOORS = "f/"
 WISHES = "f/~"  # behind all floors
@@ -47,8 +52,8 @@ def version_name(seqno: int) -> str:
 
 
 def version_of(name: str) -> int:
-    """The seqno in the name of a version."""
-    return SEQNO_MAX - int(name.rpartition("/")[2], 16)
+    """The seqno in the name of a version; `Corruption` for another name."""
+    return SEQNO_MAX - _number(name, "version")
 
 
 def floor_name(seqno: int) -> str:
@@ -57,10 +62,30 @@ def floor_name(seqno: int) -> str:
 
 
 def floor_of(name: str) -> int:
-    """The seqno in the name of a floor."""
-    return int(name.rpartition("/")[2], 16)
+    """The seqno in the name of a floor; `Corruption` for another name."""
+    return _number(name, "floor")
+
+
+def _number(name: str, kind: str) -> int:
+    last = name.rpartition("/")[2]
+    if NUMBER.fullmatch(last) is None:
+        raise Corruption(f"the object {name!r} is no {kind}: something else has written to this folder")
+    return int(last, 16)
 
 
 def is_wish(name: str) -> bool:
     """Whether what is listed with the floors is a wish."""
     return name.rpartition("/")[2].startswith("~")
+
+
+def greatest_floor(names: Iterable[str]) -> int:
+    """The greatest of the floors among what is listed with them; 0 if there is none."""
+    return max((floor_of(name) for name in names if not is_wish(name)), default=0)
+
+
+def data_of(name: str, stored: bytes) -> bytes:
+    """The data of a version, which stands behind the token."""
+    _, newline, data = stored.partition(b"\n")
+    if not newline:
+        raise Corruption(f"the object {name!r} is no version: it does not begin with a token")
+    return data

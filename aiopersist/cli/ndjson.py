@@ -1,0 +1,132 @@
+"""Files of JSON, an object a line, read block by block. What would crash Arrow's reader is refused before.
+
+Arrow's reader ends the process on a block whose first value is null, and on thousands of lists or structs
+within each other. So, in each block,
+
+1. each line begins with a brace, or is blank;
+2. the first block, which decides on the columns, has few lists and structs within each other;
+3. there are as many rows as lines that are not blank.
+
+The checks pass over all bytes at once. Only a block that is refused is read again line by line, to name
+the row.
+"""
+
+import io
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, BinaryIO
+
+import pyarrow.json as pa_json  # type: ignore[import-untyped]  # pyarrow ships no stubs
+import pydantic_core
+
+from aiopersist.data.lazy import pa, pc
+
+BLOCK_BYTES = 8 * 1024 * 1024  # of text that is parsed at once
+LEVELS_MAX = (
+    64  # of lists and structs within each other; a schema stores 32, Arrow crashes beyond some thousands
+)
+BOM = b"\xef\xbb\xbf"
+BLANKS = b" \t\r\n"
+NO_OBJECT = re.compile(rb"\n[ \t\r]*+[^{ \t\r\n]")
+BLANK = re.compile(rb"\n[ \t\r]*+(?=\n)")
+TEXT = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"')
+STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # of the level, as signed bytes
+NO_STEPS = bytes(set(range(256)) - set(b"[{]}"))
+
+Types = Callable[[Collection[str]], Mapping[str, "pa.DataType"]]
+"""The types that columns of texts are read in, by the names in the first row, if these are known; of others
+the first block decides. JSON may leave out those of nulls."""
+
+
+def read_ndjson(file: BinaryIO, types: Types) -> tuple["pa.Schema", Iterator["pa.Table"]]:
+    """The columns of a file, and its rows. The first block decides on the columns; a later one that has
+    others is refused. `pa.ArrowInvalid`, with the row, for what is no JSON object."""
+    blocks = _lines(file)
+    first = next(blocks, None)
+    if first is None:
+        return pa.schema([]), iter(())
+    known = types(_names(first))
+    table = _parsed(first, pa.schema(list(known.items())), "infer", 0)
+
+    def rest() -> Iterator["pa.Table"]:
+        yield table
+        row = table.num_rows
+        for block in blocks:
+            later = _parsed(block, table.schema, "error", row)
+            yield later
+            row += later.num_rows
+
+    return table.schema, rest()
+
+
+def _parsed(block: bytes, columns: Any, behavior: str, row: int) -> "pa.Table":
+    """The rows of a block that begins with row `row`, counted from 0 on."""
+    if NO_OBJECT.search(b"\n" + block) or (behavior == "infer" and _levels(block) > LEVELS_MAX):
+        raise _refusal(block, row)
+    reading = pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    parsing = pa_json.ParseOptions(explicit_schema=columns, unexpected_field_behavior=behavior)
+    try:
+        table = pa_json.read_json(io.BytesIO(block), reading, parsing)
+    except pa.ArrowInvalid as error:
+        text, _, at = str(error).rpartition(" in row ")
+        if not at.isdigit():
+            raise _refusal(block, row) from None
+        raise pa.ArrowInvalid(f"row {row + int(at) + 1}: {text}") from None
+    if table.num_rows != _count(block):
+        raise _refusal(block, row)
+    return table
+
+
+def _levels(block: bytes) -> int:
+    """How many lists and structs are within each other, at most."""
+    steps = TEXT.sub(b"", block).translate(STEPS, NO_STEPS)
+    if not steps:
+        return 0
+    array = pa.Array.from_buffers(pa.int8(), len(steps), [None, pa.py_buffer(steps)])
+    return int(pc.max(pc.cumulative_sum(array.cast(pa.int64()))).as_py())
+
+
+def _count(block: bytes) -> int:
+    """How many lines are not blank."""
+    lines = b"\n" + block.rstrip(BLANKS)
+    return lines.count(b"\n") - len(BLANK.findall(lines))
+
+
+def _refusal(block: bytes, row: int) -> "pa.ArrowInvalid":
+    """Names the first line that is no JSON object."""
+    for line in block.split(b"\n"):
+        if not line.strip(BLANKS):
+            continue
+        row += 1
+        try:
+            if not isinstance(pydantic_core.from_json(line), dict):
+                return pa.ArrowInvalid(f"row {row}: a line holds a JSON object, not {line[:40]!r}")
+        except ValueError as error:
+            return pa.ArrowInvalid(f"row {row}: {error} in {line[:40]!r}")
+        if _levels(line) > LEVELS_MAX:
+            return pa.ArrowInvalid(f"row {row}: more than {LEVELS_MAX} lists and structs within each other")
+    return pa.ArrowInvalid(f"a line holds one JSON object, not {block[:40]!r}")
+
+
+def _names(block: bytes) -> Collection[str]:
+    """The names in the first line; none if it is no object, which parsing it tells."""
+    try:
+        first = pydantic_core.from_json(block.lstrip().partition(b"\n")[0])
+    except ValueError:
+        return ()
+    return first.keys() if isinstance(first, dict) else ()
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Blocks of whole lines."""
+    left, is_first = b"", True
+    while data := file.read(BLOCK_BYTES):
+        data = left + data
+        if is_first:
+            data, is_first = data.removeprefix(BOM), False
+        end = data.rfind(b"\n") + 1
+        left = data[end:]
+        if data[:end].strip(BLANKS):
+            yield data[:end]
+    if left.strip(BLANKS):
+        yield left
