@@ -30,7 +30,8 @@ Google Cloud Storage are, and so must be any other that is used.
 
 *Costs.* A commit is two requests, one after the other: the creation and the list of floors. A refused one
 reads the version that is there; see also `courtesy.py`. A head is a list, then a get beside a list; without
-the get if it is the version that has just won a race against this handle. `watch` polls by a list.
+the get if it is the version that has just won a race against this handle. An object carries some versions
+before its own (`tails.py`), so a scan gets one object for several versions. `watch` polls by a list.
 """
 
 import asyncio
@@ -47,6 +48,7 @@ from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Entry, Versio
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.courtesy import Wishes
+from aiopersist.storage.objects.known import NOTHING, KnownHeads
 from aiopersist.storage.objects.names import (
     FLOORS,
     HASHED,
@@ -54,7 +56,6 @@ from aiopersist.storage.objects.names import (
     SEQNO_MAX,
     VERSIONS,
     WISHES,
-    data_of,
     floor_name,
     floor_of,
     folder_of,
@@ -66,17 +67,15 @@ from aiopersist.storage.objects.names import (
     version_name,
     version_of,
 )
+from aiopersist.storage.objects.tails import TAIL_MAX, Tails, packed, unpacked
 from aiopersist.storage.objects.winners import Winners
 from aiopersist.storage.waiters import Waiters
 
 GETS_AT_ONCE = 16
 PAGE = 1000  # names in an answer
-KNOWN_MAX = 65_536  # keys whose heads are remembered
-FRESH_S = 10.0  # what is known of a head; truncations keep versions for longer as a rule
 POLL_S = 1.0
 POLL_MAX_S = 10.0
 POLL_GROWTH = 1.5
-NOTHING = -1  # instead of a seqno: the key has no version
 PROBE = "probe"
 
 
@@ -88,13 +87,6 @@ class _Newest(NamedTuple):
     tag: str
 
 
-class _KnownHead(NamedTuple):
-    """A version that was the head at a moment."""
-
-    seqno: int
-    at: float
-
-
 class ObjectsConsensus(Consensus):
     """See the header. `poll_s`: how often a watch looks at first; it slows down to `POLL_MAX_S` at rest."""
 
@@ -102,9 +94,9 @@ class ObjectsConsensus(Consensus):
         self._bucket = bucket
         self._runtime = runtime
         self._poll_s = poll_s
-        self._known: dict[str, _KnownHead] = {}
-        """By key, the greatest seqno that was the head once, as far as this handle knows."""
+        self._known = KnownHeads(runtime)
         self._winners = Winners()
+        self._tails = Tails()
         self._waiters = Waiters()
         self._wishes = Wishes(runtime)
         self._obeys_conditions = False
@@ -122,13 +114,15 @@ class ObjectsConsensus(Consensus):
             newest = await self._newest(folder)
             if newest is None:
                 if not await self._floor(folder):
-                    self._saw(key, NOTHING)
+                    self._known.saw(key, NOTHING)
                     return None
                 continue  # versions were truncated while the list passed them
             stored, floor = await both(partial(self._read, key, newest), partial(self._floor, folder))
             if stored is not None and stored.tag == newest.tag and floor <= newest.seqno:
-                self._saw(key, newest.seqno)
-                return Versioned(newest.seqno, data_of(newest.name, stored.data))
+                self._known.saw(key, newest.seqno)
+                versions = unpacked(newest.name, newest.seqno, stored.data)
+                self._tails.add(key, versions)
+                return versions[-1]
 
     async def _read(self, key: str, newest: _Newest) -> Object | None:
         known = self._winners.find(key, newest.name, newest.tag)
@@ -160,18 +154,33 @@ class ObjectsConsensus(Consensus):
                     break
                 from_seqno = floor  # they were truncated while the list passed them
                 continue
-            gets = [partial(self._bucket.get, found.name) for found in wanted]
-            read = partial(run_bounded, GETS_AT_ONCE, gets)
-            objects, floor = await both(read, partial(self._floor, folder))
+            read, floor = await both(partial(self._contents, wanted), partial(self._floor, folder))
             if floor > version_of(wanted[0].name):  # what lies below it does not count
                 from_seqno = floor
                 continue
-            pairs = [(f, o) for f, o in zip(wanted, objects, strict=True) if o is not None and o.tag == f.tag]
-            if len(pairs) == len(wanted):
+            seqnos = [version_of(found.name) for found in wanted]
+            if read.keys() >= {*seqnos}:
+                found = [Versioned(seqno, read[seqno]) for seqno in seqnos]
                 if len(wanted) == len(versions):
-                    self._saw(key, version_of(wanted[-1].name))
-                return [Versioned(version_of(found.name), data_of(found.name, o.data)) for found, o in pairs]
+                    self._known.saw(key, seqnos[-1])
+                    self._tails.add(key, found[-TAIL_MAX:])
+                return found
         return []
+
+    async def _contents(self, wanted: Sequence[Tagged]) -> dict[int, bytes]:
+        """The data of these versions, by seqno, as far as the objects are those that were listed: some of
+        them, from the newest on, with their tails; then those that no tail has."""
+        read: dict[int, bytes] = {}
+
+        async def get(listed: Tagged) -> None:
+            stored = await self._bucket.get(listed.name)
+            if stored is not None and stored.tag == listed.tag:
+                read.update(unpacked(listed.name, version_of(listed.name), stored.data))
+
+        for some in wanted[:: -(TAIL_MAX + 1)], wanted:
+            missing = [listed for listed in some if version_of(listed.name) not in read]
+            await run_bounded(GETS_AT_ONCE, [partial(get, listed) for listed in missing])
+        return read
 
     async def _newest(self, folder: str) -> _Newest | None:
         found = await self._bucket.find(folder + VERSIONS, limit=1)
@@ -196,14 +205,6 @@ class ObjectsConsensus(Consensus):
     async def _floors(self, folder: str) -> list[Tagged]:
         """All floors, and wishes."""
         return await self._bucket.find(folder + FLOORS)
-
-    def _saw(self, key: str, seqno: int) -> None:
-        """`seqno` was a head of the key."""
-        before = self._known.pop(key, None)
-        now = _KnownHead(seqno, self._runtime.monotonic())
-        self._known[key] = now if before is None or before.seqno <= seqno else before
-        if len(self._known) > KNOWN_MAX:
-            self._known.pop(next(iter(self._known)))
 
     # --- writes ----------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class ObjectsConsensus(Consensus):
         if seqno > SEQNO_MAX:
             return False
         won = await self._create(key, seqno, bytes(data))
-        self._saw(key, seqno)  # it is there, whoever created it
+        self._known.saw(key, seqno)  # it is there, whoever created it
         if won:
             self._waiters.wake([key])
         return won
@@ -239,26 +240,22 @@ class ObjectsConsensus(Consensus):
         """Whether `expected` was the head a moment ago, and nothing newer is known. `anew`: what is known is
         too old."""
         seqno = NOTHING if expected is None else expected
-        known = self._known.get(key)
-        if known is not None and known.seqno > seqno:
+        known = self._known.seqno(key)
+        if known is not None and known > seqno:
             return False
-        if (
-            not anew
-            and known is not None
-            and known.seqno == seqno
-            and self._runtime.monotonic() - known.at < FRESH_S
-        ):
+        if not anew and self._known.is_fresh(key, seqno):
             return True
         head = await self.head(key)
         return (None if head is None else head.seqno) == expected
 
     async def _create(self, key: str, seqno: int, data: bytes) -> bool:
         """Create a version; whether it is ours."""
-        folder, token = folder_of(key), self._runtime.token().encode() + b"\n"
+        folder, token = folder_of(key), self._runtime.token().encode()
         if seqno == 0 and is_hashed(folder):
             await self._bucket.create(folder + KEY, key.encode())
         name, began = folder + version_name(seqno), self._runtime.monotonic()
-        created, stored = await self._bucket.create(name, token + data), None
+        body = packed(token, self._tails.before(key, seqno), data)
+        created, stored = await self._bucket.create(name, body), None
         took_s = self._runtime.monotonic() - began
         try:
             if not created:  # by another call, or by this one, of which a driver sent a second copy
@@ -276,6 +273,7 @@ class ObjectsConsensus(Consensus):
             raise Indeterminate(f"version {seqno} was created, or was there before: it is truncated")
         if not created and stored is None:  # the store contradicts itself, or a copy is still on its way
             raise Indeterminate(f"version {seqno} was refused since it is there, and it is not")
+        self._tails.add(key, [Versioned(seqno, data)])
         self._winners.forget(key)
         self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
         return True
@@ -331,7 +329,7 @@ class ObjectsConsensus(Consensus):
 
     async def watch(self, key: str) -> None:
         self._check([key])
-        known = self._known.get(key)
+        known = self._known.seqno(key)
         if known is None:  # then the first look may come too late; a hint may come early
             return
         with self._waiters.waiting(key) as woken:
@@ -340,7 +338,7 @@ class ObjectsConsensus(Consensus):
                 if woken.done():
                     return
                 newest = await self._newest(folder_of(key))
-                if (NOTHING if newest is None else newest.seqno) != known.seqno:
+                if (NOTHING if newest is None else newest.seqno) != known:
                     return
 
     # --- the rest --------------------------------------------------------------------------------

@@ -81,11 +81,3 @@ def is_wish(name: str) -> bool:
 def greatest_floor(names: Iterable[str]) -> int:
     """The greatest of the floors among what is listed with them; 0 if there is none."""
     return max((floor_of(name) for name in names if not is_wish(name)), default=0)
-
-
-def data_of(name: str, stored: bytes) -> bytes:
-    """The data of a version, which stands behind the token."""
-    _, newline, data = stored.partition(b"\n")
-    if not newline:
-        raise Corruption(f"the object {name!r} is no version: it does not begin with a token")
-    return data

@@ -1,0 +1,45 @@
+"""What a handle knows of the heads of keys: versions that it has seen to be one."""
+
+from typing import NamedTuple
+
+from aiopersist.runtime import Runtime
+
+KNOWN_MAX = 65_536  # keys whose heads are remembered
+FRESH_S = 10.0  # what is known of a head; truncations keep versions for longer as a rule
+NOTHING = -1  # instead of a seqno: the key has no version
+
+
+class _HeadSeen(NamedTuple):
+    """A version that was the head at a moment."""
+
+    seqno: int
+    at: float
+
+
+class KnownHeads:
+    """By key, the greatest seqno that was the head once, as far as one handle knows."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._seen: dict[str, _HeadSeen] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def saw(self, key: str, seqno: int) -> None:
+        """`seqno` was a head of the key, now."""
+        before = self._seen.pop(key, None)
+        now = _HeadSeen(seqno, self._runtime.monotonic())
+        self._seen[key] = now if before is None or before.seqno <= seqno else before
+        if len(self._seen) > KNOWN_MAX:
+            self._seen.pop(next(iter(self._seen)))
+
+    def seqno(self, key: str) -> int | None:
+        """The greatest that is known; `None`: nothing is."""
+        seen = self._seen.get(key)
+        return None if seen is None else seen.seqno
+
+    def is_fresh(self, key: str, seqno: int) -> bool:
+        """Whether it was the head a few seconds ago, and nothing newer is known."""
+        seen = self._seen.get(key)
+        return seen is not None and seen.seqno == seqno and self._runtime.monotonic() - seen.at < FRESH_S

@@ -1,0 +1,61 @@
+"""The object of a version, and what it carries of the versions before it.
+
+Who has been away reads all versions since then, and many objects cost many requests. So an object carries its
+*tail*: the versions before it, as far as its writer knows them, a few and small. They are what was read or
+written as versions, so they are true wherever they are found, also in an orphan.
+
+    <token> <length of the first> <length of the next>\\n<the first of the tail><the next><the version>
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from aiopersist.errors import Corruption
+from aiopersist.storage.consensus import Versioned
+
+TAIL_MAX = 8  # versions
+TAIL_BYTES_MAX = 16 * 1024
+KEYS_MAX = 64
+HEAD_BYTES_MAX = 64 + 20 * TAIL_MAX  # of the line before the versions
+
+
+class Tails:
+    """By key, the newest versions that one handle has read or written as such; they follow each other."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[Versioned]] = {}
+
+    def add(self, key: str, versions: Sequence[Versioned]) -> None:
+        """These follow each other."""
+        known = self._known.pop(key, [])
+        fresh = [version for version in versions if not known or version.seqno > known[-1].seqno]
+        if fresh:
+            follows = bool(known) and fresh[0].seqno == known[-1].seqno + 1
+            known = [*(known if follows else ()), *fresh][-TAIL_MAX:]
+        sizes = list(accumulate(len(version.data) for version in reversed(known)))
+        self._known[key] = known[sum(size > TAIL_BYTES_MAX for size in sizes) :]
+        if len(self._known) > KEYS_MAX:
+            del self._known[next(iter(self._known))]
+
+    def before(self, key: str, seqno: int) -> list[bytes]:
+        """The data of the versions before `seqno`, in ascending order, up to the one right before it."""
+        known = self._known.get(key, [])
+        return [version.data for version in known] if known and known[-1].seqno == seqno - 1 else []
+
+
+def packed(token: bytes, tail: Sequence[bytes], data: bytes) -> bytes:
+    """The object of a version."""
+    lengths = b"".join(b" %d" % len(each) for each in tail)
+    return b"".join((token, lengths, b"\n", *tail, data))
+
+
+def unpacked(name: str, seqno: int, stored: bytes) -> list[Versioned]:
+    """Version `seqno`, and its tail before it. `Corruption` if the object is no version."""
+    line, newline, _ = stored[:HEAD_BYTES_MAX].partition(b"\n")
+    lengths = [int(part) for part in line.split(b" ")[1:] if part.isdigit()]
+    begin = len(line) + 1
+    ends = list(accumulate(lengths, initial=begin))
+    if not newline or len(lengths) != line.count(b" ") or ends[-1] > len(stored) or len(lengths) > seqno:
+        raise Corruption(f"the object {name!r} is no version: it does not begin with a token")
+    parts = [stored[start:stop] for start, stop in zip(ends, [*ends[1:], len(stored)], strict=True)]
+    return [Versioned(seqno - len(lengths) + number, part) for number, part in enumerate(parts)]
