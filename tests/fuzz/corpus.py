@@ -34,6 +34,7 @@ from aiopersist.state.diff import decode_diff, encode_diff
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.position import WithinContents
 from aiopersist.state.record import HollowPart
+from aiopersist.storage.objects.tails import packed
 from aiopersist.storage.postgres.hints import payloads
 from aiopersist.web.reading import RowPlace, RowTrail
 from tests.compatibility import write as location
@@ -170,6 +171,7 @@ def _made() -> dict[str, list[bytes]]:
         "web_key": [b"tea", b"0x00ff", b"-17", b"2026-01-31 12:00:00", b"1.25", b'{"a": "x", "b": [1]}'],
         "event": [CURSOR.encode(), f"{CURSOR}{PAST_MARK}12".encode()],
         "blob_key": [BlobKey.new(SHARD, f"w{SHARD[1:]}", UUID(SHARD[1:])).encode()],
+        "object": [packed(b"token", tail, b"data") for tail in ([], [b"one", b"", b"three"])],
         "where": [text.encode() for text in WHERE],
         "url": [url.encode() for url in URLS],
         "stash_rows": [json.dumps(rows).encode()],

@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +63,7 @@ from aiopersist.state.trail import Trail
 from aiopersist.storage import identity
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.objects.tails import unpacked
 from aiopersist.storage.postgres.hints import heard
 from aiopersist.storage.urls import open_blob, open_consensus, parse_location
 from aiopersist.web.reading import RowPlace, RowTrail
@@ -317,6 +319,7 @@ DECODERS: dict[str, Decoder] = {
     "web_key": Decoder(text(web_key), ()),
     "event": Decoder(text(place_of), USAGE),
     "blob_key": Decoder(text(BlobKey.parse), USAGE),
+    "object": Decoder(partial(unpacked, "name", 7), CORRUPT),
     "url": Decoder(text(url), (InvalidLocation,)),
     "stash_rows": Decoder(stash_rows, (Corruption, StashError, ap.DiffOverflow)),
     "stash_codecs": Decoder(stash_codecs, (Corruption, ap.CodecMismatch)),

@@ -1,0 +1,102 @@
+"""Goal: what a version in a bucket carries of those before it is true, small, and saves requests."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiopersist.errors import Corruption
+from aiopersist.storage.consensus import Versioned
+from aiopersist.storage.objects.names import folder_of, version_name
+from aiopersist.storage.objects.tails import (
+    KEYS_MAX,
+    TAIL_BYTES_MAX,
+    TAIL_MAX,
+    Tails,
+    packed,
+    unpacked,
+)
+from aiopersist.testing.storage.heads import grow, numbered
+from tests.storage.objects_kit import Place
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@given(st.lists(st.binary(max_size=20), max_size=TAIL_MAX), st.binary(max_size=50), st.integers(0, 10**18))
+def test_what_is_packed_is_unpacked(tail: list[bytes], data: bytes, more: int) -> None:
+    seqno = len(tail) + more
+    found = unpacked("name", seqno, packed(b"token", tail, data))
+    assert [version.data for version in found] == [*tail, data]
+    assert [version.seqno for version in found] == list(range(more, seqno + 1))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        *(b"", b"token", b"token 3", b"token 3\nab", b"token x\nabc", b"token -1\nabc", b"token 1  1\nabc"),
+        *(b"token 1 1 1\nabcd", b"token" + b" 1" * 1000 + b"\n" + bytes(2000)),
+    ],
+    ids=str,
+)
+def test_what_is_no_version_is_told(stored: bytes) -> None:
+    with pytest.raises(Corruption, match="the object 'name' is no version"):
+        unpacked("name", 2, stored)
+
+
+async def test_a_scan_gets_one_object_for_several_versions(place: Place) -> None:
+    one, _ = place.handle()
+    await grow(one, "k", 100)
+    other, calls = place.handle()
+    assert await other.scan("k", 0, 1000) == numbered(range(100))
+    assert calls.calls == {"list": 2, "get": 12}, "12 of 100"
+    assert await other.scan("k", 7, 5) == numbered(range(7, 12))
+
+
+async def test_an_object_of_each_writer_carries_what_others_have_written(place: Place) -> None:
+    one, _ = place.handle()
+    other, _ = place.handle()
+    await grow(one, "k", 3)
+    for seqno, handle in enumerate([other, one, other], 2):
+        head = await handle.head("k")
+        assert head is not None and head.seqno == seqno
+        assert await handle.compare_and_set("k", seqno, b"%d" % (seqno + 1))
+    third, calls = place.handle()
+    assert await third.scan("k", 0, 100) == numbered(range(6))
+    assert calls.calls["get"] == 1
+
+
+async def test_large_versions_are_carried_by_none(place: Place) -> None:
+    one, _ = place.handle()
+    large = bytes(TAIL_BYTES_MAX + 1)
+    datas = [b"0", large, b"2", b"3"]
+    for seqno, data in enumerate(datas):
+        assert await one.compare_and_set("k", seqno - 1 if seqno else None, data)
+    sizes = [len(place.world.stored[folder_of("k") + version_name(seqno)].data) for seqno in range(4)]
+    assert sizes[1] < len(large) + 100 and max(sizes[2:]) < 100
+    other, calls = place.handle()
+    assert await other.scan("k", 0, 100) == [Versioned(*each) for each in enumerate(datas)]
+    assert calls.calls["get"] == 3
+
+
+def test_what_is_kept_is_bounded() -> None:
+    tails = Tails()
+    for number in range(3 * KEYS_MAX):
+        for seqno in range(3 * TAIL_MAX):
+            tails.add(f"k{number}", [Versioned(seqno, bytes(TAIL_BYTES_MAX // 4))])
+    assert len(tails._known) == KEYS_MAX
+    assert {len(known) for known in tails._known.values()} == {4}
+
+
+def test_versions_that_do_not_follow_are_no_tail() -> None:
+    tails = Tails()
+    tails.add("k", numbered(range(3)))
+    assert tails.before("k", 3) == [b"0", b"1", b"2"]
+    assert tails.before("k", 2) == tails.before("k", 4) == tails.before("other", 0) == []
+    tails.add("k", numbered(range(2)))
+    assert tails.before("k", 3) == [b"0", b"1", b"2"], "older ones change nothing"
+    tails.add("k", numbered(range(1, 5)))
+    assert tails.before("k", 5) == [b"0", b"1", b"2", b"3", b"4"]
+    tails.add("k", numbered([9]))
+    assert tails.before("k", 10) == [b"9"]
