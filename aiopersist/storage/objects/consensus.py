@@ -73,6 +73,7 @@ from aiopersist.storage.waiters import Waiters
 
 GETS_AT_ONCE = 16
 PAGE = 1000  # names in an answer
+MORE = 20  # versions that may have come since the newest that is known
 POLL_S = 1.0
 POLL_MAX_S = 10.0
 POLL_GROWTH = 1.5
@@ -146,7 +147,7 @@ class ObjectsConsensus(Consensus):
         self._check([key])
         folder = folder_of(key)
         while limit > 0:
-            versions = await self._versions(folder, from_seqno)
+            versions = await self._versions(key, from_seqno)
             wanted = versions[:limit]
             if not wanted:
                 floor = await self._floor(folder)
@@ -186,17 +187,18 @@ class ObjectsConsensus(Consensus):
         found = await self._bucket.find(folder + VERSIONS, limit=1)
         return _Newest(version_of(found[0].name), *found[0]) if found else None
 
-    async def _versions(self, folder: str, from_seqno: int) -> list[Tagged]:
-        """The versions from a seqno on, in ascending order."""
-        last = folder + version_name(max(from_seqno, 0))
-        found: list[Tagged] = []
-        after = ""
+    async def _versions(self, key: str, from_seqno: int) -> list[Tagged]:
+        """The versions from a seqno on, in ascending order. The first page is as long as the known head makes
+        likely: older names cost time, too."""
+        folder, found, after = folder_of(key), list[Tagged](), ""
+        last, known = folder + version_name(max(from_seqno, 0)), self._known.seqno(key)
+        limit = PAGE if known is None else max(min(known - from_seqno + MORE, PAGE), MORE)
         while True:
-            page = await self._bucket.find(folder + VERSIONS, after=after, limit=PAGE)
+            page = await self._bucket.find(folder + VERSIONS, after=after, limit=limit)
             found += [listed for listed in page if listed.name <= last]
-            if len(page) < PAGE or page[-1].name > last:
+            if len(page) < limit or page[-1].name > last:
                 return found[::-1]
-            after = page[-1].name
+            after, limit = page[-1].name, PAGE
 
     async def _floor(self, folder: str) -> int:
         """The greatest floor; 0 if there is none."""
