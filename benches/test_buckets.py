@@ -116,7 +116,7 @@ def test_four_processes_race_for_one_shard(
 ) -> None:
     """Commits a second of four processes on one shard of a bucket alone, beside bare conditional puts of the
     next number in a loop, in turns. All commits are there."""
-    count, turns, processes = (60, 3, 4) if enabled else (3, 1, 2)
+    count, turns, processes = (1000, 2, 4) if enabled else (3, 1, 2)
     bare, commits = list[float](), list[float]()
 
     def turn() -> None:
