@@ -22,9 +22,7 @@ import pydantic_core
 from aiopersist.data.lazy import pa, pc
 
 BLOCK_BYTES = 8 * 1024 * 1024  # of text that is parsed at once
-LEVELS_MAX = (
-    64  # of lists and structs within each other; a schema stores 32, Arrow crashes beyond some thousands
-)
+LEVELS_MAX = 64  # of lists and structs; a schema stores 32, Arrow crashes beyond some thousands
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
 NO_OBJECT = re.compile(rb"\n[ \t\r]*+[^{ \t\r\n]")

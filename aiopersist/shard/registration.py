@@ -8,9 +8,10 @@ not cost the registration. The next heartbeat repeats a lost one, so none needs 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
-from aiopersist.errors import BatchExpired, LeaseExpired
+from aiopersist.errors import BatchExpired, Error, LeaseExpired
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, heartbeats
@@ -25,14 +26,12 @@ BATCHES_MAX = 256  # batches built under one registration: the state keeps the i
 LENT_BATCHES_MAX = 65_536  # the same where other processes build under it: some MB of ids in rollups
 
 
-async def begun_anew(job: Callable[[], Awaitable[T]]) -> T:
-    """Do `job`, which finds or makes a registration and works under it. If that runs out meanwhile, since the
-    process stood still, begin anew."""
+async def begun_anew(job: Callable[[], Awaitable[T]], lost: type[Error] = BatchExpired) -> T:
+    """Do `job`, which finds or makes a registration and works under it. If that is `lost`, begin anew: it ran
+    out meanwhile, since the process stood still."""
     for _ in range(LOST_MAX - 1):
-        try:
+        with suppress(lost):
             return await job()
-        except BatchExpired:
-            pass
     return await job()
 
 
@@ -63,10 +62,7 @@ class Registration:
         registration failed, or of which nobody can tell whether it did, is never used again: then another
         one is tried, a few times."""
         lease_s = shard.stack.settings.writer_lease_s if lease_s is None else lease_s
-        for _ in range(LOST_MAX - 1):
-            with suppress(Unknowable):
-                return await cls._of_a_new_id(shard, lease_s)
-        return await cls._of_a_new_id(shard, lease_s)
+        return await begun_anew(partial(cls._of_a_new_id, shard, lease_s), Unknowable)
 
     @classmethod
     async def _of_a_new_id(cls, shard: Shard, lease_s: float) -> "Registration":

@@ -1,4 +1,4 @@
-"""Faults that only an operating system can make; a place in Google Cloud Storage."""
+"""Faults that only an operating system can make; places in Google Cloud Storage and in a bucket in memory."""
 
 import os
 import uuid
@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from tests.storage.gcs_stand_in import StandIn, gcs_stand_in
+from tests.storage.objects_kit import Place
 
 
 async def make_read_only(folder: Path) -> None:
@@ -56,3 +57,9 @@ async def google() -> AsyncIterator[StandIn]:
     """The stand-in for Google Cloud Storage."""
     async with gcs_stand_in() as server:
         yield server
+
+
+@pytest.fixture
+def place() -> Place:
+    """An empty place in a bucket in memory, whose handles count their requests."""
+    return Place()

@@ -35,12 +35,6 @@ from aiopersist.testing.storage.heads import grow, numbered
 from tests.storage.objects_kit import Objects, Place, World
 from tests.support.location import both_in_a_bucket, by_obstore
 
-
-@pytest.fixture
-def place() -> Place:
-    return Place()
-
-
 # --- requests ------------------------------------------------------------------------------------
 
 

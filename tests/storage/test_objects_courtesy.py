@@ -15,11 +15,6 @@ from tests.storage.objects_kit import Counting, Place
 COMMITS_MAX = 3000  # of the other, before the loser comes through: without courtesy it never does
 
 
-@pytest.fixture
-def place() -> Place:
-    return Place()
-
-
 def wishes(place: Place) -> list[str]:
     return [name for name in place.world.stored if is_wish(name)]
 

@@ -1,15 +1,8 @@
 """Goal: what it takes to open a location in a bucket and to read in it, counted."""
 
-import pytest
-
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob
 from tests.storage.objects_kit import Place
-
-
-@pytest.fixture
-def place() -> Place:
-    return Place()
 
 
 async def test_requests_to_open_and_read(place: Place) -> None:

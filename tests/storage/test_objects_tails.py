@@ -19,11 +19,6 @@ from aiopersist.testing.storage.heads import grow, numbered
 from tests.storage.objects_kit import Place
 
 
-@pytest.fixture
-def place() -> Place:
-    return Place()
-
-
 @given(st.lists(st.binary(max_size=20), max_size=TAIL_MAX), st.binary(max_size=50), st.integers(0, 10**18))
 def test_what_is_packed_is_unpacked(tail: list[bytes], data: bytes, more: int) -> None:
     seqno = len(tail) + more
