@@ -69,7 +69,7 @@ async def main():
     print("ready", flush=True); sys.stdin.readline()
     number = mine = 0
     while mine < int(sys.argv[2]):
-        mine += await client.create(f"{number:016x}", b"x" * 300)
+        mine += await client.create(f"{number:016x}", b"x" * 300) is not None
         number += 1
     await client.aclose()
 

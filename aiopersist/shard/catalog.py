@@ -227,7 +227,7 @@ async def _forget_name(stack: Stack, key: str, head: Versioned, oldest: float) -
 async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int | None]:
     if kind is ShardId and kind.is_id(check_name(name)):
         return kind(name), None
-    head = await stack.consensus.head(_key(name, kind))
+    head = await stack.consensus.likely_head(_key(name, kind), 0)  # most names are written once
     if head is None:
         return None, None
     return named(name, head, kind), head.seqno

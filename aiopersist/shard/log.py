@@ -54,8 +54,8 @@ async def versions_between(
 
 async def _some_from(stack: Stack, shard: str, first: int, last: int) -> Sequence[Versioned]:
     """As many of the versions from `first` to `last` as one request reads; from a later one on, or none, if
-    they were truncated."""
-    return await stack.consensus.scan(consensus_key(shard), first, min(SCAN_LIMIT, last + 1 - first))
+    they were truncated. `last` was read as a head."""
+    return await stack.consensus.versions(consensus_key(shard), first, min(first + SCAN_LIMIT - 1, last))
 
 
 async def load(stack: Stack, shard: str) -> State | None:

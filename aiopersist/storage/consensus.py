@@ -42,13 +42,17 @@ class Consensus(ABC):
       makes no call after `aclose`; a store may refuse both with `InvalidUsage`.
     - The library uses a handle in one event loop.
 
-    A store must define the abstract methods; `heads`, `watch_together`, `remove` and `clock` have
-    defaults.
+    A store must define the abstract methods; the others have defaults.
     """
 
     @abstractmethod
     async def head(self, key: str) -> Versioned | None:
         """Return the newest version, its seqno and data read at one moment; `None` if the key has none."""
+
+    async def likely_head(self, key: str, seqno: int) -> Versioned | None:
+        """Return the head, which probably is version `seqno`. This default is `head`; a store that looks for
+        the head before it reads it may read that version meanwhile."""
+        return await self.head(key)
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
         """Return the heads that moved: for each key whose head is not at the seqno that `known` gives
@@ -79,6 +83,13 @@ class Consensus(ABC):
     @abstractmethod
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         """Return the versions with seqno `>= from_seqno` in ascending order, at most `limit`."""
+
+    async def versions(self, key: str, first: int, last: int) -> list[Versioned]:
+        """Return the versions from `first` to `last`, both included, in ascending order; `last` is a version
+        that this handle has read as a head. Those that were truncated may be left out. This default is a
+        `scan`; a store that knows some versions need not look whether they are still there."""
+        found = await self.scan(key, first, last + 1 - first)
+        return [version for version in found if version.seqno <= last]
 
     @abstractmethod
     async def truncate(self, key: str, seqno: int) -> int:

@@ -50,7 +50,7 @@ async def check_identity(
     for pause in pauses:
         if pause:
             await runtime.sleep(pause)
-        looks = partial(both, partial(consensus.head, CONSENSUS_KEY), partial(blob.get, BLOB_KEY))
+        looks = partial(both, partial(consensus.likely_head, CONSENSUS_KEY, 1), partial(blob.get, BLOB_KEY))
         (head, found), _ = await both(looks, consensus.check if create else _nothing)
         if head is not None and found == head.data and head.seqno > 0:
             return _text(head.data)

@@ -61,11 +61,15 @@ class WrappedConsensus(Consensus):
         self.inner = inner
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
-        """Make the request, which calls the method `op` of `inner` and sends values of `sent` bytes."""
+        """Make the request, which calls the method `op` of `inner`, or one that answers like it, and sends
+        values of `sent` bytes."""
         return request()
 
     async def head(self, key: str) -> Versioned | None:
         return await self._request("head", lambda: self.inner.head(key))
+
+    async def likely_head(self, key: str, seqno: int) -> Versioned | None:
+        return await self._request("head", lambda: self.inner.likely_head(key, seqno))
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
         return await self._request("heads", lambda: self.inner.heads(known))
@@ -80,6 +84,9 @@ class WrappedConsensus(Consensus):
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         return await self._request("scan", lambda: self.inner.scan(key, from_seqno, limit))
+
+    async def versions(self, key: str, first: int, last: int) -> list[Versioned]:
+        return await self._request("scan", lambda: self.inner.versions(key, first, last))
 
     async def truncate(self, key: str, seqno: int) -> int:
         return await self._request("truncate", lambda: self.inner.truncate(key, seqno))

@@ -16,25 +16,25 @@ actor: ContextVar[str] = ContextVar("actor", default="")
 
 
 class Objects(Bucket):
-    """Objects in a dict. Each request is one step. If the world's lists take time, they pass where no name is
-    at first, and look at the names in a second step."""
+    """Objects in a dict. Each request is one step. If the world's lists take time, they pass where no
+    name is, then look at the next name and pass on to the one after it in a step of its own."""
 
     def __init__(self, world: "World") -> None:
         self.stored = world.stored
         self._world = world
         self._step = world.step
 
-    def _put(self, name: str, data: bytes) -> bool:
+    def _put(self, name: str, data: bytes) -> str | None:
         if name in self.stored:
-            return False
+            return None
         self.stored[name] = Object(data, str(hash(data)))
-        return True
+        return self.stored[name].tag
 
     def _told(self, answer: Any) -> Any:
         self._world.tell(answer)
         return answer
 
-    async def create(self, name: str, data: bytes) -> bool:
+    async def create(self, name: str, data: bytes) -> str | None:
         how = await self._step(f"create {name}")
         if how == "late":
             self._world.later(self._put, name, data)
@@ -44,7 +44,8 @@ class Objects(Bucket):
             created = self._put(name, data)
         if how == "lost":
             raise Indeterminate("no answer")
-        return bool(self._told(created))
+        self._told(created)
+        return created
 
     async def get(self, name: str) -> Object | None:
         await self._step(f"get {name}")
@@ -54,11 +55,15 @@ class Objects(Bucket):
     async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
         await self._step(f"list {prefix}")
         names = self._names(prefix, after)
-        if names and self._world.passes:
+        if not self._world.passes:
+            return list(self._told([Tagged(name, self.stored[name].tag) for name in names[:limit]]))
+        found = list[Tagged]()
+        while names and len(found) != limit:
             self._told(names[0])
             await self._step(f"look at {names[0]}")
             names = [name for name in self._names(prefix, after) if name >= names[0]]
-        found: list[Tagged] = self._told([Tagged(name, self.stored[name].tag) for name in names[:limit]])
+            found += self._told([Tagged(name, self.stored[name].tag) for name in names[:1]])
+            names = names[1:]
         return found
 
     def _names(self, prefix: str, after: str) -> list[str]:
@@ -207,8 +212,9 @@ class Counting(Bucket):
             raise self.fails.pop(what)
         return await request()
 
-    async def create(self, name: str, data: bytes) -> bool:
-        return bool(await self._call("create", lambda: self.inner.create(name, data)))
+    async def create(self, name: str, data: bytes) -> str | None:
+        created: str | None = await self._call("create", lambda: self.inner.create(name, data))
+        return created
 
     async def get(self, name: str) -> Object | None:
         found: Object | None = await self._call("get", lambda: self.inner.get(name))

@@ -1,4 +1,4 @@
-"""Consensus on objects: its requests, its names, buckets that cannot be used, and whole locations."""
+"""Consensus on objects: its versions, its names, buckets that cannot be used, and whole locations."""
 
 import asyncio
 import re
@@ -28,45 +28,14 @@ from aiopersist.storage.objects.names import (
     version_name,
     version_of,
 )
-from aiopersist.storage.objects.winners import KEYS_MAX
+from aiopersist.storage.objects.seen import KEYS_MAX
 from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
 from aiopersist.testing.storage.heads import grow, numbered
 from tests.storage.objects_kit import Objects, Place, World
 from tests.support.location import both_in_a_bucket, by_obstore
 
-# --- requests ------------------------------------------------------------------------------------
-
-
-async def test_requests(place: Place) -> None:
-    """Goal: a commit is a creation and a list; a head is a list, a get and a list."""
-    one, calls = place.handle()
-    await grow(one, "k", 3)
-    calls.calls.clear()
-    assert await one.compare_and_set("k", 2, b"3")
-    assert calls.calls == {"create": 1, "list": 1}
-    calls.calls.clear()
-    assert await one.compare_and_set("k", 2, b"x") is False
-    assert calls.calls == {}, "it knows a newer head"
-    other, calls = place.handle()
-    assert await other.head("k") == Versioned(3, b"3")
-    assert calls.calls == {"list": 2, "get": 1}
-    calls.calls.clear()
-    assert await one.compare_and_set("k", 3, b"4")
-    assert await other.compare_and_set("k", 3, b"x") is False
-    assert calls.calls == {"create": 1, "get": 1}
-    calls.calls.clear()
-    assert await other.head("k") == Versioned(4, b"4"), "which it has read"
-    assert calls.calls == {"list": 2}
-    calls.calls.clear()
-    assert await other.heads({"k": 4}) == {}
-    assert calls.calls == {"list": 1}
-    calls.calls.clear()
-    assert await other.scan("k", 1, 100) == numbered(range(1, 5))
-    assert calls.calls == {"list": 2, "get": 1}, "whose tail has the others"
-    calls.calls.clear()
-    assert await other.truncate("k", 3) == 3
-    assert calls.calls == {"list": 3, "create": 1, "delete": 1}
+# --- versions ------------------------------------------------------------------------------------
 
 
 async def test_a_version_that_was_read_counts_only_if_it_is_the_head(place: Place) -> None:
@@ -80,7 +49,7 @@ async def test_a_version_that_was_read_counts_only_if_it_is_the_head(place: Plac
     assert await one.compare_and_set("k", 2, b"3")
     calls.calls.clear()
     assert await other.head("k") == Versioned(3, b"3")
-    assert calls.calls == {"list": 2, "get": 1}
+    assert calls.calls == {"list": 1, "get": 1}
     name = folder_of("k") + version_name(2)
     place.world.stored[folder_of("k") + version_name(3)] = place.world.stored.pop(name)._replace(tag="other")
     assert await other.head("k") == Versioned(3, b"2")
@@ -155,8 +124,8 @@ async def test_a_refusal_because_of_nothing_is_of_unknown_outcome(place: Place) 
     one, calls = place.handle()
     await grow(one, "k", 1)
 
-    async def refuses(name: str, data: bytes) -> bool:
-        return False
+    async def refuses(name: str, data: bytes) -> str | None:
+        return None
 
     calls.inner.create = refuses  # type: ignore[method-assign]
     with pytest.raises(Indeterminate, match="it is not"):
@@ -191,7 +160,7 @@ async def test_an_object_that_is_no_version(place: Place) -> None:
         await one.head("k")
 
 
-@pytest.mark.parametrize("name", ["v/README", "v/.keep", "v/-1", "f/README", "f/1_0", "f/ffffffffffffffff"])
+@pytest.mark.parametrize("name", ["v/README", "v/.keep", "v/-1", "x/README", "x/1_0", "x/ffffffffffffffff"])
 async def test_an_object_of_another_is_named(name: str, place: Place) -> None:
     """Goal: what something else has written among versions and floors is told by its name, and stays; a
     version that is created beside it is of unknown outcome."""
@@ -200,14 +169,14 @@ async def test_an_object_of_another_is_named(name: str, place: Place) -> None:
     other = folder_of("k") + name
     place.world.stored[other] = Object(b"", "tag")
     calls = [one.truncate("k", 2)]
-    if name.startswith("f/") or name < "v/7":
+    if name.startswith("x/") or name < "v/7":
         calls += [one.head("k"), one.heads({"k": None})]
-    if name.startswith("f/"):
+    if name.startswith("x/"):
         calls += [one.scan("k", 0, 9)]
     for call in calls:
         with pytest.raises(Corruption, match=re.escape(repr(other))):
             await call
-    if name.startswith("f/"):
+    if name.startswith("x/"):
         with pytest.raises(Indeterminate, match=re.escape(repr(other))):
             await one.compare_and_set("k", 2, b"3")
     assert other in place.world.stored
@@ -225,7 +194,7 @@ async def test_what_is_known_is_bounded(place: Place, monkeypatch: pytest.Monkey
         await other.head(f"w{number}")
         assert await one.compare_and_set(f"w{number}", 0, b"1")
         assert await other.compare_and_set(f"w{number}", 0, b"x") is False
-    assert len(other._winners._won) == KEYS_MAX
+    assert len(other._seen) == KEYS_MAX
     assert await one.compare_and_set("k3", 1, b"2")
 
 
@@ -276,7 +245,7 @@ def test_a_folder_is_one_component_of_legal_length(key: str) -> None:
 class Overwriting(Objects):
     """Knows no conditions."""
 
-    def _put(self, name: str, data: bytes) -> bool:
+    def _put(self, name: str, data: bytes) -> str | None:
         self.stored.pop(name, None)
         return super()._put(name, data)
 

@@ -95,7 +95,7 @@ async def test_each_wish_makes_others_pause_once(place: Place, monkeypatch: pyte
     one, _ = place.handle()
     await grow(one, "k", 1)
     folder = folder_of("k")
-    await one._bucket.create(f"{folder}f/~abc", b"")
+    await one._bucket.create(f"{folder}x/~abc", b"")
     monkeypatch.setattr("aiopersist.runtime.Runtime.sleep", sleep)
     for seqno in range(5):
         assert await one.compare_and_set("k", seqno, b"x")
@@ -165,6 +165,6 @@ async def test_what_is_remembered_is_bounded(place: Place, monkeypatch: pytest.M
     for number in range(50):
         known.hear("k", [f"w{number}"], 0.0)
         for seqno in range(3 * courtesy.WISHES_AFTER):
-            known.refused(f"k{number}", seqno, "f/~")
+            known.refused(f"k{number}", seqno, "x/~")
     assert len(known._heard) == 5
     assert len(known._races) <= 5

@@ -5,6 +5,7 @@ requests. Each defence is needed: without it an order is found in which a versio
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.consensus import ObjectsConsensus
 from aiopersist.storage.objects.names import floor_name, folder_of, version_name
+from aiopersist.storage.objects.reads import Look
 from aiopersist.testing.storage.heads import grow
 from tests.storage.objects_kit import Choose, Objects, World, explore
 
@@ -94,6 +96,12 @@ class Scenario:
                 head = await handle.head("k")
                 assert head is not None and head.seqno >= before, f"an old head: {head}"
                 found = [head]
+            elif what == "likely":
+                head = await handle.likely_head("k", 2)
+                assert head is not None and head.seqno >= before, f"an old head: {head}"
+                found = [head]
+            elif what == "versions":
+                found = await handle.versions("k", 1, 4)
             else:
                 found = await handle.scan("k", 1, 100)
                 seqnos = [version.seqno for version in found]
@@ -179,6 +187,20 @@ def read(what: str) -> Cast:
     return cast
 
 
+async def known(s: Scenario) -> dict[str, Any]:
+    """A reader of versions that it knows to be there, while they are truncated, beside a writer that has
+    slept."""
+    await s.begin()
+    b = await s.opened("b")
+    for seqno in range(1, 4):
+        await s.writer(b, "b", seqno)()
+    return {
+        "a": s.writer(s.a, "a", 1),
+        "b": in_turn(s.writer(b, "b", 4), s.truncater(b, 5)),
+        "r": s.reader(await s.opened("r"), "versions"),
+    }
+
+
 async def overtaken(s: Scenario) -> dict[str, Any]:
     """A writer that loses, looks at the head and goes on, beside one that goes on and truncates, and one that
     has slept."""
@@ -197,6 +219,8 @@ CASTS = {
     "gap": gap,
     "head": read("head"),
     "scan": read("scan"),
+    "likely": read("likely"),
+    "known": known,
 }
 
 
@@ -208,24 +232,48 @@ class WithoutTails(ObjectsConsensus):
         self._tails.before = lambda key, seqno: []  # type: ignore[method-assign]
 
 
+class OfMany(ObjectsConsensus):
+    """As of lists of versions that are too long to go on to the floors."""
+
+    def __init__(self, bucket: Bucket, **options: Any) -> None:
+        super().__init__(bucket, **options)
+        self._known.live = lambda key: 1000  # type: ignore[method-assign]
+
+    async def _versions(self, key: str, from_seqno: int) -> tuple[list[Tagged], list[Tagged] | None]:
+        return (await super()._versions(key, from_seqno))[0], None
+
+
+class OfManyWithoutTails(OfMany, WithoutTails):
+    """Both."""
+
+
+@pytest.fixture(autouse=True)
+def _short_tails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few versions do not fit in one."""
+    for module in "tails", "reads":
+        monkeypatch.setattr(f"aiopersist.storage.objects.{module}.TAIL_MAX", 2)
+
+
+SMALL = [
+    *((name, True, ObjectsConsensus) for name in ("race", "truncated", "gap", "overtaken", "head")),
+    *((name, False, ObjectsConsensus) for name in ("scan", "likely", "known")),
+    *((name, False, OfMany) for name in ("race", "truncated", "overtaken", "head", "likely")),
+    ("scan", False, OfManyWithoutTails),
+]
+ALL = product(CASTS, [True, False], [ObjectsConsensus, OfMany, WithoutTails, OfManyWithoutTails])
+LARGE = [case for case in ALL if case not in SMALL and (case[0] != "known" or case[2] is ObjectsConsensus)]
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("tails", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("name", "passes"),
-    [
-        *((name, True) for name in ("race", "truncated", "gap")),
-        *((name, False) for name in ("overtaken", "head")),
-        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("race", "truncated", "gap", "scan")),
-        *(pytest.param(name, True, marks=pytest.mark.long) for name in ("overtaken", "head", "scan")),
-    ],
+    ("name", "passes", "store"), [*SMALL, *(pytest.param(*case, marks=pytest.mark.long) for case in LARGE)]
 )
-def test_nothing_is_lost_doubled_or_forked(name: str, passes: bool, tails: bool) -> None:
-    """`passes`: with lists that take time; among their orders are all those of lists that take none. `tails`:
-    with versions that carry those before them."""
-    makes = {} if tails else dict.fromkeys(("setup", "a", "b", "t", "r", "verdict"), WithoutTails)
+def test_nothing_is_lost_doubled_or_forked(name: str, passes: bool, store: type[ObjectsConsensus]) -> None:
+    """`passes`: with lists that take time; among their orders are all those of lists that take none."""
+    makes = dict.fromkeys(("setup", "a", "b", "t", "r", "verdict"), store)
     runs = played(CASTS[name], makes, passes=passes)
     print(f"{runs} runs")
-    assert runs > 10
+    assert runs > 1
 
 
 # --- each defence is needed ----------------------------------------------------------------------
@@ -266,8 +314,23 @@ class DropsItsFloor(ObjectsConsensus):
 class IgnoresFloors(ObjectsConsensus):
     """Reads what is there."""
 
-    async def _floor(self, folder: str) -> int:
+    async def _floor(self, folder: str, listed: Sequence[Tagged] | None = None) -> int:
         return 0
+
+
+class ListsFloorsFirst(ObjectsConsensus):
+    """Reads floors, and then versions."""
+
+    async def _look(self, key: str) -> Look:
+        floors = await self._floors(folder_of(key))
+        return (await super()._look(key))._replace(behind=floors)
+
+
+class TakesOrphansForTrue(ObjectsConsensus):
+    """Believes what no list has shown."""
+
+    def _true_of(self, unlisted: Sequence[Versioned]) -> Sequence[Versioned]:
+        return unlisted
 
 
 class IgnoresTags(ObjectsConsensus):
@@ -310,6 +373,8 @@ WITHOUT: dict[str, tuple[Cast, Makes, bool]] = {
     "orphans that are read": (read("scan"), {"b": WithoutTails, "r": IgnoresFloors}, False),
     "orphans under names that were listed": (read("scan"), {"r": IgnoresTags}, False),
     "lists that are taken for a moment": (read("head"), {"r": IgnoresFloors}, True),
+    "floors that are listed before versions": (read("head"), {"r": ListsFloorsFirst}, True),
+    "orphans that no list has shown": (known, {"r": TakesOrphansForTrue}, False),
     "versions over gaps": (gap, {"a": WritesOverGaps}, False),
     "a request that is sent twice": (race, {"a": TakesARefusalForOne}, False),
 }

@@ -1,26 +1,118 @@
-"""Goal: what it takes to open a location in a bucket and to read in it, counted."""
+"""Goal: what it takes to open a location in a bucket and to read in it, counted: the requests, and how many
+of them follow each other."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import pytest
 
 import aiopersist as ap
-from aiopersist.storage.memory import MemoryBlob
-from tests.storage.objects_kit import Place
+from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.storage.objects.consensus import ObjectsConsensus
+from aiopersist.storage.wrapper import Request, WrappedConsensus
+from aiopersist.testing.simulation.loop import SimulatedLoop, import_library, threads_inline
+from tests.storage.objects_kit import Counting, Objects, World
+
+REQUEST_S = 1.0  # of a clock that no time passes by
+SCHEMA = ap.Schema(key=str, val=int)
 
 
-async def test_requests_to_open_and_read(place: Place) -> None:
-    """Each of five looks, at the location, the name, the shard, its versions and the newest contents,
-    is two requests in turn, the second beside a third one. A client that may write tries the condition, and
-    commits the lease of its reader."""
-    blob, schema = MemoryBlob(""), ap.Schema(key=str, val=int)
-    writes, reads = place.handle()[0], place.handle()
-    async with ap.open(blob=blob, consensus=writes) as client, client.writer("t", schema) as w:
-        for number in range(5):
+class Opened(NamedTuple):
+    requests: Counter[str]
+    in_turn: int
+    """How many followed each other."""
+
+
+class Slow(Counting):
+    """Each request takes a second."""
+
+    async def _call(self, what: str, request: Callable[[], Awaitable[Any]]) -> Any:
+        await asyncio.sleep(REQUEST_S)
+        return await super()._call(what, request)
+
+
+class SlowStatements(WrappedConsensus):
+    """Each statement takes a second. `now` is no request."""
+
+    def __init__(self, inner: ap.Consensus) -> None:
+        super().__init__(inner)
+        self.calls: Counter[str] = Counter()
+
+    async def _request(self, op: str, request: Request[Any], sent: int = 0) -> Any:
+        if op not in ("now", "check"):  # which are none in a database
+            self.calls[op] += 1
+            await asyncio.sleep(REQUEST_S)
+        return await request()
+
+
+async def write(consensus: ap.Consensus, blob: ap.Blob, commits: int) -> None:
+    async with ap.open(blob=blob, consensus=consensus) as client, client.writer("t", SCHEMA) as w:
+        for number in range(commits):
             await w.write([("k", number)])
-    consensus, calls = reads
-    async with ap.open(blob=blob, consensus=consensus, readonly=True) as client:
-        async with client.reader("t", schema) as r, r.snapshot() as s:
-            assert len(await s.rows()) == 5
-    assert calls.calls == {"list": 10, "get": 5}
-    calls.calls.clear()
-    async with ap.open(blob=blob, consensus=consensus, maintenance=False) as client, client.reader("t") as r:
-        async with r.snapshot() as s:
-            assert len(await s.rows()) == 5
-            assert calls.calls == {"list": 11, "get": 5, "create": 2}
+
+
+async def open_and_read(
+    consensus: ap.Consensus, blob: ap.Blob, commits: int, calls: Counter[str], *, readonly: bool
+) -> Opened:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with ap.open(blob=blob, consensus=consensus, maintenance=False, readonly=readonly) as client:
+        async with client.reader("t") as r, r.snapshot() as s:
+            assert len(await s.rows()) == commits
+            return Opened(Counter(calls), round((loop.time() - began) / REQUEST_S))
+
+
+def simulated(scenario: Callable[[], Awaitable[Opened]]) -> Opened:
+    import_library()
+    loop = SimulatedLoop(random.Random(0))
+    try:
+        with threads_inline(loop):
+            return loop.run_until_complete(scenario())
+    finally:
+        loop.close()
+
+
+def in_a_bucket(commits: int, *, readonly: bool) -> Opened:
+    async def scenario() -> Opened:
+        world, blob = World({}), MemoryBlob("")
+        await write(ObjectsConsensus(Objects(world)), blob, commits)
+        bucket = Slow(Objects(world))
+        return await open_and_read(ObjectsConsensus(bucket), blob, commits, bucket.calls, readonly=readonly)
+
+    return simulated(scenario)
+
+
+def in_a_database(commits: int, *, readonly: bool) -> Opened:
+    async def scenario() -> Opened:
+        blob, inner = MemoryBlob(""), MemoryConsensus("")
+        await write(inner, blob, commits)
+        consensus = SlowStatements(inner)
+        return await open_and_read(consensus, blob, commits, consensus.calls, readonly=readonly)
+
+    return simulated(scenario)
+
+
+STATEMENTS = {"clock": 1, "head": 4, "scan": 1}  # of the location, the name, the shard; and what is new
+
+
+@pytest.mark.parametrize(
+    ("commits", "requests", "in_turn"),
+    [
+        pytest.param(5, {"list": 4, "get": 3}, 5, id="few versions"),
+        pytest.param(100, {"list": 6, "get": 18}, 7, id="many versions, since there was no rollup"),
+    ],
+)
+@pytest.mark.parametrize("readonly", [False, True])
+def test_requests_to_open_and_read(
+    commits: int, requests: dict[str, int], in_turn: int, readonly: bool
+) -> None:
+    """As few in turn as statements in a database, plus two. Who may write tries whether the bucket obeys
+    conditions, and commits the lease of a reader."""
+    database, bucket = in_a_database(commits, readonly=readonly), in_a_bucket(commits, readonly=readonly)
+    assert database.requests == STATEMENTS | ({} if readonly else {"compare_and_set": 1})
+    more = {} if readonly else {"list": 1, "create": 2}
+    assert bucket == (Counter(requests) + Counter(more), in_turn + (0 if readonly else 2))
+    assert bucket.in_turn <= database.requests.total() + 2

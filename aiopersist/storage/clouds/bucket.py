@@ -32,7 +32,7 @@ class CloudBucket(ServedBucket[CloudClient]):
         """See `places`."""
         return cls(CloudClient(place_of(address), "consensus store"), runtime)
 
-    async def create(self, name: str, data: bytes) -> bool:
+    async def create(self, name: str, data: bytes) -> str | None:
         return await self._client.create(name, data)
 
     async def get(self, name: str) -> Object | None:

@@ -17,7 +17,7 @@ from aiopersist.storage.clouds.places import CloudPlace
 from aiopersist.storage.keys import closed
 
 if TYPE_CHECKING:
-    from obstore import ListStream, ObjectMeta
+    from obstore import ListStream, ObjectMeta, PutResult
 
 T = TypeVar("T")
 
@@ -100,11 +100,12 @@ class CloudClient:
             options = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
         await self.ask("set", partial(obstore.put_async, self._store, name, data, **options), writing=True)
 
-    async def create(self, name: str, data: bytes) -> bool:
-        """Write an object that is not there; `False` if it is. Servers that know no conditions write it
-        again."""
+    async def create(self, name: str, data: bytes) -> str | None:
+        """Write an object that is not there; its tag, `None` if it is there. Servers that know no conditions
+        write it again."""
         put = partial(obstore.put_async, self._store, name, data, mode="create", use_multipart=False)
-        return await self.ask("set", put, none_if=errors.is_there, writing=True) is not None
+        answer = await self.ask("set", put, none_if=errors.is_there, writing=True)
+        return None if answer is None else tag_of(answer)
 
     async def names(self, folder: str, after: str = "") -> AsyncGenerator["ObjectMeta", None]:
         """The objects below a folder, which ends in a slash or is empty, in the order of their names. Servers
@@ -168,8 +169,9 @@ class CloudClient:
             request.exception()  # nobody waits for it
 
 
-def tag_of(meta: "ObjectMeta") -> str:
-    """The tag of an object. Servers quote it in the header and may not do so in a list."""
+def tag_of(meta: "ObjectMeta | PutResult") -> str:
+    """The tag of an object; empty if the server says none. Servers quote it in the header and may not do so
+    in a list."""
     return (meta["e_tag"] or "").strip('"')
 
 

@@ -32,8 +32,8 @@ class Bucket(ABC):
     """
 
     @abstractmethod
-    async def create(self, name: str, data: bytes) -> bool:
-        """Write the object unless there is one of that name. `False`: there is one."""
+    async def create(self, name: str, data: bytes) -> str | None:
+        """Write the object unless there is one of that name; its tag. `None`: there is one."""
 
     @abstractmethod
     async def get(self, name: str) -> Object | None:

@@ -10,8 +10,8 @@ one name is the newest version (`names.py`). Truncation deletes versions, and th
    it is there *after* its creation: were the name free again, its floor would have been there before.
    Otherwise the outcome is `Indeterminate`: it may have been truncated since.
 2. *An orphan looks like a version.* What such a writer left lies below a floor. So a read takes the versions
-   that it listed only if no floor above them is there *after* the list. The head is never an orphan: it is at
-   or above every floor.
+   that it listed only if no floor above them is there *after* the list passed them: one list of a folder
+   passes floors after versions. The head is never an orphan: it is at or above every floor.
 3. *An orphan takes the place of the version that was listed*, before that is read. So an object counts only
    with the tag that the list shows; each has bytes of its own, since it begins with a token.
 4. *A version must not be written over a gap*, where it would be truncated, or come again. So it is created
@@ -29,29 +29,26 @@ Nothing here is a hint that may be stale. Reads are linearizable as far as the o
 Google Cloud Storage are, and so must be any other that is used.
 
 *Costs.* A commit is two requests, one after the other: the creation and the list of floors. A refused one
-reads the version that is there; see also `courtesy.py`. A head is a list, then a get beside a list; without
-the get if it is the version that has just won a race against this handle. An object carries some versions
-before its own (`tails.py`), so a scan gets one object for several versions. `watch` polls by a list.
+reads the version that is there; see also `courtesy.py`. A head is a list, then a get; beside the get a list
+of floors if there are more than a few versions. What this handle has read or created it does not get again.
+An object carries some versions before its own (`tails.py`), so one object is read for several versions.
+`watch` polls by a list.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from aiopersist.ending import both
 from aiopersist.errors import Error, Indeterminate, InvalidLocation, Unsupported
-from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Entry, Versioned
-from aiopersist.storage.keys import check_consensus_key, check_entries, closed
+from aiopersist.storage.consensus import Entry, Versioned
+from aiopersist.storage.keys import check_entries
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.courtesy import Wishes
-from aiopersist.storage.objects.known import NOTHING, KnownHeads
+from aiopersist.storage.objects.known import NOTHING
 from aiopersist.storage.objects.names import (
-    FLOORS,
-    HASHED,
     KEY,
     SEQNO_MAX,
     VERSIONS,
@@ -62,151 +59,31 @@ from aiopersist.storage.objects.names import (
     greatest_floor,
     is_hashed,
     is_wish,
-    key_of,
-    quoted_key,
     version_name,
     version_of,
 )
-from aiopersist.storage.objects.tails import TAIL_MAX, Tails, packed, unpacked
-from aiopersist.storage.objects.winners import Winners
+from aiopersist.storage.objects.reads import ObjectReads
+from aiopersist.storage.objects.tails import packed
 from aiopersist.storage.waiters import Waiters
 
-GETS_AT_ONCE = 16
-PAGE = 1000  # names in an answer
-MORE = 20  # versions that may have come since the newest that is known
 POLL_S = 1.0
 POLL_MAX_S = 10.0
 POLL_GROWTH = 1.5
 PROBE = "probe"
 
 
-class _Newest(NamedTuple):
-    """The newest version as a list shows it."""
-
-    seqno: int
-    name: str
-    tag: str
-
-
-class ObjectsConsensus(Consensus):
+class ObjectsConsensus(ObjectReads):
     """See the header. `poll_s`: how often a watch looks at first; it slows down to `POLL_MAX_S` at rest."""
 
     def __init__(self, bucket: Bucket, *, runtime: Runtime = SYSTEM, poll_s: float = POLL_S) -> None:
-        self._bucket = bucket
-        self._runtime = runtime
+        super().__init__(bucket, runtime)
         self._poll_s = poll_s
-        self._known = KnownHeads(runtime)
-        self._winners = Winners()
-        self._tails = Tails()
         self._waiters = Waiters()
         self._wishes = Wishes(runtime)
         self._obeys_conditions = False
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<ObjectsConsensus {self._bucket!r}>"
-
-    # --- reads -----------------------------------------------------------------------------------
-
-    async def head(self, key: str) -> Versioned | None:
-        self._check([key])
-        folder = folder_of(key)
-        while True:
-            newest = await self._newest(folder)
-            if newest is None:
-                if not await self._floor(folder):
-                    self._known.saw(key, NOTHING)
-                    return None
-                continue  # versions were truncated while the list passed them
-            stored, floor = await both(partial(self._read, key, newest), partial(self._floor, folder))
-            if stored is not None and stored.tag == newest.tag and floor <= newest.seqno:
-                self._known.saw(key, newest.seqno)
-                versions = unpacked(newest.name, newest.seqno, stored.data)
-                self._tails.add(key, versions)
-                return versions[-1]
-
-    async def _read(self, key: str, newest: _Newest) -> Object | None:
-        known = self._winners.find(key, newest.name, newest.tag)
-        return await self._bucket.get(newest.name) if known is None else known
-
-    async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
-        self._check(known)
-        read = await run_bounded(HEADS_AT_ONCE, [partial(self._moved, *item) for item in known.items()])
-        return {key: head for key, (has_moved, head) in zip(known, read, strict=True) if has_moved}
-
-    async def _moved(self, key: str, seqno: int | None) -> tuple[bool, Versioned | None]:
-        """Whether the head is not at `seqno`, and the head if so."""
-        if seqno is not None:
-            newest = await self._newest(folder_of(key))
-            if newest is not None and newest.seqno == seqno:
-                return False, None
-        head = await self.head(key)
-        return (None if head is None else head.seqno) != seqno, head
-
-    async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
-        self._check([key])
-        folder = folder_of(key)
-        while limit > 0:
-            versions = await self._versions(key, from_seqno)
-            wanted = versions[:limit]
-            if not wanted:
-                floor = await self._floor(folder)
-                if floor <= from_seqno:
-                    break
-                from_seqno = floor  # they were truncated while the list passed them
-                continue
-            read, floor = await both(partial(self._contents, wanted), partial(self._floor, folder))
-            if floor > version_of(wanted[0].name):  # what lies below it does not count
-                from_seqno = floor
-                continue
-            seqnos = [version_of(found.name) for found in wanted]
-            if read.keys() >= {*seqnos}:
-                found = [Versioned(seqno, read[seqno]) for seqno in seqnos]
-                if len(wanted) == len(versions):
-                    self._known.saw(key, seqnos[-1])
-                    self._tails.add(key, found[-TAIL_MAX:])
-                return found
-        return []
-
-    async def _contents(self, wanted: Sequence[Tagged]) -> dict[int, bytes]:
-        """The data of these versions, by seqno, as far as the objects are those that were listed: some of
-        them, from the newest on, with their tails; then those that no tail has."""
-        read: dict[int, bytes] = {}
-
-        async def get(listed: Tagged) -> None:
-            stored = await self._bucket.get(listed.name)
-            if stored is not None and stored.tag == listed.tag:
-                read.update(unpacked(listed.name, version_of(listed.name), stored.data))
-
-        for some in wanted[:: -(TAIL_MAX + 1)], wanted:
-            missing = [listed for listed in some if version_of(listed.name) not in read]
-            await run_bounded(GETS_AT_ONCE, [partial(get, listed) for listed in missing])
-        return read
-
-    async def _newest(self, folder: str) -> _Newest | None:
-        found = await self._bucket.find(folder + VERSIONS, limit=1)
-        return _Newest(version_of(found[0].name), *found[0]) if found else None
-
-    async def _versions(self, key: str, from_seqno: int) -> list[Tagged]:
-        """The versions from a seqno on, in ascending order. The first page is as long as the known head makes
-        likely: older names cost time, too."""
-        folder, found, after = folder_of(key), list[Tagged](), ""
-        last, known = folder + version_name(max(from_seqno, 0)), self._known.seqno(key)
-        limit = PAGE if known is None else max(min(known - from_seqno + MORE, PAGE), MORE)
-        while True:
-            page = await self._bucket.find(folder + VERSIONS, after=after, limit=limit)
-            found += [listed for listed in page if listed.name <= last]
-            if len(page) < limit or page[-1].name > last:
-                return found[::-1]
-            after, limit = page[-1].name, PAGE
-
-    async def _floor(self, folder: str) -> int:
-        """The greatest floor; 0 if there is none."""
-        return greatest_floor(found.name for found in await self._floors(folder))
-
-    async def _floors(self, folder: str) -> list[Tagged]:
-        """All floors, and wishes."""
-        return await self._bucket.find(folder + FLOORS)
 
     # --- writes ----------------------------------------------------------------------------------
 
@@ -257,26 +134,29 @@ class ObjectsConsensus(Consensus):
             await self._bucket.create(folder + KEY, key.encode())
         name, began = folder + version_name(seqno), self._runtime.monotonic()
         body = packed(token, self._tails.before(key, seqno), data)
-        created, stored = await self._bucket.create(name, body), None
+        tag, stored = await self._bucket.create(name, body), None
         took_s = self._runtime.monotonic() - began
         try:
-            if not created:  # by another call, or by this one, of which a driver sent a second copy
+            if tag is None:  # it is another's, or this call's, of which a driver sent a second copy
                 stored = await self._bucket.get(name)
+                if stored is not None:
+                    self._seen.saw(key, name, stored)
                 if stored is not None and not stored.data.startswith(token):
-                    self._winners.lost(key, name, stored)
                     await self._wish(key, seqno)
                     await self._wishes.rest(key, took_s)
                     return False
             floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
-            floor = greatest_floor(found.name for found in floors)
+            floor = greatest_floor(floors)
         except Error as error:
             raise Indeterminate(f"version {seqno} was created, and may be truncated: {error}") from error
         if floor > seqno:
             raise Indeterminate(f"version {seqno} was created, or was there before: it is truncated")
-        if not created and stored is None:  # the store contradicts itself, or a copy is still on its way
+        if tag is None and stored is None:  # the store contradicts itself, or a copy is still on its way
             raise Indeterminate(f"version {seqno} was refused since it is there, and it is not")
+        if tag is not None:
+            self._seen.saw(key, name, Object(body, tag))
+        self._known.saw(key, seqno, floor)
         self._tails.add(key, [Versioned(seqno, data)])
-        self._winners.forget(key)
         self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
         return True
 
@@ -295,14 +175,15 @@ class ObjectsConsensus(Consensus):
     async def truncate(self, key: str, seqno: int) -> int:
         self._check([key])
         folder = folder_of(key)
-        newest = await self._newest(folder)
-        if newest is None or seqno > newest.seqno:  # perhaps the list passed what was truncated
+        newest, behind = await self._look(key)
+        if newest is None or seqno > version_of(newest.name):  # perhaps the list passed what was truncated
             head = await self.head(key)
             if head is None or seqno > head.seqno:
                 raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {head and head.seqno}")
-        listed = await self._floors(folder)
-        before = greatest_floor(found.name for found in listed)
-        is_new = seqno > before and await self._bucket.create(folder + floor_name(seqno), b"")
+        listed = await self._floors(folder) if behind is None else behind
+        before = greatest_floor(listed)
+        name = folder + floor_name(seqno)
+        is_new = seqno > before and await self._bucket.create(name, b"") is not None
         await self._delete_below(folder, max(seqno, before), listed)
         return seqno - before if is_new else 0
 
@@ -317,16 +198,6 @@ class ObjectsConsensus(Consensus):
         if void:
             await self._bucket.delete([found.name for found in void])
 
-    async def list_keys(self, prefix: str) -> list[str]:
-        self._check()
-        short = quoted_key(prefix)
-        keys = [key_of(short + rest) for rest in await self._bucket.folders(short)]
-        hashed = [
-            partial(self._bucket.get, f"{HASHED}{rest}/{KEY}") for rest in await self._bucket.folders(HASHED)
-        ]
-        long = [found.data.decode() for found in await run_bounded(GETS_AT_ONCE, hashed) if found]
-        return sorted([*keys, *(key for key in long if key.startswith(prefix))])
-
     # --- hints -----------------------------------------------------------------------------------
 
     async def watch(self, key: str) -> None:
@@ -339,8 +210,8 @@ class ObjectsConsensus(Consensus):
                 await asyncio.wait([woken], timeout=delay)
                 if woken.done():
                     return
-                newest = await self._newest(folder_of(key))
-                if (NOTHING if newest is None else newest.seqno) != known:
+                newest, _ = await self._look(key)
+                if (NOTHING if newest is None else version_of(newest.name)) != known:
                     return
 
     # --- the rest --------------------------------------------------------------------------------
@@ -351,7 +222,10 @@ class ObjectsConsensus(Consensus):
         self._check()
         if self._obeys_conditions:
             return
-        if await self._bucket.create(PROBE, b"") and await self._bucket.create(PROBE, b""):
+        created = [await self._bucket.create(PROBE, b"")]
+        if created[0] is not None:
+            created.append(await self._bucket.create(PROBE, b""))
+        if None not in created:
             raise InvalidLocation(
                 f"{self._bucket!r} ignores If-None-Match, and replaces objects that must stay: "
                 "use a store with conditional writes, or Postgres as consensus store"
@@ -378,12 +252,6 @@ class ObjectsConsensus(Consensus):
         self._closed = True
         self._waiters.wake_all()
         await self._bucket.aclose()
-
-    def _check(self, keys: Mapping[str, object] | Sequence[str] = ()) -> None:
-        if self._closed:
-            raise closed("consensus store")
-        for key in keys:
-            check_consensus_key(key)
 
 
 def delays_of_polls(first_s: float) -> Iterator[float]:

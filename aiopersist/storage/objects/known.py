@@ -14,6 +14,8 @@ class _HeadSeen(NamedTuple):
 
     seqno: int
     at: float
+    floor: int | None
+    """The greatest floor that was seen."""
 
 
 class KnownHeads:
@@ -26,10 +28,12 @@ class KnownHeads:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def saw(self, key: str, seqno: int) -> None:
-        """`seqno` was a head of the key, now."""
+    def saw(self, key: str, seqno: int, floor: int | None = None) -> None:
+        """`seqno` was a head of the key, now, and this the greatest floor, if it is known."""
         before = self._seen.pop(key, None)
-        now = _HeadSeen(seqno, self._runtime.monotonic())
+        if floor is None and before is not None:
+            floor = before.floor
+        now = _HeadSeen(seqno, self._runtime.monotonic(), floor)
         self._seen[key] = now if before is None or before.seqno <= seqno else before
         if len(self._seen) > KNOWN_MAX:
             self._seen.pop(next(iter(self._seen)))
@@ -38,6 +42,11 @@ class KnownHeads:
         """The greatest that is known; `None`: nothing is."""
         seen = self._seen.get(key)
         return None if seen is None else seen.seqno
+
+    def live(self, key: str) -> int | None:
+        """How many versions were there when it was seen, about; `None`: unknown."""
+        seen = self._seen.get(key)
+        return None if seen is None or seen.floor is None else seen.seqno + 1 - seen.floor
 
     def is_fresh(self, key: str, seqno: int) -> bool:
         """Whether it was the head a few seconds ago, and nothing newer is known."""

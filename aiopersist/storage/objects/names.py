@@ -2,8 +2,8 @@
 
 kshard%2F3f2a.../
     v/7fffffffffffffd1      version 46: names descend, so that a list begins with the head
-    f/0000000000000028      a floor: the versions below 40 are truncated
-    f/~9c41...              a wish of somebody who loses each race, listed with the floors
+    x/0000000000000028      a floor: the versions below 40 are truncated
+    x/~9c41...              a wish of somebody who loses each race, listed with the floors
 h<sha256>/
     n                       the key of a folder whose key is too long to be a name
 """
@@ -14,14 +14,15 @@ from hashlib import sha256
 from urllib.parse import quote, unquote
 
 from aiopersist.errors import Corruption
+from aiopersist.storage.objects.bucket import Tagged
 
 SEQNO_MAX = 2**63 - 1
 NAME_MAX = 200  # bytes: gateways keep names in file systems, where a name has 255 at most
 
 NUMBER = re.compile("[0-7][0-9a-f]{15}")
 VERSIONS = "v/"
-FLOORS = "f/"
-WISHES = "f/~"  # behind all floors
+FLOORS = "x/"  # behind all versions: a list of the folder passes these first
+WISHES = "x/~"  # behind all floors
 KEY = "n"
 WHOLE, HASHED = "k", "h"
 
@@ -78,6 +79,6 @@ def is_wish(name: str) -> bool:
     return name.rpartition("/")[2].startswith("~")
 
 
-def greatest_floor(names: Iterable[str]) -> int:
+def greatest_floor(listed: Iterable[Tagged]) -> int:
     """The greatest of the floors among what is listed with them; 0 if there is none."""
-    return max((floor_of(name) for name in names if not is_wish(name)), default=0)
+    return max((floor_of(found.name) for found in listed if not is_wish(found.name)), default=0)

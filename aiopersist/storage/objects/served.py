@@ -52,13 +52,13 @@ class ServedBucket(Bucket, Generic[C]):
 
 
 async def conditional_puts(
-    create: Callable[[str, bytes], Awaitable[bool]], delete: Callable[[str], Awaitable[object]]
+    create: Callable[[str, bytes], Awaitable[str | None]], delete: Callable[[str], Awaitable[object]]
 ) -> dict[str, str]:
     """For `Blob.probe`: whether a put that must not replace a blob is refused where there is one. Servers
-    that know no conditions write it again. `create` says whether it has written the blob."""
+    that know no conditions write it again. `create` returns `None` if it has not written the blob."""
     name = f"probe/{SYSTEM.uuid()}"
     try:
-        obeyed = await create(name, b"") and not await create(name, b"")
+        obeyed = await create(name, b"") is not None and await create(name, b"") is None
     finally:
         await delete(name)
     return {"conditional puts": "yes" if obeyed else "no"}

@@ -26,16 +26,21 @@ class Tails:
         self._known: dict[str, list[Versioned]] = {}
 
     def add(self, key: str, versions: Sequence[Versioned]) -> None:
-        """These follow each other."""
+        """These follow each other. The newest object is right about those that were known before: its bucket
+        may have been restored from a backup."""
         known = self._known.pop(key, [])
-        fresh = [version for version in versions if not known or version.seqno > known[-1].seqno]
-        if fresh:
-            follows = bool(known) and fresh[0].seqno == known[-1].seqno + 1
-            known = [*(known if follows else ()), *fresh][-TAIL_MAX:]
+        if not known or versions[-1].seqno > known[-1].seqno:
+            older = [version for version in known if version.seqno < versions[0].seqno]
+            follows = bool(older) and older[-1].seqno + 1 == versions[0].seqno
+            known = [*(older if follows else ()), *versions][-TAIL_MAX:]
         sizes = list(accumulate(len(version.data) for version in reversed(known)))
         self._known[key] = known[sum(size > TAIL_BYTES_MAX for size in sizes) :]
         if len(self._known) > KEYS_MAX:
             del self._known[next(iter(self._known))]
+
+    def newest(self, key: str) -> list[Versioned]:
+        """The newest that are known, in ascending order."""
+        return self._known.get(key, [])
 
     def before(self, key: str, seqno: int) -> list[bytes]:
         """The data of the versions before `seqno`, in ascending order, up to the one right before it."""

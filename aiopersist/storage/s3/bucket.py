@@ -25,7 +25,7 @@ class S3Bucket(ServedBucket[S3Client]):
         clock = ServerClock(runtime)
         return cls(S3Client.at(address, "consensus store", clock), clock)
 
-    async def create(self, name: str, data: bytes) -> bool:
+    async def create(self, name: str, data: bytes) -> str | None:
         return await self._client.create(name, data)
 
     async def get(self, name: str) -> Object | None:

@@ -134,12 +134,12 @@ class S3Client:
                 return found
         raise Corruption(f"s3: {name} came damaged {READ_ATTEMPTS} times: {damage}")
 
-    async def create(self, name: str, data: bytes) -> bool:
-        """Write an object that is not there; `False` if it is. Servers that know no conditions write it
-        again."""
+    async def create(self, name: str, data: bytes) -> str | None:
+        """Write an object that is not there; its tag, `None` if it is there. Servers that know no conditions
+        write it again."""
         put = {**self.target(name), "Body": data, "IfNoneMatch": "*"}
         answer = await self.ask("set", lambda s3: s3.put_object(**put), none_if=errors.is_there, writing=True)
-        return answer is not None
+        return None if answer is None else str(answer.get("ETag", ""))
 
     async def pages(self, prefix: str, **wanted: Any) -> AsyncGenerator[Mapping[str, Any], None]:
         """The driver's answers to a list of the names that begin with `prefix`, until there are no more."""

@@ -77,6 +77,26 @@ class HeadsConformance:
             found = await two.heads(dict.fromkeys(keys, seqno))
             assert found == {key: Versioned(seqno + 1, b"x") for key in keys}
 
+    async def test_a_likely_head(self, handles: Handles) -> None:
+        """It is the head, whatever was likely."""
+        one, two = handles
+        assert await two.likely_head("k", 0) is None
+        await grow(one, "k", 3)
+        for seqno in (0, 2, 7):
+            assert await two.likely_head("k", seqno) == Versioned(2, b"2")
+
+    async def test_versions_up_to_a_head(self, handles: Handles) -> None:
+        """All are there, or those from some version on where others were truncated."""
+        one, two = handles
+        await grow(one, "k", 40)
+        assert await two.head("k") == Versioned(39, b"39")
+        for first, last in ((0, 39), (25, 39), (38, 39), (39, 39), (3, 20), (7, 7)):
+            assert await two.versions("k", first, last) == numbered(range(first, last + 1))
+        assert await one.compare_and_set("k", 39, b"40")
+        assert await one.truncate("k", 38) == 38
+        found = await two.versions("k", 10, 39)
+        assert found == numbered(range(found[0].seqno, 40)) and found[0].seqno <= 38
+
     async def test_watched_together(self, handles: Handles) -> None:
         """Each `add` of a key gives one hint, and no version slips in between two of them."""
         one, two = handles

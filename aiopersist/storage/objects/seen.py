@@ -1,0 +1,31 @@
+"""The objects that a handle has read, or created, last: what has the tag has the bytes, and need not be read
+again. A creation that is refused reads the version that is there, and a look at the head follows; who opens
+a shard and reads it looks at its head several times."""
+
+from aiopersist.storage.objects.bucket import Object, Tagged
+
+KEYS_MAX = 64
+BYTES_MAX = 64 * 1024  # of a version that is kept
+
+
+class SeenObjects:
+    """By key, the object of its newest version as one handle knows it. It may be an orphan."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, Object]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def saw(self, key: str, name: str, stored: Object) -> None:
+        """The object of that name was read, or created."""
+        self._seen.pop(key, None)
+        if len(stored.data) <= BYTES_MAX:
+            self._seen[key] = name, stored
+        if len(self._seen) > KEYS_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def find(self, key: str, listed: Tagged) -> Object | None:
+        """The object that is listed so, if it is known."""
+        name, stored = self._seen.get(key, ("", None))
+        return stored if stored is not None and Tagged(name, stored.tag) == listed else None
