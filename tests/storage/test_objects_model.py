@@ -261,7 +261,11 @@ SMALL = [
     ("scan", False, OfManyWithoutTails),
 ]
 ALL = product(CASTS, [True, False], [ObjectsConsensus, OfMany, WithoutTails, OfManyWithoutTails])
-LARGE = [case for case in ALL if case not in SMALL and (case[0] != "known" or case[2] is ObjectsConsensus)]
+TOO_LARGE = [
+    ("scan", True, OfManyWithoutTails),
+    *(("known", *case) for case in product([True, False], [OfMany, WithoutTails, OfManyWithoutTails])),
+]
+LARGE = [case for case in ALL if case not in SMALL and case not in TOO_LARGE]
 
 
 @pytest.mark.timeout(1800)
