@@ -73,7 +73,10 @@ class GroupCommit:
             self._begin_alone(waiting, self._creating)
         else:
             self._waiting.append(waiting)
-            self._schedule()
+            if self._under_way:
+                self._schedule()
+            elif not self._scheduled:  # alone, as far as can be seen: it does not wait for others
+                self._dispatch()
         return await waiting.outcome
 
     def _schedule(self) -> None:
@@ -86,12 +89,12 @@ class GroupCommit:
         self._scheduled = False
         while self._waiting and self._under_way < GROUPS_MAX:
             group = self._next_group()
+            self._under_way += 1
             try:
                 self._pool.spawn(self._send_group(group))
             except Error as error:  # closed
+                self._under_way -= 1
                 _settle_all(group, error)
-            else:
-                self._under_way += 1
 
     def _next_group(self) -> list[_Waiting]:
         """The first entry of each key, in order, within the limits; never empty."""
@@ -116,7 +119,8 @@ class GroupCommit:
             raise
         finally:
             self._under_way -= 1
-            self._schedule()
+            if self._waiting:
+                self._schedule()
         for waiting in again:
             self._begin_alone(waiting, self._locking)
 

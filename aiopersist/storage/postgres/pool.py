@@ -17,13 +17,15 @@ that is the primary then.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
 from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
+from aiopersist.runtime import begun
 from aiopersist.storage.keys import closed
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Pool:
         self._prepare = prepare
         self._gate = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
+        self._watchdog = _Watchdog()
         self._failovers = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.closed = False
@@ -89,11 +92,11 @@ class Pool:
         return await asyncio.shield(self.spawn(self.use(use)))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` in a task that the pool owns."""
+        """Run `work` in a task that the pool owns. It begins at once, where Python can (`begun`)."""
         if self.closed:
             work.close()
             raise closed("store")
-        task = asyncio.create_task(work)
+        task = begun(work, "use a connection to Postgres")
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
@@ -104,7 +107,7 @@ class Pool:
             failovers = self._failovers  # a failover meanwhile makes the connection useless
             connection = await self._checked_out()
             try:
-                async with asyncio.timeout(STATEMENT_TIMEOUT_S):
+                with self._watchdog.watching(connection):
                     result = await use(connection)
             except BaseException as error:
                 failure = _of_statement(error)
@@ -147,6 +150,7 @@ class Pool:
             for task in self._tasks:
                 task.cancel()
             self._drop_idle()
+            self._watchdog.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
         await asyncio.sleep(0)  # noqa: TID251  # the loop closes sockets one turn after they are dropped
@@ -208,6 +212,40 @@ class Pool:
             lasting = (error.sqlstate or "").startswith(_LASTING)
             return StorageUnavailable(text.replace(secret, "***") if secret else text, retry=not lasting)
         return StorageUnavailable(f"postgres: cannot connect: {type(error).__name__}", retry=False)
+
+
+class _Watchdog:
+    """Ends connections whose answer does not come: `STATEMENT_TIMEOUT_S` after they were taken, their
+    statement fails. One timer for all: a timer for each statement takes longer than all else here."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[Connection, float] = {}  # in the order in which they end
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def watching(self, connection: Connection) -> Iterator[None]:
+        """Within, the connection has so long."""
+        loop = asyncio.get_running_loop()
+        self._deadlines[connection] = loop.time() + STATEMENT_TIMEOUT_S
+        if self._timer is None:
+            self._timer = loop.call_later(STATEMENT_TIMEOUT_S, self._look)
+        try:
+            yield
+        finally:
+            del self._deadlines[connection]
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        loop, self._timer = asyncio.get_running_loop(), None
+        for connection, deadline in self._deadlines.items():
+            if deadline > loop.time():
+                self._timer = loop.call_at(deadline, self._look)
+                break
+            connection.terminate()
 
 
 def _has_moved(error: BaseException) -> bool:
