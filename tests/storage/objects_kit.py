@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from aiopersist.errors import Indeterminate
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.storage.clouds.bucket import CloudBucket
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.consensus import ObjectsConsensus
 
@@ -292,7 +291,7 @@ def explore(run: Callable[[Choose], None], worlds_max: int) -> int:
     raise AssertionError(f"more than {worlds_max} runs")
 
 
-def bucket_of(consensus: object) -> CloudBucket:
-    """The bucket of a consensus store by obstore."""
-    assert isinstance(consensus, ObjectsConsensus) and isinstance(consensus._bucket, CloudBucket)
+def bucket_of(consensus: object) -> Bucket:
+    """The bucket of a consensus store."""
+    assert isinstance(consensus, ObjectsConsensus)
     return consensus._bucket

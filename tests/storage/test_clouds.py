@@ -46,7 +46,7 @@ async def test_requests_of_a_blob_store(google: StandIn) -> None:
 
 
 async def test_requests_of_consensus(google: StandIn) -> None:
-    """Goal: as on S3: a commit is a creation and a list; a head is a list, a get and a list."""
+    """Goal: as on S3: a commit is a creation and a list; a head is a list and a get."""
     one, other = open_consensus(google.url("p")), open_consensus(google.url("p"))
     await grow(one, "k", 3)
     google.requests.clear()
@@ -54,7 +54,7 @@ async def test_requests_of_consensus(google: StandIn) -> None:
     assert google.requests == ["PUT object", "GET bucket"]
     google.requests.clear()
     assert await other.head("k") == Versioned(3, b"3")
-    assert Counter(google.requests) == {"GET bucket": 2, "GET object": 1}
+    assert google.requests == ["GET bucket", "GET object"]
     google.requests.clear()
     assert await one.compare_and_set("k", 3, b"4")
     google.requests.clear()
@@ -79,15 +79,17 @@ async def test_a_list_that_is_wanted_in_part_ends_early(google: StandIn) -> None
     await consensus.aclose()
 
 
-async def test_a_list_and_a_get_show_the_same_tag(azure_url: str, best_s3_url: str, gcs_url: str) -> None:
-    """Goal: servers quote it in one and not in the other, and a head would never be found."""
-    for url in (azure_url, best_s3_url.replace("s3:", "s3+obstore:", 1), gcs_url):
+async def test_all_answers_show_the_same_tag(azure_url: str, best_s3_url: str, gcs_url: str) -> None:
+    """Goal: servers quote it in one and not in the other: a head would never be found, or always be read."""
+    urls = best_s3_url, best_s3_url.replace("s3:", "s3+obstore:", 1), azure_url, gcs_url
+    for number, url in enumerate(urls):  # the first two are one place
         consensus = open_consensus(url)
-        bucket = bucket_of(consensus)
-        assert await bucket.create("a/b", b"x")
-        found = await bucket.get("a/b")
-        assert found is not None and found.tag
-        assert await bucket.find("a/") == [Tagged("a/b", found.tag)]
+        bucket, name = bucket_of(consensus), f"{number}/b"
+        created = await bucket.create(name, b"x")
+        assert await bucket.create(name, b"y") is None
+        found = await bucket.get(name)
+        assert found is not None and found.tag and found.tag == created
+        assert await bucket.find(f"{number}/") == [Tagged(name, found.tag)]
         await consensus.aclose()
 
 

@@ -140,7 +140,7 @@ async def test_a_wish_that_fails_changes_nothing(place: Place, what: str) -> Non
     await grow(one, "k", 1)
     create = other._bucket.create
 
-    async def failing(name: str, data: bytes) -> bool:
+    async def failing(name: str, data: bytes) -> str | None:
         if is_wish(name):
             raise StorageUnavailable("no")
         return await create(name, data)

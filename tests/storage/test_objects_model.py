@@ -367,7 +367,8 @@ class TakesARefusalForOne(ObjectsConsensus):
     """Compares no token."""
 
     async def _create(self, key: str, seqno: int, data: bytes) -> bool:
-        return await self._bucket.create(folder_of(key) + version_name(seqno), b"token\n" + data)
+        name = folder_of(key) + version_name(seqno)
+        return await self._bucket.create(name, b"token\n" + data) is not None
 
 
 WITHOUT: dict[str, tuple[Cast, Makes, bool]] = {
