@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 A = TypeVar("A")
 B = TypeVar("B")
 
+T = TypeVar("T")
+
 _waiting: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
 
 
@@ -49,3 +51,21 @@ async def both(
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
     return first.result(), second.result()
+
+
+async def told(work: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> T:
+    """The result of `work`, which `answer` tells as well, in the same turn of the loop: the end of a task is
+    told one turn later, and by `asyncio.shield` another one. So a caller that waits for `answer` and not for
+    the task may be cancelled, and `work` goes on."""
+    try:
+        result = await work()
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    except BaseException as error:
+        if not answer.done():
+            answer.set_exception(error)
+        raise
+    if not answer.done():
+        answer.set_result(result)
+    return result

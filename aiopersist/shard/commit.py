@@ -30,8 +30,10 @@ settle its own shard by itself, and all reach the same answer."""
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiopersist.ending import told
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.shard.attempt import Attempt, SentStatement, Slot, Unknowable
 from aiopersist.shard.register import Register
@@ -216,7 +218,7 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
     is_first = not sending.sent
     sending.sent += 1
     answer = asyncio.get_running_loop().create_future()
-    statement = _told(attempts, answer)
+    statement = told(partial(_statement, attempts), answer)
     spawn = attempts[0].register.stack.supervisor.spawn
     sending.statement = spawn(statement, "write a version", eager=True)
     try:
@@ -228,23 +230,6 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
             raise
         return error
     return ours if ours or is_first else None
-
-
-async def _told(attempts: Sequence[Attempt], answer: asyncio.Future[bool]) -> bool:
-    """The result of the statement, which `answer` tells as well, in the same turn of the loop: the end of a
-    task is told one turn later."""
-    try:
-        ours = await _statement(attempts)
-    except asyncio.CancelledError:
-        answer.cancel()
-        raise
-    except BaseException as error:
-        if not answer.done():
-            answer.set_exception(error)
-        raise
-    if not answer.done():
-        answer.set_result(ours)
-    return ours
 
 
 async def _statement(attempts: Sequence[Attempt]) -> bool:

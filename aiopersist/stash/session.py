@@ -16,7 +16,9 @@ A commit runs in a task of the supervisor. A caller that is cancelled stops wait
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from aiopersist.ending import told
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.failures import Backoff
 from aiopersist.measure.metrics import Metrics, NoMetrics
@@ -159,14 +161,16 @@ class StashSession:
 
     async def _quiet(self) -> None:
         """Wait for a change whose caller was cancelled."""
-        if self._under_way is not None:
+        if self._under_way is not None and not self._under_way.done():
             await asyncio.wait([self._under_way])
 
     async def _apply(self, opener: Opener, change: StoreChange, began: float) -> bool:
-        task = self.supervisor.spawn(self._commit(opener, change, began), "change a stash")
+        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        work = told(partial(self._commit, opener, change, began), answer)
+        task = self.supervisor.spawn(work, "change a stash", eager=True)
         self._under_way = task
         task.add_done_callback(self._done)
-        verdict = await asyncio.shield(task)
+        verdict = await answer  # a cancellation ends this wait, not the change
         if verdict is Verdict.FENCED:
             raise fenced(opener)
         return verdict is Verdict.APPLIED

@@ -113,8 +113,10 @@ def enroll(connection: sqlite3.Connection, stash: str, opener: str, token: str, 
 
 
 def set_token(connection: sqlite3.Connection, stash: str, opener: str, token: str, now: float) -> None:
+    """The opener has a token, which was judged."""
     connection.execute(
-        "INSERT OR REPLACE INTO stash_openers VALUES (?, ?, ?, ?)", (stash, opener, token, now)
+        "UPDATE stash_openers SET token = ?, seen = ? WHERE stash = ? AND opener = ?",
+        (token, now, stash, opener),
     )
 
 
@@ -151,26 +153,30 @@ class Now(NamedTuple):
 
 
 def now(connection: sqlite3.Connection, stash: str, opener: str, change: StoreChange) -> Now:
-    """The stash as it is. Two statements."""
+    """The stash as it is. One statement for one collection, as a rule; two for others."""
+    ids = tuple(change.expected)
     found = connection.execute(
         "SELECT epoch, nonce, version, format, "
-        "(SELECT token FROM stash_openers AS o WHERE o.stash = f.stash AND opener = ?) "
+        "(SELECT token FROM stash_openers AS o WHERE o.stash = f.stash AND opener = ?), "
+        "(SELECT revision FROM stash_uppers AS u WHERE u.stash = f.stash AND collection_id = ?) "
         "FROM stash_fence AS f WHERE stash = ?",
-        (opener, stash),
+        (opener, ids[0] if ids else None, stash),
     ).fetchone()
     if found is None:
         raise StashError("the stash is gone")
     fence, version = _read_fence(stash, *found[:4])
+    token, revision = found[4:]
     if change.created or change.version is not None:
         there = {stored.id: stored for stored in _heads(connection, stash, Select())}
-        return Now(fence, found[4], model.holds(change, there, version))
-    ids = tuple(change.expected)
+        return Now(fence, token, model.holds(change, there, version))
+    if len(ids) == 1:
+        return Now(fence, token, revision == change.expected[ids[0]])
     revisions = connection.execute(
         "SELECT collection_id, revision FROM stash_uppers "
         f"WHERE stash = ? AND collection_id IN ({_marks(ids)})",
         (stash, *ids),
     )
-    return Now(fence, found[4], dict(revisions.fetchall()) == change.expected)
+    return Now(fence, token, dict(revisions.fetchall()) == change.expected)
 
 
 def apply(connection: sqlite3.Connection, stash: str, change: StoreChange) -> None:

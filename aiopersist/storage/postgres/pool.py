@@ -19,11 +19,13 @@ that is the primary then.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
+from aiopersist.ending import told
 from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
 from aiopersist.runtime import begun
 from aiopersist.storage.keys import closed
@@ -85,11 +87,11 @@ class Pool:
 
     async def read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
         """Use a connection for a read, which may be sent again."""
-        return await asyncio.shield(self.spawn(self._read(use)))
+        return await self._told(partial(self._read, use))
 
     async def write(self, use: Callable[[Connection], Awaitable[T]]) -> T:
         """Use a connection once. After `ServerRefused` or `StorageUnavailable` surely nothing happened."""
-        return await asyncio.shield(self.spawn(self.use(use)))
+        return await self._told(partial(self.use, use))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` in a task that the pool owns. It begins at once, where Python can (`begun`)."""
@@ -122,6 +124,12 @@ class Pool:
                 raise failure from error
             self._put_back(connection, failovers == self._failovers)
             return result
+
+    async def _told(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of `work`, in a task of the pool, which goes on when the caller is cancelled."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.spawn(told(work, answer))
+        return await answer
 
     async def connect(self) -> Connection:
         """A new connection, which the caller closes."""

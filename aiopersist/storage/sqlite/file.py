@@ -21,7 +21,7 @@ here for a while. An error at COMMIT is followed by ROLLBACK and is `Indetermina
 in the log and be found after a crash. A full disk is the exception: only writes to the log report it, the
 last of them is the second half of the commit record, and a recovery takes no torn record for a commit.
 (Without `psow`, a SQLite that is built to expect damage beside a write pads the log then.) One job
-of a group fails alone: each has a savepoint, or changes the file by one statement, which fails as a whole. If
+of several fails alone: each has a savepoint, or changes the file by one statement, which fails as a whole. If
 SQLite gave up the whole transaction, each job runs again in a transaction of its own.
 
 *The same file*: see `connection`. A result counts only if the files are still at their paths.
@@ -189,14 +189,17 @@ class SqliteFile(Generic[X]):
 
     def _write_jobs(self, transaction: X, jobs: list[ThreadJob[Any]]) -> list[tuple[ThreadJob[Any], Any]]:
         """Each job that has not failed alone, with its result. Raises if the transaction has ended."""
-        results = [(job, self._write_job(transaction, job)) for job in jobs]
+        results = [(job, self._write_job(transaction, job, alone=len(jobs) == 1)) for job in jobs]
         transaction.before_commit()
         _check_open(transaction.connection)
         self._check_files()
         return [(job, *result) for job, result in results if result is not None]
 
-    def _write_job(self, transaction: X, job: ThreadJob[Any]) -> tuple[Any] | None:
-        """The result in a tuple, or `None` if the job has failed alone."""
+    def _write_job(self, transaction: X, job: ThreadJob[Any], *, alone: bool) -> tuple[Any] | None:
+        """The result in a tuple, or `None` if the job has failed by itself. One that is `alone` fails with
+        the transaction."""
+        if alone:
+            return (job.work(transaction),)
         connection, mark = transaction.connection, transaction.mark()
         has_savepoint = not isinstance(job.work, OneStatement)
         if has_savepoint:
