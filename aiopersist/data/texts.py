@@ -178,7 +178,7 @@ def _values(field: Field, plain: Sequence[Any]) -> Sequence[Any]:
         if isinstance(inner.codec, Instances):
             for row, value in zip(plain, values, strict=True):
                 row[name] = value
-    return list(map(codec.make, plain))
+    return codec.make_all(plain)
 
 
 def _leaves(codec: Any, values: Sequence[Any], types: set[type]) -> Sequence[Any]:

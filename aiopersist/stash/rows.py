@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from operator import lt
 from typing import Any, NamedTuple, TypeVar
 
@@ -90,10 +91,13 @@ def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: s
     diff is not 1. Texts tell keys apart as collections do. Python does not: to it 1 equals True, and NaN does
     not equal itself."""
     there = _until(rows, time)
+    shown = _plain_contents(there, schema) or _contents(there, schema)
     found: dict[str, Item] = {}
-    for key, val, diff, key_text, val_text in zip(
-        *(_plain_contents(there, schema) or _contents(there, schema)), strict=True
-    ):
+    if set(shown.diffs) <= {1} and len(set(shown.key_texts)) == len(shown.key_texts):
+        columns = zip(shown.keys, shown.vals, shown.val_texts, strict=True)
+        items: Iterable[Item] = map(tuple.__new__, repeat(Item), columns)
+        return dict(zip(shown.key_texts, items, strict=True))
+    for key, val, diff, key_text, val_text in zip(*shown, strict=True):
         if diff != 1:
             raise StashError(f"collection {name!r}: key {key!r} has val {val!r} with diff {diff}, not 1")
         if key_text in found:

@@ -8,11 +8,12 @@ out. So a null in a field that is not nullable is refused, and an absent struct 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields
-from itertools import islice
+from itertools import islice, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -192,9 +193,16 @@ class Instances(Structs):
             return fields
         return {**fields, **{name: copy(fields[name]) for name in self._changeable}}
 
+    def make_all(self, many: Sequence[dict[str, Any]]) -> list[Any]:
+        """`make` of each."""
+        return list(map(self.make, many))
+
     def decode(self, array: pa.Array) -> list[Any]:
-        make = self.make
-        return [None if v is None else make(v) for v in super().decode(array)]
+        values = super().decode(array)
+        if not array.null_count:
+            return self.make_all(values)
+        made = iter(self.make_all([value for value in values if value is not None]))
+        return [None if value is None else next(made) for value in values]
 
 
 class Tuples(Instances):
@@ -232,6 +240,24 @@ class Models(Instances):
             model.model_post_init(None)
         model.__dict__.update(fields)  # where assignments are validated, each of them makes a new `__dict__`
         return model
+
+    def make_all(self, many: Sequence[dict[str, Any]]) -> list[Any]:
+        return super().make_all(many) if self.cls.__pydantic_post_init__ else _instances(self.cls, many)
+
+
+_SLOTS = [
+    BaseModel.__dict__[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+]
+
+
+def _instances(cls: type[BaseModel], many: Sequence[dict[str, Any]]) -> list[BaseModel]:
+    """`_instance` of each. No line of Python runs for each of them: it takes a third of the time."""
+    models = list(map(cls.__new__, repeat(cls, len(many))))
+    values = many, map(set, many), repeat(None), repeat(None)
+    for put, each in zip(_SLOTS, values, strict=True):
+        deque(map(put, models, each), maxlen=0)
+    return models
 
 
 def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
