@@ -2,9 +2,6 @@
 conditional puts."""
 
 import asyncio
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,6 +12,7 @@ import pytest
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.urls import open_blob
 from benches.conftest import report
+from benches.processes import together
 
 MIB = 1024**2
 AT_ONCE = 16
@@ -71,6 +69,7 @@ async def main():
     while mine < int(sys.argv[2]):
         mine += await client.create(f"{number:016x}", b"x" * 300) is not None
         number += 1
+    print("done", flush=True)
     await client.aclose()
 
 asyncio.run(main())
@@ -86,29 +85,10 @@ async def main():
         print("ready", flush=True); sys.stdin.readline()
         for number in range(int(sys.argv[2])):
             await w.write([("k", number)])
+        print("done", flush=True)
 
 asyncio.run(main())
 """
-
-
-def together(script: str, url: str, count: int, processes: int) -> float:
-    """How many a second all processes do together, each `count`."""
-    command = [sys.executable, "-c", script, url, str(count)]
-    started = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(processes)
-    ]
-    for process in started:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    began = time.perf_counter()
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in started:
-        process.communicate()
-        assert process.returncode == 0
-    return processes * count / (time.perf_counter() - began)
 
 
 def test_four_processes_race_for_one_shard(
@@ -121,9 +101,9 @@ def test_four_processes_race_for_one_shard(
 
     def turn() -> None:
         url = s3_server.url(f"b-{uuid.uuid4().hex[:12]}")
-        bare.append(together(BARE, url, count, processes))
+        bare.append(processes * count / together(BARE, [url, str(count)], processes))
         place = s3_server.url(f"b-{uuid.uuid4().hex[:12]}")
-        commits.append(together(COMMITS, place, count, processes))
+        commits.append(processes * count / together(COMMITS, [place, str(count)], processes))
 
     benchmark.pedantic(turn, rounds=turns)
     shares = [f"{c / b:.0%}" for c, b in zip(commits, bare, strict=True)]
