@@ -7,9 +7,12 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiopersist.data.lazy import pa
+
+Buffers: TypeAlias = tuple[bytes, ...]
+"""Those of a column without nulls, but for the one of validity: offsets and bytes of texts, or ints."""
 
 
 def int64_array(values: Iterable[int]) -> pa.Int64Array:
@@ -37,23 +40,41 @@ def plain_array(values: Sequence[Any], t: pa.DataType) -> pa.Array:
 
 def maker(t: pa.DataType) -> Callable[[Sequence[Any]], pa.Array] | None:
     """`plain_array` of that type, for many calls; `None` for types of which it makes no columns."""
+    encode = encoder(t)
+    return None if encode is None else partial(_made, t, encode)
+
+
+def encoder(t: pa.DataType) -> Callable[[Sequence[Any]], Buffers] | None:
+    """Makes the buffers of a column of that type, which has no nulls; `None` as `maker`. The errors are those
+    of `plain_array`."""
     is_ = pa.types
     if is_.is_int64(t):
-        return int64_array
+        return _ints
     if not (is_text(t) or is_.is_binary(t) or is_.is_large_binary(t)):
         return None
     offset = "q" if is_.is_large_string(t) or is_.is_large_binary(t) else "i"
-    return partial(_text_array if is_text(t) else _bytes_array, t, offset)
+    return partial(_texts if is_text(t) else _bytes, offset)
 
 
-def _text_array(t: pa.DataType, offset: str, values: Sequence[str]) -> pa.Array:
-    return _bytes_array(t, offset, [value.encode() for value in values])
+def assembled(t: pa.DataType, rows: int, buffers: Buffers) -> pa.Array:
+    """The column of that type that has these buffers."""
+    return pa.Array.from_buffers(t, rows, [None, *map(pa.py_buffer, buffers)])
 
 
-def _bytes_array(t: pa.DataType, offset: str, values: Sequence[bytes]) -> pa.Array:
-    offsets = array(offset, accumulate(map(len, values), initial=0))
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
-    return pa.Array.from_buffers(t, len(values), buffers)
+def _made(t: pa.DataType, encode: Callable[[Sequence[Any]], Buffers], values: Sequence[Any]) -> pa.Array:
+    return assembled(t, len(values), encode(values))
+
+
+def _ints(values: Sequence[int]) -> Buffers:
+    return (array("q", values).tobytes(),)
+
+
+def _bytes(offset: str, values: Sequence[bytes]) -> Buffers:
+    return array(offset, accumulate(map(len, values), initial=0)).tobytes(), b"".join(values)
+
+
+def _texts(offset: str, values: Sequence[str]) -> Buffers:
+    return _bytes(offset, [value.encode() for value in values])
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:

@@ -100,6 +100,9 @@ async def put_bytes(blob: Blob, key: str, data: bytes | memoryview) -> None:
 
 def inline_part(columns: "pa.Table | pa.RecordBatch", schema_id: int) -> HollowPart:
     """Sorted, consolidated updates as a part that lies in the state."""
-    data = encode_inline(columns)
-    rows = columns.num_rows
+    return inline_part_of(encode_inline(columns), columns.num_rows, schema_id)
+
+
+def inline_part_of(data: bytes, rows: int, schema_id: int) -> HollowPart:
+    """`inline_part` of so many rows, encoded."""
     return HollowPart.of(inline=data, size=len(data), rows=rows, checksum=checksum(data), schema_id=schema_id)

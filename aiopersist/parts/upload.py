@@ -35,7 +35,7 @@ from aiopersist.data.updates.tiny import TIME_AND_DIFF_BYTES, PlainRows, Tiny, t
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.parts.columns import columns_of
-from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
+from aiopersist.parts.put import NewBlobs, inline_part, inline_part_of, put, stats_spec
 from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -206,10 +206,11 @@ class Upload:
 
     async def _take_tiny(self, rows: Tiny) -> None:
         """Add rows that are already sorted and summed."""
-        if not rows.batch.num_rows:
+        if not rows.rows:
             return
         if self._fits_inline(rows.goodbytes):
-            self._parts.append(self._inline_part(rows.batch))
+            part = inline_part_of(rows.message(), rows.rows, self._schema_id)
+            self._parts.append(_FinishedPart(part, None, None))
         else:
             self._buffer.add(to_table(rows.batch, self._schema))
 

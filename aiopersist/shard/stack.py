@@ -115,7 +115,7 @@ class Stack:
         nothing where the `schema` has plain values. What many updates need is imported after that, beside
         the caller."""
         plain = None if schema is None else plain_types(schema)
-        if not is_warm() and (plain is None or not plain.by_buffers):
+        if not is_warm() and (plain is None or plain.encoders is None):
             await self.compute(warm_up)
             self.supervisor.background(self.compute(import_polars), "import polars")
 

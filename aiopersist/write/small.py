@@ -16,7 +16,7 @@ from aiopersist.data.updates.tiny import Tiny, tiny
 from aiopersist.errors import Indeterminate
 from aiopersist.frontier import Antichain
 from aiopersist.parts.flush import must_flush
-from aiopersist.parts.put import inline_part
+from aiopersist.parts.put import inline_part_of
 from aiopersist.parts.upload import fits_inline
 from aiopersist.shard.commit import commit_small
 from aiopersist.state.small_append import SmallAppend
@@ -30,7 +30,7 @@ def short_rows(session: Session, updates: Any, lower: Antichain, upper: Antichai
     rows, stack = tiny(updates, session.schema), session.shard.stack
     if (
         rows is None
-        or not rows.batch.num_rows
+        or not rows.rows
         or not lower.less_equal(rows.least_time)
         or upper.less_equal(rows.greatest_time)
         or rows.goodbytes > min(stack.settings.update_size_max, stack.settings.blob_target_size - 1)
@@ -45,7 +45,7 @@ async def append_small(session: Session, rows: Tiny, lower: Antichain, upper: An
     """Append the rows, which are `short_rows` of these bounds, if one attempt at a commit does it; see the
     header. Errors and cancellations are those of `append_all`, and so is what `settle` finds after them."""
     stack, pending = session.shard.stack, PendingAppend()
-    part = inline_part(rows.batch, session.context.schema_id)
+    part = inline_part_of(rows.message(), rows.rows, session.context.schema_id)
     try:
         async with session.turn():
             if must_flush(session.shard):

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from aiopersist.data.lazy import ipc, pa
-from aiopersist.data.plain import made_by_buffers, maker
+from aiopersist.data.plain import Buffers, encoder, maker
 from aiopersist.data.types.codec import BuiltIn, Codec, Field, check_storable
 from aiopersist.errors import Corruption, shown
 
@@ -36,8 +36,10 @@ class PlainTypes(NamedTuple):
     kinds: tuple[type, ...]
     makers: tuple[Callable[[Sequence[Any]], pa.Array], ...]
     """Make the columns."""
-    by_buffers: bool
-    """Whether all columns are `made_by_buffers`: then converting rows imports nothing."""
+    encoders: tuple[Callable[[Sequence[Any]], Buffers], ...] | None
+    """Make the buffers of the columns, if all are `made_by_buffers`: then converting rows imports nothing."""
+    templates: dict[int, Any]
+    """Of messages, by their number of rows: see `data/part/message.py`."""
 
 
 class Schema(Generic[K, V, T]):
@@ -109,7 +111,9 @@ class Schema(Generic[K, V, T]):
             kinds.append(accepted[0])
         types = self.arrow_schema.types
         makers = tuple(maker(t) or partial(pa.array, type=t) for t in types)
-        return PlainTypes((*kinds, int, int), makers, all(map(made_by_buffers, types)))
+        encoders = [encode for t in types if (encode := encoder(t)) is not None]
+        by_buffers = tuple(encoders) if len(encoders) == len(types) else None
+        return PlainTypes((*kinds, int, int), makers, by_buffers, {})
 
     def same_as(self, other: Schema[Any, Any, Any]) -> bool:
         """Whether both have the same identity: equal Arrow types and nullability, equal own codecs."""

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa
+from aiopersist.data.part.inline import encode_inline
+from aiopersist.data.part.message import batch_of, message_of
+from aiopersist.data.plain import Buffers
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import same_kind
 from aiopersist.data.types.schema import PlainTypes, Schema, plain_types
@@ -28,12 +31,29 @@ TINY_BYTES = 32 * 1024  # of keys, and of vals: copying more takes a thread
 class Tiny(NamedTuple):
     """A sorted, consolidated batch, and facts about the rows as they were given."""
 
-    batch: pa.RecordBatch
-    """May be empty."""
+    rows: int
+    """Of the batch; there may be none."""
+    columns: tuple[Buffers, ...] | pa.RecordBatch
+    """Those of the batch, if all are made by buffers; else the batch."""
+    schema: Schema[Any, Any, Any]
     least_time: int
     greatest_time: int
     goodbytes: int
     """The goodbytes of the given rows: at least those of the batch."""
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The rows as Arrow has them."""
+        if not isinstance(self.columns, tuple):
+            return self.columns
+        return batch_of(self.columns, self.schema.arrow_schema, self.rows)
+
+    def message(self) -> bytes:
+        """The rows as an inline part."""
+        plain = plain_types(self.schema)
+        if plain is None or not isinstance(self.columns, tuple):
+            return encode_inline(self.batch)
+        return message_of(plain, self.schema.arrow_schema, self.rows, self.columns)
 
 
 def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
@@ -63,7 +83,7 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
     try:
         if str in plain.kinds:
             size = sum(map(_width, plain.kinds, columns))
-        return Tiny(_batch(rows, plain, schema), least, greatest, size)
+        return Tiny(len(rows), _columns(rows, plain, schema), schema, least, greatest, size)
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
 
@@ -126,7 +146,7 @@ class PlainRows:
 
     def __init__(self, schema: Schema[Any, Any, Any]) -> None:
         plain = plain_types(schema)
-        self._kinds = plain.kinds if plain is not None and plain.by_buffers else None
+        self._kinds = plain.kinds if plain is not None and plain.encoders else None
 
     def size(self, row: tuple[Any, Any, Any, Any]) -> int | None:
         """The goodbytes of the update; `None` if it must go the general way."""
@@ -196,9 +216,11 @@ def _summed(
     return sorted((*row, diff) for row, diff in sums.items() if diff)
 
 
-def _batch(
+def _columns(
     rows: list[tuple[Any, Any, int, int]], plain: PlainTypes, schema: Schema[Any, Any, Any]
-) -> pa.RecordBatch:
+) -> tuple[Buffers, ...] | pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    if plain.encoders is not None:
+        return tuple(encode(column) for encode, column in zip(plain.encoders, columns, strict=True))
     arrays = [make(column) for make, column in zip(plain.makers, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema)
