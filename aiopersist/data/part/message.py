@@ -3,8 +3,8 @@
 Arrow makes columns of ten rows, and a message of them, in 20 us where the caches are warm, which they are not
 after a wait. But the messages of as many rows of one schema differ in few places: in the body, in its length,
 and in where each of its buffers begins and ends. So Arrow makes one message of rows that are made up, and the
-others are made after this *template*, in a third of the time. Their bytes are those that Arrow would write: a template is used only if it makes what
-Arrow makes of other rows, too.
+others are made after this *template*, in a third of the time. Their bytes are those that Arrow would write: a
+template is used only if it makes what Arrow makes of other rows, too.
 """
 
 from __future__ import annotations
