@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiopersist.ending import told
+from aiopersist.ending import tell_end, told
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.shard.attempt import Attempt, SentStatement, Slot, Unknowable
 from aiopersist.shard.register import Register
@@ -221,6 +221,7 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
     statement = told(partial(_statement, attempts), answer)
     spawn = attempts[0].register.stack.supervisor.spawn
     sending.statement = spawn(statement, "write a version", eager=True)
+    tell_end(sending.statement, answer)
     try:
         ours: bool = await answer  # a cancellation ends this wait, not the statement
     except (Corruption, InvalidUsage):

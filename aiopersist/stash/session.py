@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from aiopersist.ending import told
+from aiopersist.ending import tell_end, told
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.failures import Backoff
 from aiopersist.measure.metrics import Metrics, NoMetrics
@@ -169,6 +169,7 @@ class StashSession:
         work = told(partial(self._commit, opener, change, began), answer)
         task = self.supervisor.spawn(work, "change a stash", eager=True)
         self._under_way = task
+        tell_end(task, answer)
         task.add_done_callback(self._done)
         verdict = await answer  # a cancellation ends this wait, not the change
         if verdict is Verdict.FENCED:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, Field, ValidationError
 
+from aiopersist.errors import Corruption
 from aiopersist.state.diff import RollupName, check_format, not_understood
 from aiopersist.state.model import State
 from aiopersist.state.names import BatchPath, batches_of, keys_of
@@ -69,7 +70,9 @@ class Names(BaseModel):
     """The part of a version that is about blobs. The other fields of the diff are skipped."""
 
     format: int
+    seqno: int
     commit: str
+    prev: str | None
     rollup: RollupName | None
     changes: _ChangesNames
 
@@ -95,11 +98,16 @@ class Trail:
         """Every part that was named."""
         self.rollups: dict[int, RollupName] = {}
         """Every rollup that was named, by its version."""
+        self._base = None if base is None else (base.seqno, base.commit)
+        self._last: tuple[int, str | None] = self._base or (-1, None)
 
     def add(self, versions: Iterable[bytes], shard: str) -> None:
-        """Follow the next versions of the shard."""
+        """Follow the next versions of the shard; the first may be that of the base. `Corruption` for one that
+        does not follow: of another history of the shard, as before it was restored from a backup. What that
+        drops may be there in this one."""
         for data in versions:
             names = decode_names(data, shard)
+            self._check_follows(names, shard)
             for path in names.changes.dropped_batches():
                 self._live.pop(path, None)
             for path, batch in names.changes.set_batches():
@@ -111,6 +119,14 @@ class Trail:
                 self.rollups[seqno] = RollupName(seqno=seqno, key=rollup.key, checksum=rollup.checksum)
             if names.rollup is not None:
                 self.rollups[names.rollup.seqno] = names.rollup
+
+    def _check_follows(self, names: Names, shard: str) -> None:
+        seqno, commit = self._last
+        this = names.seqno, names.commit
+        if this != self._base and (names.seqno, names.prev) != (seqno + 1, commit):
+            what = f"version {names.seqno} does not follow from version {seqno}"
+            raise Corruption(f"{what}: was the store restored from a backup?", shard_id=shard)
+        self._last, self._base = this, None
 
     @property
     def dropped(self) -> set[str]:

@@ -85,9 +85,9 @@ class Consensus(ABC):
         """Return the versions with seqno `>= from_seqno` in ascending order, at most `limit`."""
 
     async def versions(self, key: str, first: int, last: int) -> list[Versioned]:
-        """Return the versions from `first` to `last`, both included, in ascending order; `last` is a version
-        that this handle has read as a head. Those that were truncated may be left out. This default is a
-        `scan`; a store that knows some versions need not look whether they are still there."""
+        """Return the versions from `first` to `last`, both included, in ascending order. The caller has read
+        a head at or beyond `last`. Those that were truncated may be left out. This default is a `scan`; a
+        store that knows some versions need not look whether they are still there."""
         found = await self.scan(key, first, last + 1 - first)
         return [version for version in found if version.seqno <= last]
 

@@ -69,6 +69,8 @@ class WrappedConsensus(Consensus):
         return await self._request("head", lambda: self.inner.head(key))
 
     async def likely_head(self, key: str, seqno: int) -> Versioned | None:
+        if type(self).head is not WrappedConsensus.head:  # a subclass changes what it answers
+            return await self.head(key)
         return await self._request("head", lambda: self.inner.likely_head(key, seqno))
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
@@ -86,6 +88,8 @@ class WrappedConsensus(Consensus):
         return await self._request("scan", lambda: self.inner.scan(key, from_seqno, limit))
 
     async def versions(self, key: str, first: int, last: int) -> list[Versioned]:
+        if type(self).scan is not WrappedConsensus.scan:
+            return await super().versions(key, first, last)
         return await self._request("scan", lambda: self.inner.versions(key, first, last))
 
     async def truncate(self, key: str, seqno: int) -> int:

@@ -37,7 +37,7 @@ def state(since: int, rows: list[int], *, claimed: list[tuple[int, int, str]] = 
     return State.of(
         shard=SHARD,
         seqno=len(rows),
-        commit="c",
+        commit=values.pop("commit", "c"),
         at=0.0,
         since=Antichain(since),
         upper=Antichain(len(rows)),
@@ -136,7 +136,7 @@ def version(number: int, **changes: Any) -> bytes:
     import json
 
     return json.dumps(
-        {"format": 1, "seqno": number, "commit": "c", "rollup": None, "changes": changes}
+        {"format": 1, "seqno": number, "commit": "c", "prev": "c", "rollup": None, "changes": changes}
     ).encode()
 
 
@@ -157,6 +157,19 @@ def test_a_trail_tells_what_was_dropped() -> None:
     assert trail.dropped == {"a", "b", f"{SHARD}/w/0-0"}
     assert trail.parts - trail.dropped == {"c", "d", "e"}
     assert trail.rollups[2].key == "r"
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 4])
+def test_a_version_of_another_history_is_no_part_of_a_trail(number: int) -> None:
+    """Goal: what it drops may be there in this one, and a collection would delete it."""
+    trail = Trail(state(0, [3]))
+    trail.add([version(1, batches={"1": parts("a")})], SHARD)
+    with pytest.raises(ap.Corruption, match="does not follow"):
+        trail.add([version(number, drop={"batches": [1]})], SHARD)
+    trail = Trail(state(0, [3], commit="another"))
+    for first in (1, 2):
+        with pytest.raises(ap.Corruption, match="restored"):
+            trail.add([version(first)], SHARD)
 
 
 @pytest.mark.parametrize(("writer", "accepted"), [("alive", True), ("gone", False)])

@@ -249,3 +249,21 @@ class TestCache:
         results = await asyncio.gather(*asking, return_exceptions=True)
         assert [r for i, r in enumerate(results) if i != cancelled] == [b"x"] * 2
         assert isinstance(results[cancelled], asyncio.CancelledError)
+
+
+async def test_a_wrapper_that_changes_a_read_changes_those_that_answer_like_it() -> None:
+    """Goal: what a wrapper of another project does to `head` and `scan` it does to all reads."""
+
+    class Changed(FaultyConsensus):
+        async def head(self, key: str) -> Versioned | None:
+            found = await super().head(key)
+            return found and found._replace(data=b"head")
+
+        async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
+            return [found._replace(data=b"scan") for found in await super().scan(key, from_seqno, limit)]
+
+    inner = MemoryConsensus()
+    assert await inner.compare_and_set("k", None, b"0")
+    changed = Changed(inner, Faults())
+    assert await changed.likely_head("k", 0) == Versioned(0, b"head")
+    assert await changed.versions("k", 0, 0) == [Versioned(0, b"scan")]

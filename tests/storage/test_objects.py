@@ -119,6 +119,37 @@ async def test_what_surely_was_not_created_is_told_so(place: Place) -> None:
     assert await one.compare_and_set("k", 0, b"1")
 
 
+async def test_a_refusal_that_took_long_may_come_too_late(place: Place) -> None:
+    """Goal: a driver sends a creation twice. The first copy counts, and is truncated; the second finds what
+    somebody has left who slept, and is refused: `False` would say that the first one did not count."""
+
+    class Slow(Runtime):
+        now_s = 0.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+    runtime = Slow()
+    slow, calls = place.handle(runtime)
+    await grow(slow, "k", 2)
+    fast, _ = place.handle()
+    create = calls.inner.create
+
+    async def sent_twice(name: str, data: bytes) -> str | None:
+        assert await create(name, data) is not None
+        for seqno in range(2, 6):
+            await fast.head("k")
+            assert await fast.compare_and_set("k", seqno, b"%d" % (seqno + 1))
+        assert await fast.truncate("k", 5) == 5
+        place.world.stored[name] = Object(b"sleeper\n2", "orphan")
+        runtime.now_s += 60.0
+        return await create(name, data)
+
+    calls.inner.create = sent_twice  # type: ignore[method-assign]
+    with pytest.raises(Indeterminate, match="truncated"):
+        await slow.compare_and_set("k", 1, b"2")
+
+
 async def test_a_refusal_because_of_nothing_is_of_unknown_outcome(place: Place) -> None:
     """Goal: `False` would say that there is a newer head."""
     one, calls = place.handle()

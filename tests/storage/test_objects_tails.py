@@ -79,7 +79,7 @@ def test_what_is_kept_is_bounded() -> None:
     tails = Tails()
     for number in range(3 * KEYS_MAX):
         for seqno in range(3 * TAIL_MAX):
-            tails.add(f"k{number}", [Versioned(seqno, bytes(TAIL_BYTES_MAX // 4))])
+            tails.add(f"k{number}", [Versioned(seqno, bytes(TAIL_BYTES_MAX // 4))], own=True)
     assert len(tails._known) == KEYS_MAX
     assert {len(known) for known in tails._known.values()} == {4}
 
@@ -95,3 +95,42 @@ def test_versions_that_do_not_follow_are_no_tail() -> None:
     assert tails.before("k", 5) == [b"0", b"1", b"2", b"3", b"4"]
     tails.add("k", numbered([9]))
     assert tails.before("k", 10) == [b"9"]
+
+
+def test_versions_of_another_history_are_no_tail() -> None:
+    """Goal: a bucket that was restored from a backup has others of the same seqnos."""
+    tails = Tails()
+    other = [Versioned(seqno, b"other") for seqno in range(20)]
+    tails.add("k", numbered(range(5)))
+    tails.add("k", other[3:6])
+    assert tails.newest("k") == other[3:6], "a later head"
+    tails.add("k", numbered(range(4)))
+    assert tails.newest("k") == numbered(range(4)), "an earlier one"
+    tails.add("k", other[4:9])
+    assert tails.newest("k") == other[4:9], "nothing says that they are of one history"
+    tails.add("k", other[9:10], own=True)
+    assert tails.newest("k") == other[4:10]
+    tails.forget("k")
+    assert tails.newest("k") == []
+
+
+async def test_a_bucket_that_was_restored(place: Place) -> None:
+    """Goal: a handle that has known what is gone reads and commits what is there."""
+    one, calls = place.handle()
+    await grow(one, "k", 4)
+    backup = dict(place.world.stored)
+    for seqno in range(3, 12):
+        assert await one.compare_and_set("k", seqno, b"old")
+    place.world.stored.clear()
+    place.world.stored.update(backup)
+    assert await one.head("k") == Versioned(3, b"3")
+    assert await one.versions("k", 0, 3) == numbered(range(4))
+    calls.calls.clear()
+    assert await one.compare_and_set("k", 3, b"4")
+    assert calls.calls == {"create": 1, "list": 1}
+    other, _ = place.handle()
+    for seqno in range(4, 14):
+        await other.head("k")
+        assert await other.compare_and_set("k", seqno, b"%d" % (seqno + 1))
+    assert await one.head("k") == Versioned(14, b"14")
+    assert await one.versions("k", 0, 14) == numbered(range(15))

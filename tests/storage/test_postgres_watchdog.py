@@ -63,4 +63,6 @@ async def test_a_statement_that_hangs_is_of_unknown_outcome(
     assert await consensus.compare_and_set("k", None, b"0")
     with pytest.raises(Indeterminate, match="lost the answer"):
         await consensus._pool.write(lambda connection: connection.execute("SELECT pg_sleep(1000)"))
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(1000)'"
+    assert await consensus._pool.write(lambda connection: connection.fetchval(ended))
     assert await consensus.compare_and_set("k", 0, b"1")

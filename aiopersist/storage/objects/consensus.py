@@ -47,7 +47,7 @@ from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.keys import check_entries
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.courtesy import Wishes
-from aiopersist.storage.objects.known import NOTHING
+from aiopersist.storage.objects.known import FRESH_S, NOTHING
 from aiopersist.storage.objects.names import (
     KEY,
     SEQNO_MAX,
@@ -142,6 +142,7 @@ class ObjectsConsensus(ObjectReads):
                 if stored is not None:
                     self._seen.saw(key, name, stored)
                 if stored is not None and not stored.data.startswith(token):
+                    await self._check_not_truncated(folder, seqno, took_s)
                     await self._wish(key, seqno)
                     await self._wishes.rest(key, took_s)
                     return False
@@ -156,9 +157,16 @@ class ObjectsConsensus(ObjectReads):
         if tag is not None:
             self._seen.saw(key, name, Object(body, tag))
         self._known.saw(key, seqno, floor)
-        self._tails.add(key, [Versioned(seqno, data)])
+        self._tails.add(key, [Versioned(seqno, data)], own=True)
         self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
         return True
+
+    async def _check_not_truncated(self, folder: str, seqno: int, took_s: float) -> None:
+        """`Indeterminate` if the refusal says nothing: of two copies of a creation the first one may have
+        counted, and been truncated, before the second one found what somebody who slept has left. That takes
+        longer than a creation does."""
+        if took_s > FRESH_S and await self._floor(folder) > seqno:
+            raise Indeterminate(f"version {seqno} was refused, and is truncated")
 
     async def _wish(self, key: str, seqno: int) -> None:
         """Another one has committed: after some such refusals, ask the others to let this handle go first."""
@@ -175,7 +183,7 @@ class ObjectsConsensus(ObjectReads):
     async def truncate(self, key: str, seqno: int) -> int:
         self._check([key])
         folder = folder_of(key)
-        newest, behind = await self._look(key)
+        newest, behind, _ = await self._look(key)
         if newest is None or seqno > version_of(newest.name):  # perhaps the list passed what was truncated
             head = await self.head(key)
             if head is None or seqno > head.seqno:
@@ -210,7 +218,7 @@ class ObjectsConsensus(ObjectReads):
                 await asyncio.wait([woken], timeout=delay)
                 if woken.done():
                     return
-                newest, _ = await self._look(key)
+                newest = (await self._look(key)).newest
                 if (NOTHING if newest is None else version_of(newest.name)) != known:
                     return
 

@@ -38,6 +38,10 @@ class KnownHeads:
         if len(self._seen) > KNOWN_MAX:
             self._seen.pop(next(iter(self._seen)))
 
+    def forget(self, key: str) -> None:
+        """The bucket went back to an earlier head."""
+        self._seen.pop(key, None)
+
     def seqno(self, key: str) -> int | None:
         """The greatest that is known; `None`: nothing is."""
         seen = self._seen.get(key)

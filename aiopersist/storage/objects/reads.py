@@ -6,10 +6,12 @@ this handle has read or created.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from aiopersist.ending import both
+from aiopersist.errors import Error
 from aiopersist.resource import run_bounded
 from aiopersist.runtime import Runtime
 from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Versioned
@@ -45,6 +47,8 @@ class Look(NamedTuple):
     """The newest version."""
     behind: list[Tagged] | None
     """Floors and wishes; `None`: the list did not go on to them."""
+    known: int | None
+    """The greatest seqno that was known to have been the head before the list."""
 
 
 class ObjectReads(Consensus):
@@ -68,38 +72,51 @@ class ObjectReads(Consensus):
         self._check([key])
         if self._known.seqno(key) is not None:  # then the object of its head is known, too, as a rule
             return await self._head(key)
-        name = folder_of(key) + version_name(seqno)
-        look, stored = await both(partial(self._look, key), partial(self._bucket.get, name))
-        if stored is not None:
-            self._seen.saw(key, name, stored)
+        look, _ = await both(partial(self._look, key), partial(self._guess, key, seqno))
         return await self._head(key, look)
+
+    async def _guess(self, key: str, seqno: int) -> None:
+        """Read a version that may be there."""
+        name = folder_of(key) + version_name(seqno)
+        with suppress(Error):  # only the list tells whether it matters
+            stored = await self._bucket.get(name)
+            if stored is not None:
+                self._seen.saw(key, name, stored)
 
     async def _head(self, key: str, look: Look | None = None) -> Versioned | None:
         """The head; `look`: what a list has shown since the call began."""
         folder = folder_of(key)
         while True:
-            newest, behind = look or await self._look(key)
+            newest, behind, known = look or await self._look(key)
             look = None
             if newest is None:
                 if not await self._floor(folder, behind):
-                    self._known.saw(key, NOTHING)
+                    self._saw_head(key, NOTHING, 0, known)
                     return None
                 continue  # versions were truncated while the list passed them
             stored, floor = await both(partial(self._read, key, newest), partial(self._floor, folder, behind))
             seqno = version_of(newest.name)
             if stored is not None and stored.tag == newest.tag and floor <= seqno:
-                self._known.saw(key, seqno, floor)
+                self._saw_head(key, seqno, floor, known)
                 versions = unpacked(newest.name, seqno, stored.data)
                 self._seen.saw(key, newest.name, stored)
                 self._tails.add(key, versions)
                 return versions[-1]
 
+    def _saw_head(self, key: str, seqno: int, floor: int, known: int | None) -> None:
+        """This is the head, and `known` was known before it was looked for: a greater one is gone, so the
+        bucket was restored from a backup, or the key removed."""
+        if known is not None and seqno < known:
+            for memory in self._known, self._tails, self._seen:
+                memory.forget(key)
+        self._known.saw(key, seqno, floor)
+
     async def _look(self, key: str) -> Look:
-        folder, live = folder_of(key), self._known.live(key)
+        folder, live, known = folder_of(key), self._known.live(key), self._known.seqno(key)
         limit = SHORT if live is None or live + FEW_FLOORS < SHORT else 1
         listed = await self._bucket.find(folder, after=folder + VERSIONS, limit=limit)
         newest = next(iter(_among(listed, folder + VERSIONS)), None)
-        return Look(newest, None if len(listed) == limit else _among(listed, folder + FLOORS))
+        return Look(newest, None if len(listed) == limit else _among(listed, folder + FLOORS), known)
 
     async def _read(self, key: str, listed: Tagged) -> Object | None:
         return self._seen.find(key, listed) or await self._bucket.get(listed.name)
@@ -120,7 +137,8 @@ class ObjectReads(Consensus):
     async def _moved(self, key: str, seqno: int | None) -> tuple[bool, Versioned | None]:
         """Whether the head is not at `seqno`, and the head if so."""
         look = await self._look(key)
-        if look.newest is not None and version_of(look.newest.name) == seqno:
+        there = None if look.newest is None else version_of(look.newest.name)
+        if there is not None and there == seqno and greatest_floor(look.behind or ()) <= seqno:
             return False, None
         head = await self._head(key, look)
         return (None if head is None else head.seqno) != seqno, head

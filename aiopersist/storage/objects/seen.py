@@ -19,11 +19,15 @@ class SeenObjects:
 
     def saw(self, key: str, name: str, stored: Object) -> None:
         """The object of that name was read, or created."""
-        self._seen.pop(key, None)
-        if len(stored.data) <= BYTES_MAX:
+        self.forget(key)
+        if stored.tag and len(stored.data) <= BYTES_MAX:
             self._seen[key] = name, stored
         if len(self._seen) > KEYS_MAX:
             del self._seen[next(iter(self._seen))]
+
+    def forget(self, key: str) -> None:
+        """Its bucket went back to what was before it."""
+        self._seen.pop(key, None)
 
     def find(self, key: str, listed: Tagged) -> Object | None:
         """The object that is listed so, if it is known."""

@@ -25,18 +25,28 @@ class Tails:
     def __init__(self) -> None:
         self._known: dict[str, list[Versioned]] = {}
 
-    def add(self, key: str, versions: Sequence[Versioned]) -> None:
-        """These follow each other. The newest object is right about those that were known before: its bucket
-        may have been restored from a backup."""
+    def add(self, key: str, versions: Sequence[Versioned], *, own: bool = False) -> None:
+        """These follow each other; those of a call's `own` creation follow what was known. What was known
+        stays if they share a version with it, and is forgotten if that is another one: its bucket was
+        restored from a backup, and what came after that has another history."""
         known = self._known.pop(key, [])
-        if not known or versions[-1].seqno > known[-1].seqno:
+        there = dict(known)
+        shared = [version for version in versions if version.seqno in there]
+        is_later = not known or versions[-1].seqno > known[-1].seqno
+        follows = own and bool(known) and known[-1].seqno + 1 == versions[0].seqno
+        if any(there[seqno] != data for seqno, data in shared) or (is_later and not shared and not follows):
+            known, is_later = [], True
+        if is_later:
             older = [version for version in known if version.seqno < versions[0].seqno]
-            follows = bool(older) and older[-1].seqno + 1 == versions[0].seqno
-            known = [*(older if follows else ()), *versions][-TAIL_MAX:]
+            known = [*older, *versions][-TAIL_MAX:]
         sizes = list(accumulate(len(version.data) for version in reversed(known)))
         self._known[key] = known[sum(size > TAIL_BYTES_MAX for size in sizes) :]
         if len(self._known) > KEYS_MAX:
             del self._known[next(iter(self._known))]
+
+    def forget(self, key: str) -> None:
+        """Its bucket went back to what was before them."""
+        self._known.pop(key, None)
 
     def newest(self, key: str) -> list[Versioned]:
         """The newest that are known, in ascending order."""

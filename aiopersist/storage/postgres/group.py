@@ -73,10 +73,7 @@ class GroupCommit:
             self._begin_alone(waiting, self._creating)
         else:
             self._waiting.append(waiting)
-            if self._under_way:
-                self._schedule()
-            elif not self._scheduled:  # alone, as far as can be seen: it does not wait for others
-                self._dispatch()
+            self._schedule()
         return await waiting.outcome
 
     def _schedule(self) -> None:

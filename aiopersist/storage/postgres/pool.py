@@ -18,14 +18,14 @@ that is the primary then.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
-from aiopersist.ending import told
+from aiopersist.ending import tell_end, told
 from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
 from aiopersist.runtime import begun
 from aiopersist.storage.keys import closed
@@ -116,7 +116,9 @@ class Pool:
                 if _has_moved(error):
                     self._fail_over()
                 usable = (
-                    isinstance(failure, ServerRefused | Corruption) and not connection.is_in_transaction()
+                    isinstance(failure, ServerRefused | Corruption)
+                    and not connection.is_closed()
+                    and not connection.is_in_transaction()
                 )
                 self._put_back(connection, usable and failovers == self._failovers)
                 if failure is None:
@@ -128,7 +130,7 @@ class Pool:
     async def _told(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `work`, in a task of the pool, which goes on when the caller is cancelled."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.spawn(told(work, answer))
+        tell_end(self.spawn(told(work, answer)), answer)
         return await answer
 
     async def connect(self) -> Connection:
@@ -253,7 +255,8 @@ class _Watchdog:
             if deadline > loop.time():
                 self._timer = loop.call_at(deadline, self._look)
                 break
-            connection.terminate()
+            with suppress(Exception):  # the others end nevertheless
+                connection.terminate()
 
 
 def _has_moved(error: BaseException) -> bool:
