@@ -54,7 +54,7 @@ async def versions_between(
 
 async def _some_from(stack: Stack, shard: str, first: int, last: int) -> Sequence[Versioned]:
     """As many of the versions from `first` to `last` as one request reads; from a later one on, or none, if
-    they were truncated. `last` was read as a head."""
+    they were truncated. A head at or beyond `last` was read before."""
     return await stack.consensus.versions(consensus_key(shard), first, min(first + SCAN_LIMIT - 1, last))
 
 
