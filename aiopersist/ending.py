@@ -53,15 +53,19 @@ async def both(
     return first.result(), second.result()
 
 
-def tell_end(task: asyncio.Task[Any], answer: asyncio.Future[Any]) -> None:
-    """Cancel the answer of a task of `told` that ends without one: it was cancelled before it began."""
-    task.add_done_callback(lambda _: None if answer.done() else answer.cancel())
+def told(
+    work: Callable[[], Coroutine[Any, Any, T]], spawn: Callable[[Coroutine[Any, Any, T]], asyncio.Task[T]]
+) -> tuple[asyncio.Task[T], asyncio.Future[T]]:
+    """The task of `work` that `spawn` makes, and its result, told in the same turn of the loop: the end of a
+    task is told one turn later, and by `asyncio.shield` another one. A caller that waits for the result and
+    not for the task may be cancelled, and `work` goes on."""
+    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    task = spawn(_told(work, answer))
+    task.add_done_callback(lambda _: None if answer.done() else answer.cancel())  # it never began
+    return task, answer
 
 
-async def told(work: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> T:
-    """The result of `work`, which `answer` tells as well, in the same turn of the loop: the end of a task is
-    told one turn later, and by `asyncio.shield` another one. A caller that waits for `answer` and not for the
-    task may be cancelled, and `work` goes on. Call `tell_end` with the task."""
+async def _told(work: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> T:
     try:
         result = await work()
     except asyncio.CancelledError:

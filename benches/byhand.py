@@ -149,14 +149,15 @@ class PostgresRecords:
 
     async def put(self, seqno: int, data: bytes) -> None:
         if self._db is None:
-            await self._connect()
+            await self.connect()
         assert await self._db.execute(self._put, seqno, data) == "INSERT 0 1"
 
     async def aclose(self) -> None:
         if self._db is not None:
             await self._db.close()
 
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
+        """Connect, and make the tables."""
         import asyncpg
 
         self._db = await asyncpg.connect(self._dsn)

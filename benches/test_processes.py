@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 
+from benches import byhand
 from benches.conftest import report
 from benches.processes import together
 
@@ -85,14 +85,10 @@ def sqlite_by_hand(path: Path, commits: int) -> float:
     return took_s
 
 
-async def prepare(dsn: str, schema: str) -> None:
-    db = await asyncpg.connect(dsn)
-    await db.execute(
-        f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.head (seqno bigint NOT NULL);"
-        f"INSERT INTO {schema}.head VALUES (-1);"
-        f"CREATE TABLE {schema}.log (seqno bigint PRIMARY KEY, data bytea NOT NULL)"
-    )
-    await db.close()
+async def prepare(url: str, schema: str) -> None:
+    records = byhand.PostgresRecords(url, schema)
+    await records.connect()
+    await records.aclose()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -111,7 +107,7 @@ def test_four_processes(
         else:
             server = request.getfixturevalue("postgres_server")
             consensus, schema = server.url(f"b_{uuid.uuid4().hex[:12]}"), f"hand_{uuid.uuid4().hex[:12]}"
-            run(prepare(server.dsn(), schema))
+            run(prepare(consensus, schema))
             hand.append(together(POSTGRES_BY_HAND, [server.dsn(), schema, str(commits)], PROCESSES))
         ours.append(together(OURS, [f"file://{place / 'blob'}", consensus, str(commits)], PROCESSES))
 

@@ -4,19 +4,17 @@ import asyncio
 
 import pytest
 
-from aiopersist.ending import tell_end, told
+from aiopersist.ending import told
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 async def test_a_task_that_is_cancelled_tells_its_caller(steps: int) -> None:
     """Goal: also before it begins."""
-    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def work() -> None:
         await asyncio.sleep(1000)
 
-    task = asyncio.ensure_future(told(work, answer))
-    tell_end(task, answer)
+    task, answer = told(work, asyncio.ensure_future)
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
@@ -26,7 +24,6 @@ async def test_a_task_that_is_cancelled_tells_its_caller(steps: int) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_caller_that_is_cancelled_leaves_the_work(fails: bool) -> None:
-    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     go = asyncio.Event()
 
     async def work() -> int:
@@ -35,8 +32,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_work(fails: bool) -> None:
             raise ValueError("no")
         return 1
 
-    task = asyncio.ensure_future(told(work, answer))
-    tell_end(task, answer)
+    task, answer = told(work, asyncio.ensure_future)
     await asyncio.sleep(0)
     answer.cancel()  # as a caller that waits for it and is cancelled does
     go.set()

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiopersist.ending import tell_end, told
+from aiopersist.ending import told
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.shard.attempt import Attempt, SentStatement, Slot, Unknowable
 from aiopersist.shard.register import Register
@@ -217,11 +217,8 @@ async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> boo
     only if it won: its refusal, or its determinate error, says nothing about the first."""
     is_first = not sending.sent
     sending.sent += 1
-    answer = asyncio.get_running_loop().create_future()
-    statement = told(partial(_statement, attempts), answer)
-    spawn = attempts[0].register.stack.supervisor.spawn
-    sending.statement = spawn(statement, "write a version", eager=True)
-    tell_end(sending.statement, answer)
+    spawn = partial(attempts[0].register.stack.supervisor.spawn, name="write a version", eager=True)
+    sending.statement, answer = told(partial(_statement, attempts), spawn)
     try:
         ours: bool = await answer  # a cancellation ends this wait, not the statement
     except (Corruption, InvalidUsage):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from aiopersist.ending import tell_end, told
+from aiopersist.ending import told
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.failures import Backoff
 from aiopersist.measure.metrics import Metrics, NoMetrics
@@ -165,11 +165,9 @@ class StashSession:
             await asyncio.wait([self._under_way])
 
     async def _apply(self, opener: Opener, change: StoreChange, began: float) -> bool:
-        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        work = told(partial(self._commit, opener, change, began), answer)
-        task = self.supervisor.spawn(work, "change a stash", eager=True)
+        spawn = partial(self.supervisor.spawn, name="change a stash", eager=True)
+        task, answer = told(partial(self._commit, opener, change, began), spawn)
         self._under_way = task
-        tell_end(task, answer)
         task.add_done_callback(self._done)
         verdict = await answer  # a cancellation ends this wait, not the change
         if verdict is Verdict.FENCED:

@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa
+from aiopersist.data.part.inline import encode_inline
 from aiopersist.data.plain import Buffers, assembled
 from aiopersist.data.types.schema import PlainTypes
 
@@ -61,13 +62,10 @@ def _made(plain: PlainTypes, schema: pa.Schema, rows: int) -> Template | None:
     assert plain.encoders is not None
     samples = []
     for width in SAMPLES:
-        values: dict[type, Sequence[Any]] = {
-            bytes: [b"x" * width] * rows,
-            str: ["x" * width] * rows,
-            int: [0] * rows,
-        }
-        columns = [encode(values[kind]) for encode, kind in zip(plain.encoders, plain.kinds, strict=True)]
-        samples.append((columns, batch_of(columns, schema, rows).serialize().to_pybytes()))
+        made_up: dict[type, Any] = {bytes: b"x" * width, str: "x" * width, int: 0}
+        values = [[made_up[kind]] * rows for kind in plain.kinds]
+        columns = [encode(column) for encode, column in zip(plain.encoders, values, strict=True)]
+        samples.append((columns, encode_inline(batch_of(columns, schema, rows))))
     template = _learned(*samples[0])
     is_sound = template is not None and all(template.message(columns) == data for columns, data in samples)
     return template if is_sound else None
@@ -108,12 +106,3 @@ def _places(count: int) -> Struct:
     if count not in _structs:
         _structs[count] = Struct(f"<{count}q")
     return _structs[count]
-
-
-def message_of(plain: PlainTypes, schema: Any, rows: int, columns: Sequence[Buffers]) -> bytes:
-    """The message of so many rows, as `encode_inline` makes it."""
-    template = template_of(plain, schema, rows)
-    if template is not None:
-        return template.message(columns)
-    data: bytes = batch_of(columns, schema, rows).serialize().to_pybytes()
-    return data

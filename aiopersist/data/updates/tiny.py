@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import encode_inline
-from aiopersist.data.part.message import batch_of, message_of
+from aiopersist.data.part.message import batch_of, template_of
 from aiopersist.data.plain import Buffers
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import same_kind
@@ -51,9 +51,11 @@ class Tiny(NamedTuple):
     def message(self) -> bytes:
         """The rows as an inline part."""
         plain = plain_types(self.schema)
-        if plain is None or not isinstance(self.columns, tuple):
-            return encode_inline(self.batch)
-        return message_of(plain, self.schema.arrow_schema, self.rows, self.columns)
+        if plain is not None and isinstance(self.columns, tuple):
+            template = template_of(plain, self.schema.arrow_schema, self.rows)
+            if template is not None:
+                return template.message(self.columns)
+        return encode_inline(self.batch)
 
 
 def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
-from aiopersist.ending import tell_end, told
+from aiopersist.ending import told
 from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
 from aiopersist.runtime import begun
 from aiopersist.storage.keys import closed
@@ -129,8 +129,7 @@ class Pool:
 
     async def _told(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `work`, in a task of the pool, which goes on when the caller is cancelled."""
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        tell_end(self.spawn(told(work, answer)), answer)
+        _, answer = told(work, self.spawn)
         return await answer
 
     async def connect(self) -> Connection:
