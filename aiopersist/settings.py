@@ -152,8 +152,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     compaction_memory_bytes: PositiveInt = 256 * MIB
     """Memory of one compaction, at any size of input."""
     compaction_inputs_min: PositiveInt = 8
-    """Batches, or runs, that are worth a compaction while appends come, where four that lie in the state
-    count as one; `2`: any two. An idle shard is compacted as far as its spine says."""
+    """Batches, or runs, that are worth a compaction while appends come, where four to sixteen that lie in the
+    state, by their size, count as one; `2`: any two. An idle shard is compacted as far as its spine says."""
     compaction_idle_s: Seconds = 10.0
     """How often idle shards are looked at."""
     compactions_max: PositiveInt = 2

@@ -57,9 +57,10 @@ def can_collect(state: State) -> bool:
 
 
 async def collect(shard: Shard, writer: str | None = None) -> Collected:
-    """One collection, claimed by `writer`, or unclaimed. Costs a scan of the versions below the horizon, a
-    read of the rollup that they begin with, a delete per thousand parts, and a commit; where there is nothing
-    to do, one read of the head."""
+    """One collection, claimed by `writer`, or unclaimed. Costs a read of the earliest version, a delete per
+    thousand parts, a truncation and a commit, beside a scan of the versions below the horizon and a read of
+    the rollup that they begin with unless this process has followed them; where there is nothing to do, one
+    read of the head."""
     with shard.stack.work("collection", shard.known_as) as work:
         collected = await _collect(shard, writer)
         work.done = any(collected)
@@ -74,12 +75,13 @@ async def _collect(shard: Shard, writer: str | None) -> Collected:
     first = await stack.consensus.scan(key, 0, 1)
     parts = versions = 0
     if first and first[0].seqno < r:
-        try:
-            trail = await trail_from(stack, state, first[0].seqno, r)
-        except Truncated:
-            return Collected()
-        garbage = sorted(trail.dropped)
-        await stack.blob.delete(garbage)
+        garbage = shard.register.drops.between(first[0].seqno, r)
+        if garbage is None:
+            try:
+                garbage = (await trail_from(stack, state, first[0].seqno, r)).dropped
+            except Truncated:
+                return Collected()
+        await stack.blob.delete(sorted(garbage))
         parts, versions = len(garbage), await stack.consensus.truncate(key, r)
     old = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno < r}
     if old:

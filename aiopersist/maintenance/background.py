@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from aiopersist.errors import ShardFinalized
 from aiopersist.failures import Backoff
 from aiopersist.gc.collect import can_collect
-from aiopersist.maintenance.due import Weights, all_inputs, commits_between, due, inputs_wanted
+from aiopersist.maintenance.due import Weights, all_inputs, commits_between, due, inputs_wanted, rollup_is_late, rollup_is_near
 from aiopersist.maintenance.shard import LOOK, SINCE, ShardMaintenance
 from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
@@ -138,6 +138,8 @@ class ShardTasks:
         self._ended = False
         self._weights = Weights()
         self._looked_at = 0  # the version
+        self._pace = 0  # commits from that version on that no look follows, while each adds to:
+        self._inline_bytes = 0
         self._forced = 0  # compactions on demand, which do all that is due
         self.due_at = self.next_look()
 
@@ -147,17 +149,20 @@ class ShardTasks:
 
     def begin_due(self, state: State) -> None:
         """Begin the work that is due after a commit of this process."""
-        settings = self.shard.stack.settings
-        if 0 < state.seqno - self._looked_at < commits_between(state, settings):
+        is_small, self._inline_bytes = state.inline_bytes > self._inline_bytes, state.inline_bytes
+        behind, settings = state.seqno - self._looked_at, self.shard.stack.settings
+        if not is_small:
+            self._pace = commits_between(state, settings)
+        if 0 < behind < self._pace:
             return  # the look at idle shards finds what the last commits owe
-        self._looked_at = state.seqno
+        self._looked_at, self._pace = state.seqno, commits_between(state, settings)
         owes = due(state, settings, self._weights)
         if owes.since:
             self._move_since()
-        if owes.collection:
-            self._begin_collecting()
         if owes.little:
             self._compact(inputs_wanted, large=False)
+        if owes.collection and not self._will_collect(state):
+            self._begin_collecting()
         if owes.large:
             self._compact(inputs_wanted, large=True)
 
@@ -257,11 +262,20 @@ class ShardTasks:
     async def _compact_then_collect(
         self, limit: asyncio.Semaphore, compact: Callable[[], Coroutine[Any, Any, int]]
     ) -> None:
-        """Compact, and begin to collect if that leaves much garbage."""
+        """Compact, and begin to collect if that leaves much garbage, or the next rollup is near: it is small
+        now."""
         async with limit:
             done = await compact()
-        if done and self.maintenance.has_replaced_much and can_collect(self.shard.state):
+        state = self.shard.state
+        has_much = self.maintenance.has_replaced_much and can_collect(state)
+        if done and (has_much or rollup_is_near(state, self.shard.stack.settings)):
             self._begin_collecting()
+
+    def _will_collect(self, state: State) -> bool:
+        """Whether a small compaction runs, after which the rollup that is due will be smaller. Not for long:
+        it may fail."""
+        task = self._tasks.get(COMPACTIONS[0])
+        return task is not None and not task.done() and not rollup_is_late(state, self.shard.stack.settings)
 
     def _begin_collecting(self) -> None:
         if COLLECTION not in self.maintenance.backoffs:

@@ -2,14 +2,14 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from aiopersist.gc.rollup import due as rollup_is_due
 from aiopersist.parts.rewrite import whole_bytes
 from aiopersist.settings import Settings
-from aiopersist.state.compaction import ANY, INLINE_SHARE, is_worth, run_count, weight
-from aiopersist.state.model import Retention, SpineBatch, State
+from aiopersist.state.compaction import ANY, is_worth, run_count, weight
+from aiopersist.state.model import HollowBatch, Retention, SpineBatch, State
 from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.spine import spine_of
 
@@ -29,6 +29,15 @@ class Due(NamedTuple):
     """Another compaction."""
 
 
+class _Held(NamedTuple):
+    """A batch of the state, weighed."""
+
+    batch: HollowBatch
+    runs: int
+    weight: float
+    goodbytes: float
+
+
 class Weighed(NamedTuple):
     """A spine batch, and what its batches are together."""
 
@@ -41,9 +50,11 @@ class Weighed(NamedTuple):
 
 
 class Weights:
-    """The spine batches of a shard, each weighed once: a commit makes few new ones."""
+    """The batches of a shard, each weighed once, and the spine batches: a commit makes few new ones."""
 
     def __init__(self) -> None:
+        self._held: dict[int, _Held] = {}
+        """By ordinal."""
         self._known: dict[int, Weighed] = {}
         """By the identity of the spine batch, which is kept alive."""
 
@@ -51,9 +62,27 @@ class Weights:
         """Those of `state`."""
         known, batches = self._known, list(spine_of(state).batches())
         new = [batch for batch in batches if id(batch) not in known]
-        found = {id(batch): _weighed(batch, state) for batch in new} if new else {}
+        found = self._weighed(new, state) if new else {}
         self._known = {id(batch): found.get(id(batch)) or known[id(batch)] for batch in batches}
         return self._known.values()
+
+    def _weighed(self, spine: Iterable[SpineBatch], state: State) -> dict[int, Weighed]:
+        """By the identity of the spine batch."""
+        before = self._held
+        self._held = {
+            ordinal: held
+            if (held := before.get(ordinal)) is not None and held.batch is batch
+            else _Held(batch, run_count(batch), weight(batch), sum(map(goodbytes_at_most, batch.parts)))
+            for ordinal, batch in state.batches.items()
+        }
+        ordinals, every = list(self._held), list(self._held.values())
+        found = {}
+        for one in spine:
+            held = every[bisect_left(ordinals, one.first) : bisect_right(ordinals, one.last)]
+            _, runs, weights, goodbytes = zip(*held, strict=True)
+            inputs = max(len(held), sum(runs))
+            found[id(one)] = Weighed(one, inputs, sum(weights), sum(goodbytes))
+        return found
 
 
 def commits_between(state: State, settings: Settings) -> int:
@@ -61,9 +90,8 @@ def commits_between(state: State, settings: Settings) -> int:
     newest, and few of those that are worth a rollup, so the work begins hardly later, and a commit seldom
     pays for a look."""
     newest = next(reversed(state.batches.values()), None)
-    lightly = newest is not None and weight(newest) == 1 / INLINE_SHARE
-    worth = settings.compaction_inputs_min * (INLINE_SHARE if lightly else 1)
-    return max(min(worth // 2, settings.rollup_every // 8), 1)
+    worth = settings.compaction_inputs_min / (weight(newest) if newest is not None else 1)
+    return max(min(int(worth) // 2, settings.rollup_every // 4), 1)
 
 
 def due(state: State, settings: Settings, weights: Weights) -> Due:
@@ -93,17 +121,6 @@ def _wanted(state: State, settings: Settings, there: float) -> float:
     return min(settings.compaction_inputs_min, INPUTS_MIN) if many else settings.compaction_inputs_min
 
 
-def _weighed(batch: SpineBatch, state: State) -> Weighed:
-    batches, ordinals = state.batches, [batch.first]
-    if batch.first != batch.last:
-        every = list(batches)
-        ordinals = every[bisect_left(every, batch.first) : bisect_right(every, batch.last)]
-    held = [batches[ordinal] for ordinal in ordinals]
-    inputs = max(len(held), sum(map(run_count, held)))
-    goodbytes = sum(goodbytes_at_most(part) for one in held for part in one.parts)
-    return Weighed(batch, inputs, sum(map(weight, held)), goodbytes)
-
-
 def all_inputs(state: State, settings: Settings) -> float:
     """An idle shard is compacted as far as its spine asks."""
     return ANY
@@ -112,7 +129,21 @@ def all_inputs(state: State, settings: Settings) -> float:
 def has_long_tail(state: State, settings: Settings) -> bool:
     """Whether an idle shard has more versions beyond its rollup than it must."""
     every = settings.rollup_every
-    return state.seqno - (state.latest_rollup or 0) > max(min(every // 8, every - 1), TAIL_MIN)
+    return _behind_rollup(state) > max(min(every // 8, every - 1), TAIL_MIN)
+
+
+def rollup_is_near(state: State, settings: Settings) -> bool:
+    """Whether a rollup now is worth its cost: after a compaction, when few parts lie in the state."""
+    return _behind_rollup(state) >= settings.rollup_every * 3 // 4
+
+
+def rollup_is_late(state: State, settings: Settings) -> bool:
+    """Whether a rollup that was due is still not there, much later."""
+    return _behind_rollup(state) >= settings.rollup_every * 3 // 2
+
+
+def _behind_rollup(state: State) -> int:
+    return state.seqno - (state.latest_rollup or 0)
 
 
 def _is_overdue(policy: Retention, state: State) -> bool:

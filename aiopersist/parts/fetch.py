@@ -121,6 +121,7 @@ class Fetch:
         self.stack = stack or shard.stack
         self.range_bytes = range_bytes or self.stack.settings.row_group_bytes
         self._blob: Blob = self.stack.blob if cached else self.stack.blob.uncached
+        self._compute = self.stack.compute_few if cached else self.stack.compute_slice
         self.schema = schema
         self.schema_id = shard.schema_id(schema)
         self._held: WeakValueDictionary[Hashable, pa.Table] = WeakValueDictionary()
@@ -137,7 +138,7 @@ class Fetch:
             if is_inline:
                 # a filter waits for Arrow's threads, which may be busy
                 size = inf if selection.chooses else sum(part.size for _, part in parts)
-                tables.append(await self.stack.compute_few(size, self._inline, parts, selection))
+                tables.append(await self._compute(size, self._inline, parts, selection))
             else:
                 tables += [await self._in_blob(*named, selection, reader) for named in parts]
         return tables[0] if len(tables) == 1 else concat(tables, self.schema)
@@ -291,7 +292,7 @@ class Fetch:
                 raise await self._missing(part, reader)
             try:
                 size = goodbytes_at_most(part) if offset is None else inf
-                return await self.stack.compute_few(size, decode, data)
+                return await self._compute(size, decode, data)
             except Corruption as error:
                 if last:
                     error.shard_id = self.shard.id

@@ -81,11 +81,11 @@ class SortedParts:
     async def add_all(self, table: "pa.Table") -> Total:
         """Add all updates at once, in any order; they become one part. The total that was added, before
         consolidation."""
-        whole = await self._stack.compute_few(table.nbytes, sort_and_consolidate, table)
-        size, encoded = goodbytes(whole), None
+        whole, encoded = await self._stack.compute_slice(table.nbytes, sort_and_consolidate, table), None
+        size = goodbytes(whole)
         if whole.num_rows and size >= self._inline_max_bytes:
             await self._stack.ready_to_encode(self._schema)
-            encoded = await self._stack.compute_few(size, self._encode, whole)
+            encoded = await self._stack.compute_slice(size, self._encode, whole)
         self._count(whole)
         if encoded is not None:
             self._begin_upload(encoded)

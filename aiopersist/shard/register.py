@@ -22,6 +22,7 @@ from aiopersist.errors import Corruption, ShardFinalized
 from aiopersist.shard.log import consensus_key, load, replay
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_commit, finalized
+from aiopersist.state.drops import Drops
 from aiopersist.state.model import State
 from aiopersist.storage.consensus import Versioned
 
@@ -41,6 +42,8 @@ class Register:
         self.state: State | None = None
         self.label_of: Callable[[], str] = lambda: f"shard {shard}"
         """The shard as the user calls it."""
+        self.drops = Drops()
+        """What the versions dropped that led here."""
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] = lambda state: None
         """Called with the state after each commit of our own, without an await: begins the maintenance that
@@ -118,7 +121,10 @@ class Register:
                 raise self._restored(f"its version {head.seqno} is another one", now)
             return
         read = await replay(self.stack, self.shard, now, head)
-        self.install(read if read is not None else await load(self.stack, self.shard))
+        if read is not None:
+            self.install(read, after=now)
+        else:
+            self.install(await load(self.stack, self.shard))
 
     async def _may_be_forgotten(self, state: State) -> bool:
         """Whether the shard may have been finalized after `state`, so long ago that its tombstone is gone."""
@@ -129,10 +135,15 @@ class Register:
             f"{state!r} was read, now {what}: was it restored from a backup?", shard_id=self.shard
         )
 
-    def install(self, state: State | None) -> None:
-        """Make `state` the known one, if it is newer."""
-        if state is None or (self.state is not None and state.seqno <= self.state.seqno):
+    def install(self, state: State | None, after: State | None = None) -> None:
+        """Make `state` the known one, if it is newer. Its history was read from the state `after` on."""
+        known = self.state
+        if state is None or (known is not None and state.seqno <= known.seqno):
             return
+        if known is not None and known is after:
+            self.drops.follow(known, state)
+        else:
+            self.drops.begin(state)
         self.state = state
         if state.is_wall:
             self.stack.clock.saw(state.upper)
@@ -143,7 +154,7 @@ class Register:
     def committed(self, before: State | None, after: State) -> None:
         """A commit of our own made `after`, which follows `before`, durable."""
         if self.state is before:
-            self.install(after)
+            self.install(after, after=before)
         self._notify(self.on_commit, after)
 
     def _notify(self, listener: Callable[[State], None], state: State) -> None:

@@ -29,6 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger("aiopersist").getChild("maintenance")
 
 ON_THE_LOOP_BYTES = 32 * 1024  # the work on fewer takes less time than reaching a thread
+SLICE_BYTES = 160 * 1024  # the work on these takes about a millisecond
 ON_THE_LOOP_ROWS = 512  # the same for work that takes time for each row
 SIGNATURE_MAX = 64  # characters: the id of a reader stands in the state
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._:/-]")
@@ -131,3 +132,11 @@ class Stack:
     async def compute_few(self, size: float, work: Callable[..., T], *args: Any) -> T:
         """`work(*args)` on about `size` bytes of updates: on a worker thread unless they are few."""
         return work(*args) if size <= ON_THE_LOOP_BYTES else await self.compute(work, *args)
+
+    async def compute_slice(self, size: float, work: Callable[..., T], *args: Any) -> T:
+        """`compute_few` for the background. What takes a millisecond is done in a turn of the loop of its own:
+        a thread may hold the interpreter's lock for five, and the loop would wait for it."""
+        if ON_THE_LOOP_BYTES < size <= SLICE_BYTES:
+            await asyncio.sleep(0)
+            return work(*args)
+        return await self.compute_few(size, work, *args)

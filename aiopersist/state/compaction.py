@@ -16,7 +16,8 @@ from aiopersist.state.record import HollowPart, goodbytes_at_most
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 PASSED_MIN = 1024  # updates: fewer are not worth a compaction
-INLINE_SHARE = 4  # as many runs in the state burden a reader as one in a blob, which is a request
+INLINE_RUN_BYTES = 24 * 1024  # as many bytes in the state burden a reader as a run in a blob, which is a request
+INLINE_WEIGHTS = (1 / 16, 1 / 4)  # of a run in the state: at least, since it is a part of its own; at most
 ANY = 2  # inputs: the fewest that can become one
 
 
@@ -73,8 +74,13 @@ def run_count(batch: HollowBatch) -> int:
 
 def weight(batch: HollowBatch) -> float:
     """What the batch costs a reader, in runs of a blob."""
-    runs = max(run_count(batch), 1)
-    return runs if any(part.key is not None for part in batch.parts) else runs / INLINE_SHARE
+    size = 0
+    for part in batch.parts:
+        if part.key is not None:
+            return max(run_count(batch), 1)
+        size += part.size
+    least, most = INLINE_WEIGHTS
+    return max(run_count(batch), 1) * min(max(size / INLINE_RUN_BYTES, least), most)
 
 
 def is_compact(batch: HollowBatch, since: Antichain) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.maintenance.due import Weights, due, inputs_wanted
-from aiopersist.state.compaction import INLINE_SHARE, plan
+from aiopersist.state.compaction import INLINE_WEIGHTS, plan, weight
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import Spine
@@ -50,8 +50,9 @@ def test_batches_in_the_state_count_for_less() -> None:
     """Goal: they are compacted in steps that are as much larger; nothing is due that cannot be planned."""
     few, in_blobs = first_due(growing(500, inline=False))
     many, in_the_state = first_due(growing(500, inline=True))
-    assert few < many <= INLINE_SHARE * 4 * few
-    for state, inputs in ((in_blobs, 4), (in_the_state, INLINE_SHARE * 4)):
+    share = int(1 / INLINE_WEIGHTS[0])
+    assert few < many <= share * 4 * few
+    for state, inputs in ((in_blobs, 4), (in_the_state, share * 4)):
         spec = plan(state, inputs_wanted(state, SETTINGS), 0.0)
         assert spec is not None
         assert len(spec.inputs) >= inputs

@@ -14,6 +14,8 @@ from aiopersist.data.lazy import ipc, pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Corruption
 
+STREAM_MIN = 8  # messages: the entry into a stream takes as long as to read four
+
 
 def checksum(data: bytes | memoryview) -> str:
     """The proof that bytes are the written ones: 128 bits of their SHA-256, in hex."""
@@ -38,16 +40,29 @@ def decode_inline(data: bytes, schema: Schema[Any, Any, Any], expected: str | No
 def decode_inline_parts(parts: Iterable[tuple[bytes, str | None]], schema: Schema[Any, Any, Any]) -> pa.Table:
     """`decode_inline` of several parts, a chunk for each: validated together, as a call for each of some
     hundreds costs more than its work."""
+    messages = [_sound(*part) for part in parts]
     try:
-        batches = [ipc.read_record_batch(_sound(*part), schema.arrow_schema) for part in parts]
-        table = pa.Table.from_batches(batches, schema.arrow_schema)
+        table = _read(messages, schema.arrow_schema)
         table.validate(full=True)
     except (pa.ArrowException, EOFError, OSError, ValueError) as e:
         raise Corruption(f"an inline part cannot be read: {e}") from e
     return table
 
 
-def _sound(data: bytes, expected: str | None) -> pa.Buffer:
+def _read(messages: list[bytes], schema: pa.Schema) -> pa.Table:
+    """The batches of the messages. Many are read as one stream, by one call: a thread gives the interpreter's
+    lock away in each call of Arrow, and may wait for it longer than it works."""
+    if len(messages) < STREAM_MIN:
+        batches = [ipc.read_record_batch(pa.py_buffer(message), schema) for message in messages]
+        return pa.Table.from_batches(batches, schema)
+    with ipc.open_stream(b"".join([schema.serialize(), *messages])) as stream:
+        table = stream.read_all()
+    if any(column.num_chunks != len(messages) for column in table.columns):
+        raise ValueError(f"{len(messages)} messages do not hold a batch each")
+    return table
+
+
+def _sound(data: bytes, expected: str | None) -> bytes:
     if expected is not None and checksum(data) != expected:
         raise Corruption("an inline part does not have its checksum")
-    return pa.py_buffer(data)
+    return data

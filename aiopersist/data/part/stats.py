@@ -239,7 +239,7 @@ def _merged(entries: list[dict[str, Any]], t: pa.DataType) -> dict[str, Any]:
         bounded = [e for e in entries if e["min"] is not None or e["max"] is not None]
         values = [e[end] for e in bounded]
         if values and None not in values:
-            ends[end] = choose(values, key=lambda v: _order(v, t))
+            ends[end] = choose(values, key=lambda v: _order(v, t)) if len(values) > 1 else values[0]
     return {**ends, "nulls": sum(e["nulls"] for e in entries)}
 
 

@@ -55,6 +55,8 @@ def cut(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
 
 def rows_within(table: pa.Table, target_bytes: int) -> int:
     """How many of the first rows have at most `target_bytes` goodbytes; at least one."""
+    if goodbytes(table) <= target_bytes:
+        return int(table.num_rows)
     fits, over = 1, table.num_rows + 1
     while over - fits > 1:
         middle = (fits + over) // 2

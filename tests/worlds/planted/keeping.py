@@ -7,11 +7,13 @@ import pytest
 from aiopersist.frontier import Antichain
 from aiopersist.gc import collect, sweep
 from aiopersist.shard import hold
-from aiopersist.state import command, compaction, reading, retention, trail
+from aiopersist.state import command, compaction, drops, reading, retention, trail
+from aiopersist.state.names import live_parts
 from aiopersist.state.position import SubscriptionRecord
 from tests.worlds.planted import Bug
 
 KEEPER = "keeper"
+FAR = 2**62  # a version that is never reached
 READERS = "reader listener holder owner biller sharer relay"
 
 
@@ -28,6 +30,7 @@ def truncation_to_any_version(patch: pytest.MonkeyPatch) -> None:
 def collection_of_what_is_named(patch: pytest.MonkeyPatch) -> None:
     """Parts that a later version still names are deleted."""
     patch.setattr(trail.Trail, "dropped", property(lambda self: set(self.parts)))
+    patch.setattr(drops, "_gone", lambda before, after: live_parts(before))
 
 
 def collection_of_what_is_dropped_later(patch: pytest.MonkeyPatch) -> None:
@@ -37,7 +40,9 @@ def collection_of_what_is_dropped_later(patch: pytest.MonkeyPatch) -> None:
     async def further(stack: Any, state: Any, earliest: int, last: int) -> Any:
         return await trail_from(stack, state, earliest, state.seqno)
 
+    between = drops.Drops.between
     patch.setattr(collect, "trail_from", further)
+    patch.setattr(drops.Drops, "between", lambda self, first, last: between(self, first, FAR))
 
 
 def rollups_go_before_their_versions(patch: pytest.MonkeyPatch) -> None:

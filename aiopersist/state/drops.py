@@ -1,0 +1,54 @@
+"""Which blobs the versions of a shard dropped, as far as this process has seen each of them.
+
+A collection deletes the parts that versions dropped. A process that has followed a shard version by version
+knows them, and need not read all versions once more (`trail.py`). Who has not, or not all the time, knows
+nothing: a part that is deleted though a version names it is lost.
+"""
+
+from aiopersist.state.model import State
+from aiopersist.state.names import keys_of
+
+KEYS_MAX = 4096  # of parts that are remembered: 400 kB; where nobody collects, versions are read instead
+
+
+class Drops:
+    """The parts that were dropped after version `since`, by the version that dropped them."""
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+        self._dropped: dict[int, set[str]] = {}
+        self._keys = 0
+
+    def begin(self, state: State) -> None:
+        """Nothing is known of the versions before `state`."""
+        self._since, self._dropped, self._keys = state.seqno, {}, 0
+
+    def follow(self, before: State, after: State) -> None:
+        """The versions after `before` led to `after`. They are one history: the caller has seen that each
+        follows from the one before."""
+        if after.collected > before.collected:
+            self._dropped = {at: keys for at, keys in self._dropped.items() if at > after.collected}
+            self._keys = sum(map(len, self._dropped.values()))
+        if after.dropped_at <= before.seqno:  # none of them dropped a part
+            return
+        is_next = after.seqno == before.seqno + 1
+        if after.finalized or after.streams is not None or not is_next or self._keys > KEYS_MAX:
+            self.begin(after)
+            return
+        self._dropped[after.seqno] = gone = _gone(before, after)
+        self._keys += len(gone)
+
+    def between(self, first: int, last: int) -> set[str] | None:
+        """The parts that some version from `first` to `last` names and the state at `last` does not; `None`
+        if not all of these versions were followed. A newer version than `last` is known."""
+        if self._since is None or self._since > first:
+            return None
+        return set().union(*(keys for at, keys in self._dropped.items() if first < at <= last))
+
+
+def _gone(before: State, after: State) -> set[str]:
+    """The parts that `before` names and `after` does not. A batch that is replaced may pass parts on."""
+    old = [batch for at, batch in before.batches.items() if after.batches.get(at) is not batch]
+    new = [batch for at, batch in after.batches.items() if before.batches.get(at) is not batch]
+    named = keys_of(part for batch in new for part in batch.parts)
+    return keys_of(part for batch in old for part in batch.parts) - named
