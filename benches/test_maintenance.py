@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import aiopersist as ap
-from aiopersist.state.compaction import INLINE_SHARE
+from aiopersist.state.compaction import INLINE_WEIGHTS
 from benches import byhand
 from benches.conftest import report
 
@@ -98,7 +98,7 @@ def test_many_small_appends(place: Any, run: Any, enabled: bool, benchmark: Any,
 
 def _batches_max(n: int) -> float:
     """After so many appends; batches in the state count for less."""
-    return INLINE_SHARE * 2 * math.log2(n)
+    return 2 * math.log2(n) / INLINE_WEIGHTS[0]
 
 
 async def _sizes(client: ap.Client, place: Any, n: int, tables: Table) -> dict[str, Any]:

@@ -16,7 +16,15 @@ from weakref import WeakValueDictionary
 from aiopersist.errors import ShardFinalized
 from aiopersist.failures import Backoff
 from aiopersist.gc.collect import can_collect
-from aiopersist.maintenance.due import Weights, all_inputs, commits_between, due, inputs_wanted, rollup_is_late, rollup_is_near
+from aiopersist.maintenance.due import (
+    Weights,
+    all_inputs,
+    commits_between,
+    due,
+    inputs_wanted,
+    rollup_is_late,
+    rollup_is_near,
+)
 from aiopersist.maintenance.shard import LOOK, SINCE, ShardMaintenance
 from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings

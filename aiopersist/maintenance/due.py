@@ -11,10 +11,14 @@ from aiopersist.settings import Settings
 from aiopersist.state.compaction import ANY, is_worth, run_count, weight
 from aiopersist.state.model import HollowBatch, Retention, SpineBatch, State
 from aiopersist.state.record import goodbytes_at_most
+from aiopersist.state.retention import SLACK_SHARE
 from aiopersist.state.spine import spine_of
 
 MANY = 1.5  # batches per doubling of the versions
 INPUTS_MIN = 4  # fewer are compacted once the shard is idle
+SLACK_TIMES_MIN = (
+    64  # times that history is kept too long, but no more than twice as long: a move is a commit
+)
 TAIL_MIN = 5  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
 
 
@@ -68,21 +72,22 @@ class Weights:
 
     def _weighed(self, spine: Iterable[SpineBatch], state: State) -> dict[int, Weighed]:
         """By the identity of the spine batch."""
-        before = self._held
-        self._held = {
-            ordinal: held
-            if (held := before.get(ordinal)) is not None and held.batch is batch
-            else _Held(batch, run_count(batch), weight(batch), sum(map(goodbytes_at_most, batch.parts)))
-            for ordinal, batch in state.batches.items()
-        }
+        before, self._held = self._held, {}
+        for ordinal, batch in state.batches.items():
+            known = before.get(ordinal)
+            self._held[ordinal] = known if known is not None and known.batch is batch else _held(batch)
         ordinals, every = list(self._held), list(self._held.values())
         found = {}
         for one in spine:
-            held = every[bisect_left(ordinals, one.first) : bisect_right(ordinals, one.last)]
-            _, runs, weights, goodbytes = zip(*held, strict=True)
-            inputs = max(len(held), sum(runs))
+            within = every[bisect_left(ordinals, one.first) : bisect_right(ordinals, one.last)]
+            _, runs, weights, goodbytes = zip(*within, strict=True)
+            inputs = max(len(within), sum(runs))
             found[id(one)] = Weighed(one, inputs, sum(weights), sum(goodbytes))
         return found
+
+
+def _held(batch: HollowBatch) -> _Held:
+    return _Held(batch, run_count(batch), weight(batch), sum(map(goodbytes_at_most, batch.parts)))
 
 
 def commits_between(state: State, settings: Settings) -> int:
@@ -147,9 +152,10 @@ def _behind_rollup(state: State) -> int:
 
 
 def _is_overdue(policy: Retention, state: State) -> bool:
-    """Whether the policy keeps more than twice the history that it must, as far as a state tells without a
-    clock."""
+    """Whether the policy keeps a quarter more history than it must, and not just a few times more, as far as
+    a state tells without a clock."""
     upper, hold = state.upper.elements, policy.hold.elements
     if policy.times is None or not upper or not hold:
         return False
-    return isinstance(upper[0], int) and upper[0] - hold[0] > max(2 * policy.times, 1)  # type: ignore[operator]
+    slack = max(policy.times // SLACK_SHARE, min(policy.times, SLACK_TIMES_MIN), 1)
+    return isinstance(upper[0], int) and upper[0] - hold[0] > policy.times + slack  # type: ignore[operator]

@@ -25,7 +25,7 @@ from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import ApplyRetention
 
 GARBAGE_SHARE = 4  # garbage of a quarter of the bytes in use is collected before the next rollup is due
-GARBAGE_BYTES_MIN = MIB // 4  # unless it is less than this
+GARBAGE_BYTES_MIN = MIB // 16  # unless it is less than this
 SINCE, PLAN, LOOK = "since", "plan", "look"  # jobs that back off, beside the collection
 JOBS = (COLLECTION, SINCE, PLAN, LOOK)
 

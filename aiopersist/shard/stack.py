@@ -134,9 +134,9 @@ class Stack:
         return work(*args) if size <= ON_THE_LOOP_BYTES else await self.compute(work, *args)
 
     async def compute_slice(self, size: float, work: Callable[..., T], *args: Any) -> T:
-        """`compute_few` for the background. What takes a millisecond is done in a turn of the loop of its own:
-        a thread may hold the interpreter's lock for five, and the loop would wait for it."""
+        """`compute_few` for the background. What takes a millisecond is done in a turn of the loop of its
+        own: a thread may hold the interpreter's lock for five, and the loop would wait for it."""
         if ON_THE_LOOP_BYTES < size <= SLICE_BYTES:
-            await asyncio.sleep(0)
+            await self.runtime.sleep(0)
             return work(*args)
         return await self.compute_few(size, work, *args)

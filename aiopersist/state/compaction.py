@@ -16,7 +16,9 @@ from aiopersist.state.record import HollowPart, goodbytes_at_most
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 PASSED_MIN = 1024  # updates: fewer are not worth a compaction
-INLINE_RUN_BYTES = 24 * 1024  # as many bytes in the state burden a reader as a run in a blob, which is a request
+INLINE_RUN_BYTES = (
+    24 * 1024
+)  # as many bytes in the state burden a reader as a run in a blob, which is a request
 INLINE_WEIGHTS = (1 / 16, 1 / 4)  # of a run in the state: at least, since it is a part of its own; at most
 ANY = 2  # inputs: the fewest that can become one
 
@@ -110,10 +112,10 @@ def plan(
 def plan_passed(state: State, now: float) -> Spec | None:
     """The batches that begin before since, if a compaction would make them much smaller: with times advanced
     to since, insertions meet their retractions. In batches that since has passed as a whole some updates are
-    *loose*: they may cancel; the others stay. A compaction is due when there are half as many loose updates
-    as others. So history before since takes at most half as much again as it must, and an update is written
-    three times more for that. (Levels alone would allow three times as much; in LSM trees this is the bound
-    on space amplification.) If since is empty, all batches that have parts: no reader will read them."""
+    *loose*: they may cancel; the others stay. A compaction is due when there are a third as many loose
+    updates as others. So history before since takes at most a third more than it must, and an update is
+    written four times more for that. (Levels alone would allow three times as much; in LSM trees this is the
+    bound on space amplification.) If since is empty, all batches that have parts: no reader will read them."""
     inputs: dict[int, HollowBatch] = {}
     loose = 0
     for ordinal, batch in state.batches.items():
@@ -123,7 +125,7 @@ def plan_passed(state: State, now: float) -> Spec | None:
         if batch.upper <= state.since:
             loose += batch.len if batch.loose is None else batch.loose
     length = sum(batch.len for batch in inputs.values())
-    if not length or (state.since.elements and loose < max((length - loose) // 2, PASSED_MIN)):
+    if not length or (state.since.elements and loose < max((length - loose) // 3, PASSED_MIN)):
         return None
     if _overlaps(_claimed(state, now), min(inputs), max(inputs)):
         return None

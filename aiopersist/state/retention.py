@@ -25,6 +25,7 @@ from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 
 MARKS_PER_KEEP = 4  # uppers remembered within the seconds to keep: history is kept a quarter too long at most
+SLACK_SHARE = 4  # likewise for times, and on a wall clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class SetRetention:
 @dataclass(frozen=True, slots=True)
 class ApplyRetention:
     """Move the policy's hold to its target, and since as far as all holds allow. Unless
-    `exact`, a policy of `times` waits until it keeps more than one and a half times as many as it must."""
+    `exact`, a policy waits until it keeps a quarter more than it must."""
 
     exact: bool
 
@@ -148,7 +149,7 @@ def _target(
         if not isinstance(upper, int) or not isinstance(hold, int):  # one is {}: the hold moves no further
             return None, record.marks
         at = min(upper - record.times, upper - 1)
-        due = at > hold and (exact or at - hold > record.times // 2)
+        due = at > hold and (exact or at - hold > record.times // SLACK_SHARE)
         return (Antichain(at) if due else None), record.marks
     assert record.seconds is not None
     if state.is_wall:
@@ -169,7 +170,7 @@ def _wall_target(hold: Antichain, state: State, now: int, keep: int, *, exact: b
     if not isinstance(upper, int) or not isinstance(held, int):
         return None
     at = min(now - keep, upper - 1)
-    return Antichain(at) if at > held and (exact or at - held > keep // 2) else None
+    return Antichain(at) if at > held and (exact or at - held > keep // SLACK_SHARE) else None
 
 
 def _not_ahead(mark: Mark, now: float) -> Mark:

@@ -1,8 +1,9 @@
-"""Goal: what a process remembers of the versions that it followed is what the versions themselves say; and what
-it did not follow it does not claim to know."""
+"""Goal: what a process remembers of the versions that it followed is what the versions themselves say; and
+what it did not follow it does not claim to know."""
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -102,7 +103,8 @@ def test_a_jump_is_not_known() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a process beside which nobody collects remembers some, then begins anew; what is collected goes."""
+    """Goal: a process beside which nobody collects remembers some, then begins anew; what is collected
+    goes."""
     monkeypatch.setattr(drops, "KEYS_MAX", 3)
     found, states = Drops(), [state(0, [3])]
     found.begin(states[0])
@@ -113,7 +115,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.between(states[0].seqno, newest) is None
     assert found.between(newest, newest) == set()
     found.begin(states[0])
-    for before, now in zip(states, states[1:3], strict=False):
+    for before, now in pairwise(states[:3]):
         found.follow(before, now.replace(collected=before.seqno))
     assert found.between(states[0].seqno, states[2].seqno) == live_parts(states[1])
 

@@ -8,7 +8,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.maintenance.due import Weights, due, inputs_wanted
-from aiopersist.state.compaction import INLINE_WEIGHTS, plan, weight
+from aiopersist.state.compaction import INLINE_WEIGHTS, plan
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import Spine
