@@ -66,7 +66,7 @@ def test_many_small_appends(place: Any, run: Any, enabled: bool, benchmark: Any,
     figures: dict[str, Any] = {}
 
     async def life() -> None:
-        seconds, most_batches, most_diffs = [], 0.0, 0
+        seconds, blobs, most_batches, most_diffs = [], [0], 0.0, 0
         async with ap.open(blob=place.blob, consensus=place.consensus) as client:
             writer = await client.writer("shard", SCHEMA)
             await client.retain("shard", KEPT)
@@ -76,6 +76,7 @@ def test_many_small_appends(place: Any, run: Any, enabled: bool, benchmark: Any,
                 await writer.compare_and_append(updates, at, at + 1)
                 seconds.append(time.perf_counter() - began)
                 if at % 1000 == 999:
+                    blobs.append((await client.usage()).total)
                     view = await client.inspect("shard")
                     most_batches = max(most_batches, len(view.batches) / math.log2(at))
                     most_diffs = max(most_diffs, view.live_diffs)
@@ -89,6 +90,8 @@ def test_many_small_appends(place: Any, run: Any, enabled: bool, benchmark: Any,
             figures["slowest ms"] = round(max(seconds) * 1e3, 1)
             figures["most batches / log2(n)"] = round(most_batches, 2)
             figures["most live diffs"] = most_diffs
+            later = blobs[len(blobs) // 10 :]  # once most keys are there
+            figures["blobs, bytes, median and most"] = f"{statistics.median(later):,.0f}, {max(later):,}"
             figures.update(await _sizes(client, place, n, tables))
 
     benchmark.pedantic(lambda: run(life()), rounds=1)

@@ -115,7 +115,8 @@ def plan_passed(state: State, now: float) -> Spec | None:
     *loose*: they may cancel; the others stay. A compaction is due when there are a third as many loose
     updates as others. So history before since takes at most a third more than it must, and an update is
     written four times more for that. (Levels alone would allow three times as much; in LSM trees this is the
-    bound on space amplification.) If since is empty, all batches that have parts: no reader will read them."""
+    bound on space amplification.) If since is empty, all batches that have parts: no reader will read
+    them."""
     inputs: dict[int, HollowBatch] = {}
     loose = 0
     for ordinal, batch in state.batches.items():
