@@ -2,7 +2,10 @@
 
 import asyncio
 import statistics
+import subprocess
+import sys
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,6 +48,59 @@ def test_write_to_listen(place: Any, clients: int, run: Any, rounds: Any) -> Non
     print(f"  {'after the answer':<32} {statistics.median(waits) * 1e3:9.3f} ms")
     run(writing.aclose())
     run(listening.aclose())
+
+
+HEARS = """
+import asyncio, sys, time
+import aiopersist as ap
+
+async def main():
+    schema = ap.Schema(key=bytes, val=bytes)
+    blob, consensus = sys.argv[1:]
+    async with ap.open(blob=blob, consensus=consensus) as client, client.reader("shard", schema) as r:
+        steps = (await r.listen()).steps()
+        print("ready", flush=True)
+        async for _ in steps:
+            print(time.perf_counter(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("place", ["files+sqlite", "files+postgres"], indirect=True)
+def test_another_process_hears(place: Any, run: Any, enabled: bool, capsys: Any) -> None:
+    """From the answer to the writer until a listener in another process has the step: both read the clock of
+    the machine."""
+    appends = 200 if enabled else 2
+
+    async def waits() -> list[float]:
+        found = []
+        async with (
+            ap.open(blob=place.blob, consensus=place.consensus) as client,
+            client.writer("shard", SCHEMA) as writer,
+        ):
+            await writer.compare_and_append(byhand.rows(10, 0), 0, 1)
+            command = [sys.executable, "-c", HEARS, *place]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+                assert listener.stdout is not None
+                said = partial(asyncio.to_thread, listener.stdout.readline)
+                assert await said() == "ready\n"
+                for at in range(1, appends + 1):
+                    await asyncio.sleep(0.005)  # it waits
+                    await writer.compare_and_append(byhand.rows(10, at), at, at + 1)
+                    answered = time.perf_counter()
+                    found.append(float(await said()) - answered)
+                listener.kill()
+        return found
+
+    found = sorted(run(waits()))
+    figures = {"median": found[len(found) // 2], "nine of ten within": found[len(found) * 9 // 10]}
+    report(
+        capsys,
+        f"another process hears, {place.consensus[:8]}",
+        **{name: f"{seconds * 1e3:.2f} ms" for name, seconds in figures.items()},
+    )
+    assert found[-1] < 60
 
 
 @pytest.mark.parametrize("place", ["files+sqlite"], indirect=True)

@@ -3,14 +3,17 @@ the bytes left; the speed and memory of a large compaction; the time in which a 
 shard."""
 
 import asyncio
+import base64
 import json
 import math
 import os
 import random
+import sqlite3
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +218,64 @@ def _compact_by_hand(location: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     path.unlink()
+
+
+@pytest.mark.timeout(900)
+def test_compaction_of_small_commits(tmp_path: Path, run: Any, enabled: bool, capsys: Any) -> None:
+    """300 commits of 100 rows each, compacted by the process that made them; by hand: read 300 records, sort,
+    sum, write one file and one record. The first round warms up."""
+    commits, rounds_n = (300, 8) if enabled else (10, 1)
+    hand, ours, size = [], [], 0
+    for number in range(rounds_n):
+        path = tmp_path / f"{number}.db"
+        taken, size = run(_small_commits(tmp_path / str(number), path, commits))
+        ours.append(taken)
+        began = time.perf_counter()
+        _compact_records(path)
+        hand.append(time.perf_counter() - began)
+    medians = [statistics.median(seconds[1:] or seconds) for seconds in (hand, ours)]
+    report(
+        capsys,
+        f"compaction of {commits} commits of 100 rows",
+        by_hand_ms=round(medians[0] * 1e3),
+        force_compaction_ms=round(medians[1] * 1e3),
+        ratio=round(medians[1] / medians[0], 2),
+        bytes_then=f"{size:,}",
+    )
+
+
+async def _small_commits(location: Path, path: Path, commits: int) -> tuple[float, int]:
+    """Make them, there and as records in a file; then compact: the seconds, and the bytes of the result."""
+    records = byhand.SqliteRecords(path)
+    async with ap.open(location, maintenance=False) as client, client.writer("shard", SCHEMA) as writer:
+        for at in range(commits):
+            updates = byhand.rows(100, at, at * 100)
+            await writer.compare_and_append(updates, at, at + 1)
+            await records.put(at, byhand.record(updates))
+        await records.aclose()
+        began = time.perf_counter()
+        await client.force_compaction("shard")
+        seconds = time.perf_counter() - began
+        view = await client.inspect("shard")
+        assert (len(view.batches), view.batches[0].len) == (1, commits * 100)
+        return seconds, view.blob_bytes
+
+
+def _compact_records(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous = FULL")
+        records = [json.loads(data) for (data,) in db.execute("SELECT data FROM log ORDER BY seqno")]
+        batches = [
+            pa.ipc.read_record_batch(pa.py_buffer(base64.b64decode(record["data"])), byhand.SCHEMA)
+            for record in records
+        ]
+        data = byhand.part(byhand.consolidate(pa.Table.from_batches(batches)))
+        part = path.with_suffix(".parquet")
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        db.execute("INSERT INTO log VALUES (?, ?)", (len(records), part.name.encode()))
 
 
 @pytest.mark.timeout(900)

@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import statistics
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from time import perf_counter
@@ -52,6 +54,19 @@ def test_append(place: Any, n: int, run: Any, rounds: Any, tmp_path: Path) -> No
     assert medians["ours"] > 0
     for resource in (client, consensus, hand):
         run(resource.aclose())
+
+
+@pytest.mark.parametrize("place", ["files+sqlite", "files+postgres"], indirect=True)
+@pytest.mark.parametrize("n", [10, 100])
+def test_append_on_a_busy_machine(place: Any, n: int, run: Any, rounds: Any, tmp_path: Path) -> None:
+    """The same while two other processes compute without end."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        test_append(place, n, run, rounds, tmp_path)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 @pytest.mark.parametrize("maintenance", [False, True], ids=["quiet", "maintained"])
