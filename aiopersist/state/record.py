@@ -36,11 +36,14 @@ class Record(BaseModel):
     @classmethod
     def of(cls, **values: Any) -> Self:
         """The record with these values and the defaults, unchecked."""
-        return _made(cls, {**_defaults(cls), **values}, set(values))
+        return _made(cls, {**_defaults(cls), **values}, _names(tuple(values)))
 
     def replace(self, **values: Any) -> Self:
         """This record with some values replaced, unchecked."""
-        return _made(type(self), {**self.__dict__, **values}, self.__pydantic_fields_set__ | values.keys())
+        named = self.__pydantic_fields_set__
+        if not values.keys() <= named:
+            named = named | values.keys()
+        return _made(type(self), {**self.__dict__, **values}, named)
 
 
 R = TypeVar("R", bound=Record)
@@ -59,6 +62,13 @@ _set_values, _set_fields_set, _set_extra, _set_private = (
     BaseModel.__dict__[name].__set__
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 )
+
+
+@cache
+def _names(names: tuple[str, ...]) -> set[str]:
+    """The names as a set that records share: none of them ever changes it, and a set of its own would be half of
+    a small record."""
+    return set(names)
 
 
 @cache
