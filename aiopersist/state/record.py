@@ -66,8 +66,8 @@ _set_values, _set_fields_set, _set_extra, _set_private = (
 
 @cache
 def _names(names: tuple[str, ...]) -> set[str]:
-    """The names as a set that records share: none of them ever changes it, and a set of its own would be half of
-    a small record."""
+    """The names as a set that records share: none of them ever changes it, and a set of its own would be half
+    of a small record."""
     return set(names)
 
 
