@@ -57,10 +57,10 @@ def can_collect(state: State) -> bool:
 
 
 async def collect(shard: Shard, writer: str | None = None) -> Collected:
-    """One collection, claimed by `writer`, or unclaimed. Costs a read of the earliest version, a delete per
-    thousand parts, a truncation and a commit, beside a scan of the versions below the horizon and a read of
-    the rollup that they begin with unless this process has followed them; where there is nothing to do, one
-    read of the head."""
+    """One collection, claimed by `writer`, or unclaimed. Costs reads of the earliest version and of the head,
+    a delete per thousand parts, a truncation and a commit, beside a scan of the versions below the horizon
+    and a read of the rollup that they begin with unless this process has followed them; where there is
+    nothing to do, the two reads."""
     with shard.stack.work("collection", shard.known_as) as work:
         collected = await _collect(shard, writer)
         work.done = any(collected)
@@ -69,10 +69,12 @@ async def collect(shard: Shard, writer: str | None = None) -> Collected:
 
 async def _collect(shard: Shard, writer: str | None) -> Collected:
     stack, key = shard.stack, consensus_key(shard.id)
+    first = await stack.consensus.scan(key, 0, 1)
+    # The head comes last: it tells whether the store was restored from a backup meanwhile, which may name
+    # what was dropped in the history that is remembered.
     state = await shard.register.refresh()
     if state is None or (r := horizon(state)) is None:
         return Collected()
-    first = await stack.consensus.scan(key, 0, 1)
     parts = versions = 0
     if first and first[0].seqno < r:
         garbage = shard.register.drops.between(first[0].seqno, r)

@@ -1,8 +1,10 @@
 """Rollups: the full state of a shard in the blob store, so that opening it reads few versions.
 
-A rollup is written beside the commits, from the state in memory, and a commit of its own names it. The
-process that commits version `n * rollup_every` owes the rollup; if that process died, any process whose
-commit comes a quarter later does. The claim of the collection keeps two processes from writing it at once.
+A rollup is written beside the commits, from the state in memory, and a commit of its own names it. It follows
+a compaction where three quarters of `rollup_every` versions have come: few parts lie in the state then. Else
+the process that commits version `n * rollup_every` owes it; if that process died, or did not look, any
+process that looks a quarter later does. While a small compaction runs it waits for that, up to half as many
+versions more. The claim of the collection keeps two processes from writing it at once.
 """
 
 from aiopersist.errors import BatchExpired

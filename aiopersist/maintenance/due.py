@@ -152,7 +152,7 @@ def _behind_rollup(state: State) -> int:
 
 
 def _is_overdue(policy: Retention, state: State) -> bool:
-    """Whether the policy keeps a quarter more history than it must, and not just a few times more, as far as
+    """Whether the policy keeps an eighth more history than it must, and not just a few times more, as far as
     a state tells without a clock."""
     upper, hold = state.upper.elements, policy.hold.elements
     if policy.times is None or not upper or not hold:

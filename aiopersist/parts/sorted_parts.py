@@ -7,7 +7,7 @@ from typing import Any
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.part import EncodedPart, PartWriter, encode_part
-from aiopersist.data.types.schema import Schema
+from aiopersist.data.types.schema import Schema, plain_types
 from aiopersist.data.updates.buffer import Buffer
 from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.updates.order import row_key
@@ -81,11 +81,13 @@ class SortedParts:
     async def add_all(self, table: "pa.Table") -> Total:
         """Add all updates at once, in any order; they become one part. The total that was added, before
         consolidation."""
-        whole, encoded = await self._stack.compute_slice(table.nbytes, sort_and_consolidate, table), None
+        is_plain = plain_types(self._schema) is not None  # others take several times as long for each byte
+        compute = self._stack.compute_slice if is_plain else self._stack.compute_few
+        whole, encoded = await compute(table.nbytes, sort_and_consolidate, table), None
         size = goodbytes(whole)
         if whole.num_rows and size >= self._inline_max_bytes:
             await self._stack.ready_to_encode(self._schema)
-            encoded = await self._stack.compute_slice(size, self._encode, whole)
+            encoded = await self._stack.compute_few(size, self._encode, whole)
         self._count(whole)
         if encoded is not None:
             self._begin_upload(encoded)

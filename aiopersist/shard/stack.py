@@ -29,7 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger("aiopersist").getChild("maintenance")
 
 ON_THE_LOOP_BYTES = 32 * 1024  # the work on fewer takes less time than reaching a thread
-SLICE_BYTES = 160 * 1024  # the work on these takes about a millisecond
+SLICE_BYTES = 160 * 1024  # of plain values: to decode or to sort them takes about a millisecond
 ON_THE_LOOP_ROWS = 512  # the same for work that takes time for each row
 SIGNATURE_MAX = 64  # characters: the id of a reader stands in the state
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._:/-]")

@@ -32,7 +32,7 @@ class Drops:
         if after.dropped_at <= before.seqno:  # none of them dropped a part
             return
         is_next = after.seqno == before.seqno + 1
-        if after.finalized or after.streams is not None or not is_next or self._keys > KEYS_MAX:
+        if after.streams is not None or not is_next or self._keys > KEYS_MAX:
             self.begin(after)
             return
         self._dropped[after.seqno] = gone = _gone(before, after)

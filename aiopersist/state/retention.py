@@ -25,7 +25,7 @@ from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 
 MARKS_PER_KEEP = 4  # uppers remembered within the seconds to keep: history is kept a quarter too long at most
-SLACK_SHARE = 4  # likewise for times, and on a wall clock
+SLACK_SHARE = 8  # times are kept an eighth too long at most; on a wall clock there is a look for each mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class SetRetention:
 @dataclass(frozen=True, slots=True)
 class ApplyRetention:
     """Move the policy's hold to its target, and since as far as all holds allow. Unless
-    `exact`, a policy waits until it keeps a quarter more than it must."""
+    `exact`, a policy waits until it keeps an eighth more than it must."""
 
     exact: bool
 

@@ -1,5 +1,5 @@
-"""Which blobs versions name, decoded without the rest of the diffs: a collection reads every version once,
-and this costs half of decoding all.
+"""Which blobs versions name, decoded without the rest of the diffs, which costs half of decoding all: for a
+collection by a process that has not followed the versions (`drops.py`), and for the sweep.
 
 A part is *live* at a version if a batch of the state there names it. Keys never come back: a part that was
 named and is not live any more is dropped for good.

@@ -126,8 +126,8 @@ def test_what_proves_a_registration_and_a_release() -> None:
     ("times", "upper", "exact", "since"),
     [
         pytest.param(4, 10, True, 6, id="exactly so many times are kept"),
-        pytest.param(4, 5, False, 0, id="a quarter too many is not worth a version"),
-        pytest.param(4, 6, False, 2, id="more than a quarter too many is"),
+        pytest.param(16, 18, False, 0, id="an eighth too many is not worth a version"),
+        pytest.param(16, 19, False, 3, id="more than an eighth too many is"),
         pytest.param(4, 5, True, 1, id="one too many, if an exact move is asked for"),
         pytest.param(4, 4, True, 0, id="no more than to keep"),
         pytest.param(1, 10, True, 9, id="the last complete time"),

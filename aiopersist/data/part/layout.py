@@ -4,9 +4,6 @@ If values repeat, a dictionary halves the file. If they do not, the dictionary c
 writing and half of the reading, and the writer gives it up once it is full. So a sample decides, column
 by column. Integers that do not repeat are stored as differences, which suits growing times and ids. The file
 is plain Parquet, for any reader.
-
-A small part is compressed harder: it is a quarter smaller for half a millisecond. A shard of small commits
-consists of such parts for the most part. A large one would take several times as long.
 """
 
 from __future__ import annotations
@@ -16,12 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.updates.sizes import goodbytes
 
 SAMPLE_ROWS = 16384
-LEVEL, SMALL_LEVEL = 1, 9  # of zstd
-SMALL_BYTES = 256 * 1024  # goodbytes
-REPEATED = 0.5  # values repeat if at most this share of the sample is distinct
+REPEATED = 0.6  # values repeat if at most this share of the sample is distinct
 
 
 def layout(table: pa.Table) -> dict[str, Any]:
@@ -39,7 +33,7 @@ def layout(table: pa.Table) -> dict[str, Any]:
             integers.append(path)
     return {
         "compression": "zstd",
-        "compression_level": SMALL_LEVEL if goodbytes(table) <= SMALL_BYTES else LEVEL,
+        "compression_level": 1,
         "use_dictionary": repeated,
         "column_encoding": dict.fromkeys(integers, "DELTA_BINARY_PACKED") or None,
     }
