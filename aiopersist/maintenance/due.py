@@ -16,9 +16,7 @@ from aiopersist.state.spine import spine_of
 
 MANY = 1.5  # batches per doubling of the versions
 INPUTS_MIN = 4  # fewer are compacted once the shard is idle
-SLACK_TIMES_MIN = (
-    64  # times that history is kept too long, but no more than twice as long: a move is a commit
-)
+SLACK_TIMES_MIN = 64  # kept too long, but no more than twice as many as must be: a move is a commit
 TAIL_MIN = 5  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
 
 

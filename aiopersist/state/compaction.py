@@ -16,9 +16,7 @@ from aiopersist.state.record import HollowPart, goodbytes_at_most
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 PASSED_MIN = 1024  # updates: fewer are not worth a compaction
-INLINE_RUN_BYTES = (
-    24 * 1024
-)  # as many bytes in the state burden a reader as a run in a blob, which is a request
+INLINE_RUN_BYTES = 24 * 1024  # in the state they burden a reader as much as a run in a blob: a request
 INLINE_WEIGHTS = (1 / 16, 1 / 4)  # of a run in the state: at least, since it is a part of its own; at most
 ANY = 2  # inputs: the fewest that can become one
 
