@@ -102,7 +102,7 @@ STATEMENTS = {"clock": 1, "head": 4, "scan": 1}  # of the location, the name, th
     ("commits", "requests", "in_turn"),
     [
         pytest.param(5, {"list": 4, "get": 3}, 5, id="few versions"),
-        pytest.param(100, {"list": 6, "get": 18}, 7, id="many versions, since there was no rollup"),
+        pytest.param(100, {"list": 6, "get": 17}, 7, id="many versions, since there was no rollup"),
     ],
 )
 @pytest.mark.parametrize("readonly", [False, True])
