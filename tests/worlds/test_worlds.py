@@ -91,13 +91,13 @@ def test_worlds_in_which_small_appends_end_in_each_way() -> None:
 
 def test_worlds_in_which_shards_end() -> None:
     """Goal: what was acknowledged is in its shard when that is dropped, though its tombstone goes, too."""
-    counts = played(ENDS[: 3 if QUICK else 12])
+    counts = played(ENDS[: 3 if QUICK else 7])
     missing = [what for what in DONE_AT_THE_END if not counts[what]]
     assert not missing or QUICK, (missing, counts)
 
 
 def test_worlds_in_which_calls_on_tables_are_strictly_serializable() -> None:
-    counts = played(PLAYED[: 3 if QUICK else 12])
+    counts = played(PLAYED[: 3 if QUICK else 7])
     assert counts["checked calls"] > 50 or QUICK, counts
     assert counts["move transact"] or QUICK, counts
 
