@@ -20,8 +20,13 @@ FORGOTTEN_AT_ONCE = 4096  # applications in one version: some hundred kB, and ap
 
 def due(state: State, every: int) -> bool:
     """Whether the process that has just committed `state` owes a rollup."""
-    behind = state.seqno - (state.latest_rollup or 0)
+    behind = versions_behind(state)
     return not state.finalized and behind >= every and (state.seqno % every == 0 or behind * 4 >= every * 5)
+
+
+def versions_behind(state: State) -> int:
+    """How many versions there are since the latest rollup."""
+    return state.seqno - (state.latest_rollup or 0)
 
 
 async def write_rollup(shard: Shard, writer: str) -> bool:

@@ -274,9 +274,11 @@ class ShardTasks:
         now."""
         async with limit:
             done = await compact()
+        if not done:
+            return
         state = self.shard.state
         has_much = self.maintenance.has_replaced_much and can_collect(state)
-        if done and (has_much or rollup_is_near(state, self.shard.stack.settings)):
+        if has_much or rollup_is_near(state, self.shard.stack.settings):
             self._begin_collecting()
 
     def _will_collect(self, state: State) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from aiopersist.gc.rollup import due as rollup_is_due
+from aiopersist.gc.rollup import versions_behind
 from aiopersist.parts.rewrite import whole_bytes
 from aiopersist.settings import Settings
 from aiopersist.state.compaction import ANY, is_worth, run_count, weight
@@ -132,21 +133,17 @@ def all_inputs(state: State, settings: Settings) -> float:
 def has_long_tail(state: State, settings: Settings) -> bool:
     """Whether an idle shard has more versions beyond its rollup than it must."""
     every = settings.rollup_every
-    return _behind_rollup(state) > max(min(every // 8, every - 1), TAIL_MIN)
+    return versions_behind(state) > max(min(every // 8, every - 1), TAIL_MIN)
 
 
 def rollup_is_near(state: State, settings: Settings) -> bool:
     """Whether a rollup now is worth its cost: after a compaction, when few parts lie in the state."""
-    return _behind_rollup(state) >= settings.rollup_every * 3 // 4
+    return versions_behind(state) >= settings.rollup_every * 3 // 4
 
 
 def rollup_is_late(state: State, settings: Settings) -> bool:
     """Whether a rollup that was due is still not there, much later."""
-    return _behind_rollup(state) >= settings.rollup_every * 3 // 2
-
-
-def _behind_rollup(state: State) -> int:
-    return state.seqno - (state.latest_rollup or 0)
+    return versions_behind(state) >= settings.rollup_every * 3 // 2
 
 
 def _is_overdue(policy: Retention, state: State) -> bool:
