@@ -17,22 +17,13 @@ from aiopersist import runtime
 from aiopersist.failures import LOG_EVERY_S, Backoff, Failures
 from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
+from tests.support.virtual import played
 
 HASTY = ap.Settings(compaction_idle_s=0.05, compaction_inputs_min=2)
 
 
 class Unforeseen(Exception):
     """What no `except` of the library names."""
-
-
-class FastClock(runtime.Runtime):
-    """Runs a hundred times as fast: a minute of maintenance passes in a moment."""
-
-    def monotonic(self) -> float:
-        return 100 * super().monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / 100)
 
 
 class Still(runtime.Runtime):
@@ -70,24 +61,28 @@ def unforeseen(monkeypatch: Any, target: str) -> Counter[str]:
         ("aiopersist.maintenance.background.due", None),
     ],
 )
-async def test_maintenance_waits(monkeypatch: Any, caplog: Any, target: str, keep: Any) -> None:
+def test_maintenance_waits(monkeypatch: Any, caplog: Any, target: str, keep: Any) -> None:
     """Goal: in most of a minute at rest a job is tried a few times; few versions, few lines."""
-    clock = FastClock()
-    began = clock.monotonic()
     caplog.set_level(logging.WARNING, "aiopersist")
-    async with ap.open("mem://", settings=HASTY, runtime=clock) as client, client.writer("t", SCHEMA) as w:
-        await client.retain("t", keep)
-        calls = unforeseen(monkeypatch, target)
-        for time in range(12):
-            await w.compare_and_append([("a", time, time, 1)], time, time + 1)
-        await clock.sleep(1.0)
-        before, tried = (await client.inspect("t")).seqno, calls["calls"]
-        await clock.sleep(50.0)
-        assert calls["calls"] - tried < 60
-        assert (await client.inspect("t")).seqno - before < 60
-        lines = Counter(record.getMessage().partition(" failed")[0] for record in caplog.records)
-        assert all(count <= 1 + (clock.monotonic() - began) / LOG_EVERY_S for count in lines.values()), lines
-        assert stack_of(client).supervisor.failures.count >= calls["calls"] > 0
+
+    async def rest() -> None:
+        began = asyncio.get_running_loop().time()
+        async with ap.open("mem://", settings=HASTY) as client, client.writer("t", SCHEMA) as w:
+            await client.retain("t", keep)
+            calls = unforeseen(monkeypatch, target)
+            for time in range(12):
+                await w.compare_and_append([("a", time, time, 1)], time, time + 1)
+            await asyncio.sleep(1.0)
+            before, tried = (await client.inspect("t")).seqno, calls["calls"]
+            await asyncio.sleep(50.0)
+            assert calls["calls"] - tried < 60
+            assert (await client.inspect("t")).seqno - before < 60
+            passed = asyncio.get_running_loop().time() - began
+            lines = Counter(record.getMessage().partition(" failed")[0] for record in caplog.records)
+            assert all(count <= 1 + passed / LOG_EVERY_S for count in lines.values()), lines
+            assert stack_of(client).supervisor.failures.count >= calls["calls"] > 0
+
+    played(0, rest)
 
 
 async def test_a_round_tends_the_other_shards(monkeypatch: Any) -> None:
@@ -147,25 +142,27 @@ async def test_who_waits_hears_of_it(monkeypatch: Any) -> None:
                     await waiting
 
 
-async def test_a_step_of_an_indexed_waits(monkeypatch: Any) -> None:
+def test_a_step_of_an_indexed_waits(monkeypatch: Any) -> None:
     """Goal: neither a drain nor a compaction that meets a bug is tried in a busy loop."""
-    clock = FastClock()
-    settings = ap.Settings(indexed_step_s=0.02)
-    async with ap.open("mem://", settings=settings, runtime=clock) as client:
-        async with client.indexed("x") as ix:
+
+    async def rest() -> None:
+        settings = ap.Settings(indexed_step_s=0.02)
+        async with ap.open("mem://", settings=settings) as client, client.indexed("x") as ix:
             stream = await ix.register("s", str, int)
             for time in range(6):
                 await ix.write([(stream, [("a", time, time, 1)])])
                 await ix.seal([stream], time + 1)
                 await ix.step()
-            calls = unforeseen(monkeypatch, "aiopersist.indexed.work.compact")
-            await ix.allow_compaction([(stream, 6)])
-            await clock.sleep(20.0)
-            assert 1 <= calls["calls"] < 60
-            monkeypatch.undo()
+            with monkeypatch.context() as patch:
+                calls = unforeseen(patch, "aiopersist.indexed.work.compact")
+                await ix.allow_compaction([(stream, 6)])
+                await asyncio.sleep(20.0)
+                assert 1 <= calls["calls"] < 60
             async with asyncio.timeout(50):
                 while ix.counters()["compactions"] < 1:
                     await asyncio.sleep(0.01)
+
+    played(0, rest)
 
 
 def test_a_kind_is_logged_once_per_interval(caplog: Any) -> None:

@@ -14,6 +14,7 @@ from tests.conftest import StoreUrls
 from tests.support.schemas import SCHEMA
 
 ROOT = Path(__file__).parents[2]
+WRITTEN = 20  # updates in each turn: its process writes at least one line about each
 
 
 async def lines_until(process: Any, count: int) -> list[str]:
@@ -41,12 +42,12 @@ async def play(location: StoreUrls, kills: int, seed: int) -> None:
                 command = [sys.executable, "-m", "tests.subscription.consumer_process", *location, str(turn)]
                 pipe = asyncio.subprocess.PIPE
                 process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe)
-                for _ in range(20):
+                for _ in range(WRITTEN):
                     await writer.write([(f"k{written}", written)])
                     written += 1
                     await asyncio.sleep(dice.uniform(0, 0.01))
                 if turn < kills:
-                    seen += await lines_until(process, dice.randrange(1, 40))
+                    seen += await lines_until(process, dice.randint(1, WRITTEN))
                 else:
                     seen += await lines_until(process, 1)
                     await settled(client, writer.upper)
