@@ -11,8 +11,9 @@ import json
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from itertools import accumulate
 from math import isfinite
 from typing import Any, NamedTuple
@@ -127,7 +128,8 @@ def joined_leaves(values: Sequence[Any]) -> list[str]:
     return _LEAVES(values)[1:-1].split(_SEPARATOR)
 
 
-def struct_template(names: Iterable[str]) -> str:
+@lru_cache(maxsize=256)
+def struct_template(names: tuple[str, ...]) -> str:
     """What a tuple of texts, one for each of the names, is inserted into with `%`."""
     fields = (_LEAVES(name).replace("%", "%%") for name in names)
     return "{" + ",".join(f"{name}:%s" for name in fields) + "}"
@@ -158,7 +160,7 @@ def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 def _struct_texts(column: Any) -> list[str]:
     t = column.type
     children = [_texts(pc.struct_field(column, [i])) for i in range(t.num_fields)]
-    row = struct_template(field.name for field in t)
+    row = struct_template(tuple(field.name for field in t))
     texts = [row % values for values in zip(*children, strict=True)]
     return _with_nulls(texts, column)
 

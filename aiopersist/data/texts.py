@@ -163,7 +163,7 @@ def _texts(field: Field, values: Sequence[Any]) -> list[str]:
     codec.check(values, types)
     fields = codec.fields.items()
     columns = [_texts(inner, list(map(codec.getter(name), values))) for name, inner in fields]
-    row = struct_template(codec.fields)
+    row = struct_template(tuple(codec.fields))
     return [row % texts for texts in zip(*columns, strict=True)]
 
 

@@ -13,7 +13,7 @@ import aiopersist as ap
 from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
 from aiopersist.runtime import Runtime
 from aiopersist.storage.consensus import Entry, Versioned
-from aiopersist.storage.objects.bucket import Object
+from aiopersist.storage.objects.bucket import Object, Tagged
 from aiopersist.storage.objects.consensus import (
     ObjectsConsensus,
     delays_of_polls,
@@ -95,6 +95,24 @@ async def test_an_orphan_is_of_unknown_outcome_and_is_collected(place: Place) ->
         assert await handle.head("k") == Versioned(9, b"9")
     assert await fast.truncate("k", 9) == 0
     assert folder_of("k") + version_name(2) not in place.world.stored
+
+
+async def test_a_head_that_a_list_shows_below_the_floor_has_moved(place: Place) -> None:
+    """Goal: a list takes time. It may pass where the head is not yet, and then show an orphan of the seqno
+    that was known."""
+    one, _ = place.handle()
+    await grow(one, "k", 10)
+    assert await one.truncate("k", 9) == 9
+    place.world.stored[folder_of("k") + version_name(2)] = Object(b"sleeper\n2", "orphan")
+    slow, calls = place.handle()
+    find = calls.inner.find
+
+    async def passed_too_early(prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
+        calls.inner.find = find  # type: ignore[method-assign]
+        return [each for each in await find(prefix, after=after) if version_name(9) not in each.name]
+
+    calls.inner.find = passed_too_early  # type: ignore[method-assign]
+    assert await slow.heads({"k": 2}) == {"k": Versioned(9, b"9")}
 
 
 @pytest.mark.parametrize("error", [StorageUnavailable("gone"), Indeterminate("gone")], ids=repr)
