@@ -35,14 +35,18 @@ async def test_no_more_threads_than_it_may_have() -> None:
 async def test_a_cancelled_caller_stops_waiting() -> None:
     """Its work goes on if it runs, and never begins if it waits."""
     threads, go_on, done = Threads(1, "one"), threading.Event(), list[str]()
+    began = threading.Event()
 
     def work(name: str) -> None:
         if name == "first":
+            began.set()
             go_on.wait(30)
         done.append(name)
 
     first, second = (asyncio.create_task(threads.run(lambda n=name: work(n))) for name in ("first", "second"))  # type: ignore[misc]
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while not began.is_set():
+            await asyncio.sleep(0.001)
     for call in (first, second):
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -46,7 +46,7 @@ class Rig:
         return [await contents(self.honest, name) for name in names]
 
     async def blobs(self) -> list[str]:
-        return [key async for key, _ in self.blob.list("") if key.endswith(".parquet")]
+        return sorted([key async for key, _ in self.blob.list("") if key.endswith(".parquet")])
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def rig(wrap: type[FaultyConsensus] = FaultyConsensus, **limits: Any) -> A
             ap.open(
                 blob=blob,  # an upload that is late would leave a blob after its deletion
                 consensus=wrap(MemoryConsensus(place), faults),
-                settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
+                settings=ap.Settings(**{"retry_timeout_s": 60.0, **limits}),
                 maintenance=False,
             )
         )

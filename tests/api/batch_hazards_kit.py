@@ -110,7 +110,7 @@ async def rig(runtime: Runtime = SYSTEM, **limits: Any) -> AsyncIterator[Rig]:
             ap.open(
                 blob=blob,
                 consensus=FaultyConsensus(AskedConsensus(place, runtime=runtime), faults),
-                settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
+                settings=ap.Settings(**{"retry_timeout_s": 60.0, **limits}),
                 maintenance=False,
                 runtime=runtime,
             )

@@ -70,7 +70,7 @@ async def rig(**limits: Any) -> AsyncIterator[Rig]:
             ap.open(
                 blob=FaultyBlob(blob, blob_faults),
                 consensus=FaultyConsensus(MemoryConsensus(place), faults),
-                settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
+                settings=ap.Settings(**{"retry_timeout_s": 60.0, **limits}),
                 maintenance=False,
             )
         )

@@ -37,7 +37,7 @@ class World:
         opening = ap.open(
             blob=FaultyBlob(self.blob, self.faults),
             consensus=self.clock,
-            settings=ap.Settings(**{"retry_timeout_s": 3.0, **self.settings, **settings}),
+            settings=ap.Settings(**{"retry_timeout_s": 60.0, **self.settings, **settings}),
             maintenance=False,
         )
         return await self.stack.enter_async_context(opening)

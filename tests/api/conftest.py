@@ -1,17 +1,13 @@
 """A location in memory whose clients are like processes of their own."""
 
-import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.conftest import StoreUrls
-from tests.support.processes import Place
+from tests.support.processes import Place, place_in_memory
 
 
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
-    async with AsyncExitStack() as stack:
-        url = f"mem://{uuid.uuid4().hex}"
-        yield Place(stack, {"watch_timeout_s": 0.02}, StoreUrls(url, url))
+    async with place_in_memory(watch_timeout_s=0.02) as place:
+        yield place

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -40,10 +40,16 @@ class World:
         self.clock.ahead_s += seconds
 
 
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
+@asynccontextmanager
+async def a_world() -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         yield World(stack)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with a_world() as world:
+        yield world
 
 
 async def since_of(client: ap.Client) -> ap.Antichain:

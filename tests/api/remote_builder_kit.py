@@ -2,13 +2,12 @@
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 import aiopersist as ap
-from tests.support.processes import Place
+from tests.support.processes import Place, place_in_memory
 from tests.support.schemas import SCHEMA
 
 BLOBS: dict[str, Any] = {"inline_writes_single_max_bytes": 0, "blob_target_size": 400, "blob_cache_bytes": 0}
@@ -19,8 +18,8 @@ Rows = list[tuple[str, int, int, int]]
 
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
-    async with AsyncExitStack() as stack:
-        yield Place(stack, BLOBS)
+    async with place_in_memory(**BLOBS) as place:
+        yield place
 
 
 def some_rows(seed: int, time: int = 0, count: int = 30) -> Rows:

@@ -1,7 +1,6 @@
 """Goal: an append to several shards is in all of them or in none, also if its statement is lost or its
 caller is cancelled, and every writer that took part says so for its own shard."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -17,7 +16,7 @@ from aiopersist.testing.faults import FaultyConsensus
 from tests.api.append_many_kit import MANY, NAMES, contents, one_each, rig, rows
 from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
-from tests.support.shards import SIZES
+from tests.support.shards import SIZES, becomes
 
 
 class Plain(FaultyConsensus):
@@ -87,8 +86,7 @@ async def test_a_mismatch_names_its_shard(at: int, single: int, staged: bool, kn
         assert ws[at].upper == ap.Antichain(7)
         uppers = [await w.fetch_recent_upper() for w in others]
         assert uppers == [ap.Antichain(7 if n == at else 0) for n in range(3)]
-        await asyncio.sleep(0.01)
-        assert await r.blobs() == blobs
+        await becomes(r.blobs, blobs)
         assert [await w.settle() for w in ws] == [None] * 3
         for batch in batches:
             await batch.delete()
@@ -161,8 +159,7 @@ async def test_a_backend_that_cannot_do_it_says_so(single: int) -> None:
         blobs = await r.blobs()
         with pytest.raises(ap.Unsupported):
             await r.client.compare_and_append_many([ap.Append(a, rows("k"), 0, 1), ap.Append(b, batch, 0, 1)])
-        await asyncio.sleep(0.01)
-        assert await r.blobs() == blobs
+        await becomes(r.blobs, blobs)
         assert [await a.settle(), await b.settle()] == [None, None]
         assert await r.contents() == [{}, {}]
         await b.compare_and_append_batch([batch], 0, 1)
@@ -176,11 +173,12 @@ async def test_a_spent_copy_in_one_shard_stops_all() -> None:
         data = (await b.batch(rows("k"), 0, 5)).to_transmittable()
         one, two = await b.batch_from_transmittable(data), await b.batch_from_transmittable(data)
         await b.compare_and_append_batch([one], 0, 1)
+        blobs = await r.blobs()
         with pytest.raises(ap.AlreadyAppended) as caught:
             await r.client.compare_and_append_many([ap.Append(a, rows("k"), 0, 1), ap.Append(b, two, 1, 5)])
         assert caught.value.shard_id == b.shard_id
-        await asyncio.sleep(0.01)
-        assert len(await r.blobs()) == 1
+        await becomes(r.blobs, blobs)
+        assert len(blobs) == 1
         assert await r.contents() == [{}, {"k": 1}]
 
 
@@ -205,8 +203,7 @@ async def test_an_expired_batch_in_one_shard_stops_all() -> None:
             await r.client.compare_and_append_many([ap.Append(a, rows("k"), 0, 1), ap.Append(b, batch, 0, 1)])
         assert caught.value.shard_id == b.shard_id
         await batch.delete()
-        await asyncio.sleep(0.01)
-        assert await r.blobs() == []
+        await becomes(r.blobs, [])
         await r.client.compare_and_append_many(one_each([a, b]))
         assert await r.contents() == [{"k": 1}, {"k": 1}]
 

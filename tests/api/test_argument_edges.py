@@ -27,9 +27,9 @@ async def test_a_store_of_ones_own_that_cannot_be_reached_is_unavailable() -> No
         async def get(self, key: str) -> bytes | None:
             raise ConnectionError("no route")
 
-    settings = ap.Settings(open_timeout_s=0.1, retry_timeout_s=0.1)
+    hasty, impatient = ap.Settings(open_timeout_s=0.1), ap.Settings(retry_timeout_s=0.1)
     with pytest.raises(ap.StorageUnavailable):
-        await ap.open(blob=Unreachable(""), consensus=MemoryConsensus(""), settings=settings)
+        await ap.open(blob=Unreachable(""), consensus=MemoryConsensus(""), settings=hasty)
 
     class Failing(MemoryConsensus):
         failing = False
@@ -40,7 +40,7 @@ async def test_a_store_of_ones_own_that_cannot_be_reached_is_unavailable() -> No
             return await super().head(key)
 
     consensus = Failing("")
-    async with ap.open(blob=MemoryBlob(""), consensus=consensus, settings=settings) as client:
+    async with ap.open(blob=MemoryBlob(""), consensus=consensus, settings=impatient) as client:
         writer = await client.writer("shard", SCHEMA)
         consensus.failing = True
         with pytest.raises(ap.StorageUnavailable) as told:

@@ -16,7 +16,7 @@ from tests.api.batch_outcomes_kit import CONSUMED, Rig, rig
 from tests.support.cancelling import cancelled_after
 from tests.support.internals import staged_of
 from tests.support.schemas import Row, Writer
-from tests.support.shards import refused
+from tests.support.shards import becomes, refused
 
 
 class Stress:
@@ -160,7 +160,7 @@ async def test_a_random_life(seed: int) -> None:
             opening = ap.open(
                 blob=r.blob,
                 consensus=FaultyConsensus(MemoryConsensus(place), r.faults),
-                settings=ap.Settings(retry_timeout_s=3.0, inline_writes_single_max_bytes=single),
+                settings=ap.Settings(retry_timeout_s=60.0, inline_writes_single_max_bytes=single),
                 maintenance=False,
             )
             clients.append(await r.stack.enter_async_context(opening))
@@ -184,4 +184,4 @@ async def test_a_random_life(seed: int) -> None:
         await asyncio.sleep(0.02)
         assert stress.done["cancelled"] > 0  # how many depends on the pace of the machine
         assert await r.history() == sorted(stress.model)
-        assert await r.blobs() == await r.named()
+        await becomes(r.blobs, await r.named())

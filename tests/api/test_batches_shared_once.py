@@ -5,6 +5,7 @@ import gc
 import itertools
 import re
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.api.batches_shared_kit import (
     world,
 )
 from tests.support.schemas import Writer
+from tests.support.shards import becomes
 
 
 async def by_append(w: Writer, batch: ap.Batch, at: int) -> None:
@@ -76,7 +78,7 @@ async def test_of_two_copies_one_after_the_other(
             await other.compare_and_append_batch([three, two], 2, 3)
         await three.delete()
     await asyncio.sleep(0.01)
-    assert await place.blobs() == blobs
+    await becomes(place.blobs, blobs)
     assert await check_blobs(place, w) == []
     assert await place.history() == (ROWS if appends(first) else [])
 
@@ -125,7 +127,7 @@ async def test_of_copies_used_at_once_one_wins(place: World, first: Any, second:
         upper: Any = (await w.fetch_recent_upper()).time
         assert "done" in answers, answers
         assert upper == lower + 1 or by_delete in (first, second)
-        assert await check_blobs(place, w) == []
+        await becomes(partial(check_blobs, place, w), [])
         found = [row for row in await place.history() if row[2] == lower]
         assert found == (rows if upper == lower + 1 else [])
         total = upper
@@ -197,11 +199,7 @@ async def test_a_cancelled_deletion_of_a_copy_goes_on() -> None:
                 await asyncio.sleep(0)
             deletion.cancel()
             await asyncio.wait([deletion])
-            for _ in range(200):
-                if not await place.blobs():
-                    break
-                await asyncio.sleep(0.001)
-            assert await place.blobs() == []
+            await becomes(place.blobs, [])
             with pytest.raises(ap.AlreadyAppended):
                 await other.compare_and_append_batch([two], 0, 2)
 

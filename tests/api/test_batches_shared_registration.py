@@ -18,6 +18,7 @@ from tests.api.batches_shared_kit import (
 from tests.support.internals import session_of, shard_of, shards_of
 from tests.support.schemas import SCHEMA, Writer
 from tests.support.shards import SIZES
+from tests.support.virtual import in_virtual_time
 
 
 async def expire(w: Writer) -> None:
@@ -25,6 +26,7 @@ async def expire(w: Writer) -> None:
     await commit(shard_of(w).register, ExpireWriter(w.writer_id), Slot())
 
 
+@in_virtual_time
 async def test_the_registration_lives_until_the_batch_is_consumed() -> None:
     """Goal: its writer was closed with its client; the handle that restored the batch keeps the lease, not
     longer."""
@@ -77,6 +79,7 @@ async def test_a_registration_that_ends_later_is_told_at_the_append(place: World
 
 
 @pytest.mark.parametrize("single", SIZES)
+@in_virtual_time
 async def test_an_expired_copy_of_an_appended_batch_deletes_nothing(single: int) -> None:
     """Goal: the record that says "spent" is gone with its writer; the blobs are still named."""
     async with world(inline_writes_single_max_bytes=single) as place:
@@ -120,6 +123,7 @@ async def test_restoring_looks_whether_a_registration_known_from_before_is_gone(
             await batch.delete()
 
 
+@in_virtual_time
 async def test_many_handed_over_batches_keep_their_registration_while_the_writer_is_open() -> None:
     """Goal: the writer registers anew after some hundred; batches that were handed over under the earlier
     registration stay alive as long as the writer is open."""
@@ -143,6 +147,7 @@ async def test_many_handed_over_batches_keep_their_registration_while_the_writer
         True,
     ],
 )
+@in_virtual_time
 async def test_heartbeats_of_restored_batches_end_with_the_handle(at_once: bool) -> None:
     """Goal: closing a writer with restored batches outstanding stops their heartbeats, also where several
     were restored at the same moment."""

@@ -147,7 +147,7 @@ async def test_a_store_that_cannot_be_reached(tmp_path: Path, store: str) -> Non
         began = asyncio.get_running_loop().time()
         with pytest.raises(ap.StorageUnavailable) as caught:
             await ap.open(**urls, settings=ap.Settings(open_timeout_s=0.5))  # type: ignore[arg-type]
-        assert 0.2 < asyncio.get_running_loop().time() - began < 8
+        assert 0.2 < asyncio.get_running_loop().time() - began < 25
         assert "hush" not in repr(caught.value) + str(caught.value)
 
 

@@ -18,6 +18,7 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from tests.support.internals import shards_of, stack_of
 from tests.support.schemas import SCHEMA
+from tests.support.virtual import in_virtual_time
 
 
 class Gate(MemoryConsensus):
@@ -127,6 +128,7 @@ async def test_no_task_outlives_its_supervisor() -> None:
     assert [task.cancelled() for task in late] == [True]
 
 
+@in_virtual_time
 async def test_failing_rollups_register_one_writer_and_come_rarely() -> None:
     class NoRollups(MemoryBlob):
         tries = 0
@@ -184,7 +186,7 @@ async def test_closing_sqlite_under_cancellation_ends_both_threads(
     await store.head("k")
     held = threading.Event()
     release = store._file._close_reading
-    monkeypatch.setattr(store._file, "_close_reading", lambda: (held.wait(5), release()))
+    monkeypatch.setattr(store._file, "_close_reading", lambda: (held.wait(50), release()))
     closing = asyncio.ensure_future(store.aclose())
     await asyncio.sleep(0.05)
     closing.cancel()

@@ -298,9 +298,12 @@ async def test_compaction_ends_beside_a_since_that_moves() -> None:
         way.holds = moving
         task = asyncio.ensure_future(slow.force_compaction(NAME))
         for _ in range(12):
-            await asyncio.wait([task], timeout=0.05)
+            held = asyncio.ensure_future(way.until_held())
+            await asyncio.wait([task, held], return_when=asyncio.FIRST_COMPLETED)
+            held.cancel()
             if task.done():
                 break
+            way.held.clear()
             upper = w.upper.time
             await w.compare_and_append([], upper, upper + 1)
             place.model.append([], [upper], [upper + 1])

@@ -17,6 +17,7 @@ from aiopersist.storage.watch import TaskWatch, Watch
 from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import requests
+from tests.support.virtual import in_virtual_time
 
 SHARDS = 60
 
@@ -50,6 +51,7 @@ async def few_requests_at_rest(consensus: str) -> None:
             assert max(count for name, count in tasks.items() if "shard" in name) < 5
 
 
+@in_virtual_time
 async def test_many_shards_at_rest() -> None:
     await few_requests_at_rest("mem://")
 
@@ -114,6 +116,7 @@ class Hasty(MemoryConsensus):
     [None, ValueError("odd"), ap.StorageUnavailable("no", retry=False), ap.Indeterminate("lost")],
     ids=["returns", "foreign", "refused", "lost"],
 )
+@in_virtual_time
 async def test_a_watch_that_ends_at_once_spins_nobody(error: Exception | None, caplog: Any) -> None:
     """And waiters are served by looks."""
     names = [f"s{i}" for i in range(20)]

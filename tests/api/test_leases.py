@@ -11,6 +11,7 @@ from tests.api.leases_kit import (
     CALLS,
     LEASE_S,
     World,
+    a_world,
     commit,
     named,
     since_of,
@@ -19,28 +20,31 @@ from tests.api.leases_kit import (
 from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import rows_until
+from tests.support.virtual import in_virtual_time
 
 # --- since moves only by a call or a policy -----------------------------------------------------------
 
 
-async def test_opening_and_reading_never_move_since(world: World) -> None:
-    writer = await world.writer()
-    client = await world.client(reader_lease_s=0.2)  # heartbeats every 50 ms
-    async with (
-        client.reader("s", SCHEMA) as reader,
-        client.reader("s", SCHEMA, hold=7) as held,
-        client.reader("s", SCHEMA, hold_name="n", hold=6, lease_s=0.2) as named,
-        reader.snapshot(9),
-        reader.listen(as_of=8) as listen,
-        reader.subscribe(9),
-    ):
-        await writer.compare_and_append([], 10, 12)
-        assert isinstance(await anext(listen), ap.Updates)
-        await asyncio.sleep(0.3)
+@in_virtual_time
+async def test_opening_and_reading_never_move_since() -> None:
+    async with a_world() as world:
+        writer = await world.writer()
+        client = await world.client(reader_lease_s=0.2)  # heartbeats every 50 ms
+        async with (
+            client.reader("s", SCHEMA) as reader,
+            client.reader("s", SCHEMA, hold=7) as held,
+            client.reader("s", SCHEMA, hold_name="n", hold=6, lease_s=0.2) as named,
+            reader.snapshot(9),
+            reader.listen(as_of=8) as listen,
+            reader.subscribe(9),
+        ):
+            await writer.compare_and_append([], 10, 12)
+            assert isinstance(await anext(listen), ap.Updates)
+            await asyncio.sleep(0.3)
+            assert await since_of(client) == ap.Antichain(0)
+            assert (held.since, named.since) == (ap.Antichain(7), ap.Antichain(6))
+        await commit(writer)
         assert await since_of(client) == ap.Antichain(0)
-        assert (held.since, named.since) == (ap.Antichain(7), ap.Antichain(6))
-    await commit(writer)
-    assert await since_of(client) == ap.Antichain(0)
 
 
 async def test_downgrade_moves_the_hold_forward_and_since_to_the_meet(world: World) -> None:
@@ -60,91 +64,99 @@ async def test_downgrade_moves_the_hold_forward_and_since_to_the_meet(world: Wor
     assert await since_of(client) == ap.Antichain(5)  # a's heartbeat does: it is a moving hold
 
 
-async def test_a_moving_hold_goes_on_moving_since_with_its_heartbeats(world: World) -> None:
-    await world.writer()
-    client, other = await world.client(reader_lease_s=0.4), await world.client()
-    a = await client.reader("s", SCHEMA, hold=0)
-    b = await other.reader("s", SCHEMA, hold=2)
-    await a.downgrade_since(6)
-    assert await since_of(other) == ap.Antichain(2)
-    await b.aclose()
-    async with asyncio.timeout(50):
-        while await since_of(other) != ap.Antichain(6):
-            await asyncio.sleep(0.05)
+@in_virtual_time
+async def test_a_moving_hold_goes_on_moving_since_with_its_heartbeats() -> None:
+    async with a_world() as world:
+        await world.writer()
+        client, other = await world.client(reader_lease_s=0.4), await world.client()
+        a = await client.reader("s", SCHEMA, hold=0)
+        b = await other.reader("s", SCHEMA, hold=2)
+        await a.downgrade_since(6)
+        assert await since_of(other) == ap.Antichain(2)
+        await b.aclose()
+        async with asyncio.timeout(50):
+            while await since_of(other) != ap.Antichain(6):
+                await asyncio.sleep(0.05)
 
 
-async def test_open_snapshots_and_listens_hold_since_back(world: World) -> None:
+@in_virtual_time
+async def test_open_snapshots_and_listens_hold_since_back() -> None:
     """Those of other processes too; and no longer once they are closed."""
-    writer = await world.writer()
-    client, other = await world.client(reader_lease_s=0.4), await world.client()
-    mover = await other.reader("s", SCHEMA, hold=0)
-    reader = await client.reader("s", SCHEMA)
-    listen = await reader.listen(as_of=4)
-    await mover.downgrade_since(9)
-    assert await since_of(other) == ap.Antichain(4)
-    subscription = await reader.subscribe(as_of=6)
-    await listen.aclose()
-    async with asyncio.timeout(50):  # told by the next heartbeat
-        while await since_of(other) != ap.Antichain(6):
-            await asyncio.sleep(0.05)
-            await mover.downgrade_since(0)
-    waiting = asyncio.ensure_future(reader.snapshot(20).__aenter__())
-    await asyncio.sleep(0.1)
-    await subscription.aclose()
-    await mover.downgrade_since(100)
-    await writer.compare_and_append([("k", 20, 20, 1)], 10, 21)
-    snapshot = await waiting
-    assert await snapshot.rows() == [*rows_until(9), ("k", 20, 1)]
-    await snapshot.aclose()
-    async with asyncio.timeout(50):
-        while await since_of(other) != ap.Antichain(100):
-            await asyncio.sleep(0.05)
-            await mover.downgrade_since(0)
+    async with a_world() as world:
+        writer = await world.writer()
+        client, other = await world.client(reader_lease_s=0.4), await world.client()
+        mover = await other.reader("s", SCHEMA, hold=0)
+        reader = await client.reader("s", SCHEMA)
+        listen = await reader.listen(as_of=4)
+        await mover.downgrade_since(9)
+        assert await since_of(other) == ap.Antichain(4)
+        subscription = await reader.subscribe(as_of=6)
+        await listen.aclose()
+        async with asyncio.timeout(50):  # told by the next heartbeat
+            while await since_of(other) != ap.Antichain(6):
+                await asyncio.sleep(0.05)
+                await mover.downgrade_since(0)
+        waiting = asyncio.ensure_future(reader.snapshot(20).__aenter__())
+        await asyncio.sleep(0.1)
+        await subscription.aclose()
+        await mover.downgrade_since(100)
+        await writer.compare_and_append([("k", 20, 20, 1)], 10, 21)
+        snapshot = await waiting
+        assert await snapshot.rows() == [*rows_until(9), ("k", 20, 1)]
+        await snapshot.aclose()
+        async with asyncio.timeout(50):
+            while await since_of(other) != ap.Antichain(100):
+                await asyncio.sleep(0.05)
+                await mover.downgrade_since(0)
 
 
 @pytest.mark.parametrize("what", ["snapshot", "listen"])
-async def test_what_a_closed_handle_left_open_holds_nothing(world: World, what: str) -> None:
+@in_virtual_time
+async def test_what_a_closed_handle_left_open_holds_nothing(what: str) -> None:
     """Also while other handles of the process go on with the same leased reader."""
-    writer = await world.writer()
-    client, other = await world.client(reader_lease_s=0.2), await world.client()
-    stays = await client.reader("s", SCHEMA)
-    reader = await client.reader("s", SCHEMA)
-    opened: Any = await (reader.snapshot(3) if what == "snapshot" else reader.listen(as_of=3))
-    waiting = asyncio.ensure_future(reader.snapshot(50).__aenter__())
-    await asyncio.sleep(0.02)
-    await reader.aclose()
-    with pytest.raises(ap.InvalidUsage, match="CLOSED"):
-        await waiting
-    with pytest.raises(ap.InvalidUsage, match="CLOSED"):
-        await (opened.rows() if what == "snapshot" else anext(opened))
-    mover = await other.reader("s", SCHEMA, hold=0)
-    async with asyncio.timeout(50):
-        while await since_of(other) != ap.Antichain(9):
-            await asyncio.sleep(0.05)
-            await mover.downgrade_since(9)
-    assert not shard_of(stays).register.pins
-    assert not shard_of(stays).hold._needs
-    await commit(writer)
-
-
-async def test_a_listen_moves_its_hold_as_it_goes(world: World) -> None:
-    """The history of a long listen is not kept for ever: at the predecessor of its frontier."""
-    writer = await world.writer()
-    client, other = await world.client(reader_lease_s=0.2), await world.client()
-    mover = await other.reader("s", SCHEMA, hold=0)
-    async with client.reader("s", SCHEMA) as reader, reader.listen(as_of=0) as listen:
-        await mover.downgrade_since(1000)
-        assert await since_of(other) == ap.Antichain(0)
-        async for _ in listen.steps():
-            break
-        assert listen.frontier == ap.Antichain(10)
+    async with a_world() as world:
+        writer = await world.writer()
+        client, other = await world.client(reader_lease_s=0.2), await world.client()
+        stays = await client.reader("s", SCHEMA)
+        reader = await client.reader("s", SCHEMA)
+        opened: Any = await (reader.snapshot(3) if what == "snapshot" else reader.listen(as_of=3))
+        waiting = asyncio.ensure_future(reader.snapshot(50).__aenter__())
+        await asyncio.sleep(0.02)
+        await reader.aclose()
+        with pytest.raises(ap.InvalidUsage, match="CLOSED"):
+            await waiting
+        with pytest.raises(ap.InvalidUsage, match="CLOSED"):
+            await (opened.rows() if what == "snapshot" else anext(opened))
+        mover = await other.reader("s", SCHEMA, hold=0)
         async with asyncio.timeout(50):
             while await since_of(other) != ap.Antichain(9):
                 await asyncio.sleep(0.05)
-                await mover.downgrade_since(0)
-        await writer.compare_and_append([("z", 1, 10, 1)], 10, 11)
-        step = await anext(listen.steps())
-        assert step.updates.rows() == [("z", 1, 10, 1)]
+                await mover.downgrade_since(9)
+        assert not shard_of(stays).register.pins
+        assert not shard_of(stays).hold._needs
+        await commit(writer)
+
+
+@in_virtual_time
+async def test_a_listen_moves_its_hold_as_it_goes() -> None:
+    """The history of a long listen is not kept for ever: at the predecessor of its frontier."""
+    async with a_world() as world:
+        writer = await world.writer()
+        client, other = await world.client(reader_lease_s=0.2), await world.client()
+        mover = await other.reader("s", SCHEMA, hold=0)
+        async with client.reader("s", SCHEMA) as reader, reader.listen(as_of=0) as listen:
+            await mover.downgrade_since(1000)
+            assert await since_of(other) == ap.Antichain(0)
+            async for _ in listen.steps():
+                break
+            assert listen.frontier == ap.Antichain(10)
+            async with asyncio.timeout(50):
+                while await since_of(other) != ap.Antichain(9):
+                    await asyncio.sleep(0.05)
+                    await mover.downgrade_since(0)
+            await writer.compare_and_append([("z", 1, 10, 1)], 10, 11)
+            step = await anext(listen.steps())
+            assert step.updates.rows() == [("z", 1, 10, 1)]
 
 
 async def test_concurrent_downgrades_of_a_handle_share_one_hold(world: World) -> None:

@@ -11,6 +11,7 @@ from tests.api.leases_kit import (
     CALLS,
     LEASE_S,
     World,
+    a_world,
     commit,
     named,
     since_of,
@@ -19,6 +20,7 @@ from tests.api.leases_kit import (
 from tests.support.internals import session_of, shard_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import rows_until
+from tests.support.virtual import in_virtual_time
 
 READS = {name: call for name, call in CALLS.items() if name != "release"}  # which is fine with what is gone
 
@@ -126,38 +128,42 @@ async def test_an_error_is_told_by_the_waiting_step(world: World) -> None:
             await waiting
 
 
-async def test_heartbeats_keep_a_lease_alive(world: World) -> None:
-    writer = await world.writer()
-    client = await world.client(reader_lease_s=0.4)
-    held = await client.reader("s", SCHEMA, hold=2)
-    named_one = await named(client, hold=3, lease_s=0.4)
-    listen = await held.listen(as_of=9)
-    for t in range(10, 22):
-        await asyncio.sleep(0.1)
-        await writer.compare_and_append([("x", t, t, 1)], t, t + 1)
-    assert await held.downgrade_since(0) == ap.Antichain(2)
-    assert await named_one.downgrade_since(0) == ap.Antichain(3)
-    seen = []
-    async for step in listen.steps():
-        seen += step.updates.rows()
-        if step.upper == ap.Antichain(22):
-            break
-    assert [u.time for u in seen] == list(range(10, 22))
+@in_virtual_time
+async def test_heartbeats_keep_a_lease_alive() -> None:
+    async with a_world() as world:
+        writer = await world.writer()
+        client = await world.client(reader_lease_s=0.4)
+        held = await client.reader("s", SCHEMA, hold=2)
+        named_one = await named(client, hold=3, lease_s=0.4)
+        listen = await held.listen(as_of=9)
+        for t in range(10, 22):
+            await asyncio.sleep(0.1)
+            await writer.compare_and_append([("x", t, t, 1)], t, t + 1)
+        assert await held.downgrade_since(0) == ap.Antichain(2)
+        assert await named_one.downgrade_since(0) == ap.Antichain(3)
+        seen = []
+        async for step in listen.steps():
+            seen += step.updates.rows()
+            if step.upper == ap.Antichain(22):
+                break
+        assert [u.time for u in seen] == list(range(10, 22))
 
 
-async def test_heartbeats_survive_an_outage(world: World) -> None:
+@in_virtual_time
+async def test_heartbeats_survive_an_outage() -> None:
     """A heartbeat that fails is repeated, and the lease lives if the store is back in time."""
-    writer = await world.writer()
-    client = await world.client(reader_lease_s=1.0, retry_timeout_s=0.05)
-    held = await client.reader("s", SCHEMA, hold=2)
-    world.faults.rates = {Outcome.REFUSED: 1.0}
-    await asyncio.sleep(0.5)
-    world.faults.heal()
-    await asyncio.sleep(0.6)
-    await commit(writer)
-    await asyncio.sleep(0.6)
-    await commit(writer)
-    assert await held.downgrade_since(0) == ap.Antichain(2)
+    async with a_world() as world:
+        writer = await world.writer()
+        client = await world.client(reader_lease_s=1.0, retry_timeout_s=0.05)
+        held = await client.reader("s", SCHEMA, hold=2)
+        world.faults.rates = {Outcome.REFUSED: 1.0}
+        await asyncio.sleep(0.5)
+        world.faults.heal()
+        await asyncio.sleep(0.6)
+        await commit(writer)
+        await asyncio.sleep(0.6)
+        await commit(writer)
+        assert await held.downgrade_since(0) == ap.Antichain(2)
 
 
 async def test_a_crash_does_not_lose_history(world: World) -> None:
@@ -210,29 +216,31 @@ async def test_all_handles_of_a_process_share_one_leased_reader(world: World) ->
     assert reader_id not in shard_of(again).state.readers
 
 
-async def test_readers_opened_and_closed_at_once_leave_nothing(world: World) -> None:
+@in_virtual_time
+async def test_readers_opened_and_closed_at_once_leave_nothing() -> None:
     """The registration of a process survives any order of opening and closing, and its heartbeats with
     it."""
-    writer = await world.writer()
-    client = await world.client(reader_lease_s=0.3)
+    async with a_world() as world:
+        writer = await world.writer()
+        client = await world.client(reader_lease_s=0.3)
 
-    async def come_and_go(number: int) -> None:
-        for _ in range(5):
-            async with client.reader("s", SCHEMA) as reader:
-                async with reader.snapshot(number) as snapshot:
-                    assert await snapshot.rows() == rows_until(number)
-                await asyncio.sleep(0.001 * number)
+        async def come_and_go(number: int) -> None:
+            for _ in range(5):
+                async with client.reader("s", SCHEMA) as reader:
+                    async with reader.snapshot(number) as snapshot:
+                        assert await snapshot.rows() == rows_until(number)
+                    await asyncio.sleep(0.001 * number)
 
-    await asyncio.gather(*[come_and_go(n) for n in range(8)])
-    last = await client.reader("s", SCHEMA)
-    listen = await last.listen(as_of=9)
-    await asyncio.sleep(0.6)  # two leases
-    await commit(writer)
-    await writer.compare_and_append([("x", 1, 10, 1)], 10, 11)
-    assert (await anext(listen.steps())).upper == ap.Antichain(11)
-    await client.aclose()
-    probe = await (await world.client()).reader("s", SCHEMA)
-    assert list(shard_of(probe).state.readers) == [probe.reader_id]
+        await asyncio.gather(*[come_and_go(n) for n in range(8)])
+        last = await client.reader("s", SCHEMA)
+        listen = await last.listen(as_of=9)
+        await asyncio.sleep(0.6)  # two leases
+        await commit(writer)
+        await writer.compare_and_append([("x", 1, 10, 1)], 10, 11)
+        assert (await anext(listen.steps())).upper == ap.Antichain(11)
+        await client.aclose()
+        probe = await (await world.client()).reader("s", SCHEMA)
+        assert list(shard_of(probe).state.readers) == [probe.reader_id]
 
 
 async def test_a_need_is_held_though_a_heartbeat_is_on_its_way(world: World) -> None:

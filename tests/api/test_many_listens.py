@@ -6,9 +6,17 @@ from typing import Any
 
 import aiopersist as ap
 from aiopersist.data.part.inline import decode_inline_parts
+from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 
 LISTENS = 400
+
+
+async def all_wait(handle: Any) -> None:
+    """Until so many wait for the handle's shard."""
+    async with asyncio.timeout(50):
+        while len(shard_of(handle).register._waiters) < LISTENS:
+            await asyncio.sleep(0.001)
 
 
 async def test_many_listens_of_one_shard(monkeypatch: Any) -> None:
@@ -33,7 +41,7 @@ async def test_many_listens_of_one_shard(monkeypatch: Any) -> None:
             heard.append((await anext(one)).updates)
 
         tasks = [asyncio.create_task(hear(one)) for one in steps]
-        await asyncio.sleep(0.1)
+        await all_wait(reader)
         await writer.compare_and_append([("b", 2, 1, 1), ("c", 3, 1, 1)], 1, 2)
         most, before = 0, len(heard)
         async with asyncio.timeout(50):
@@ -50,7 +58,7 @@ async def test_all_who_wait_hear_of_a_failure() -> None:
     """In turns, too."""
     async with ap.open("mem://", maintenance=False) as client, client.writer("s", SCHEMA) as writer:
         waiting = [asyncio.create_task(writer.wait_for_upper_past(5)) for _ in range(LISTENS)]
-        await asyncio.sleep(0.05)
+        await all_wait(writer)
         await client.drop("s")
         async with asyncio.timeout(50):
             outcomes = await asyncio.gather(*waiting, return_exceptions=True)

@@ -117,20 +117,21 @@ async def test_a_lost_part_is_never_an_empty_one() -> None:
 # --- cost ---------------------------------------------------------------------------------------------
 
 
-async def test_a_known_complete_time_of_inline_data_costs_no_request(client: ap.Client) -> None:
-    writer = await filled(client)
-    reader = await client.reader("s", SCHEMA)
-    before = requests(client)
-    for time in (0, 4, 2):
-        async with reader.snapshot(time) as snapshot:
-            assert await snapshot.rows() == rows_until(time)
-            assert [row async for row in snapshot] == rows_until(time)
-    assert requests(client) == before
-    async with reader.snapshot() as snapshot:  # one linearizable read
-        await snapshot.rows()
-    after = requests(client)
-    assert sum(after.values()) - sum(before.values()) == 1
-    await writer.aclose()
+async def test_a_known_complete_time_of_inline_data_costs_no_request(location: Any) -> None:
+    async with ap.open(blob=location.blob, consensus=location.consensus, maintenance=False) as client:
+        writer = await filled(client)
+        reader = await client.reader("s", SCHEMA)
+        before = requests(client)
+        for time in (0, 4, 2):
+            async with reader.snapshot(time) as snapshot:
+                assert await snapshot.rows() == rows_until(time)
+                assert [row async for row in snapshot] == rows_until(time)
+        assert requests(client) == before
+        async with reader.snapshot() as snapshot:  # one linearizable read
+            await snapshot.rows()
+        after = requests(client)
+        assert sum(after.values()) - sum(before.values()) == 1
+        await writer.aclose()
 
 
 async def test_parts_cost_at_most_two_requests_each(location: Any) -> None:
@@ -166,7 +167,7 @@ async def test_batches_need_bounded_memory(runs: int, row_group: int, memory: in
         blob_target_size=2**30,
     )
     schema = ap.Schema(key=bytes, val=int)
-    async with ap.open("mem://", settings=options) as client:
+    async with ap.open("mem://", settings=options, maintenance=False) as client:
         writer = await client.writer("big", schema)
         for run in range(runs):
             keys = [b"%032d" % ((i * 7919 + run) % 1_000_003) for i in range(rows)]

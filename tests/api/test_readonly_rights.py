@@ -160,10 +160,11 @@ async def test_reads_of_a_file_that_comes_and_goes(tmp_path: Path) -> None:
     """Goal: a writer opens, commits and closes all the time, so that the log comes and goes: every read sees
     what had returned before it began, and nothing torn."""
     path = tmp_path / "state.db"
-    rounds, acknowledged, ended = 25, [-1], threading.Event()
+    rounds, acknowledged, ended, read = 25, [-1], threading.Event(), threading.Event()
 
     async def write() -> None:
         for number in range(rounds):
+            assert number != 1 or read.wait(50)
             store = SqliteConsensus(path)
             data = str(number).encode() * 2000
             assert await store.compare_and_set("k", None if number == 0 else number - 1, data)
@@ -190,6 +191,7 @@ async def test_reads_of_a_file_that_comes_and_goes(tmp_path: Path) -> None:
         if head is not None:
             assert head.data == str(head.seqno).encode() * 2000
             seen.add(head.seqno)
+            read.set()
     assert (await reader.scan("k", 0, rounds))[-1].seqno == rounds - 1
     await reader.aclose()
     await anyio.to_thread.run_sync(thread.join)

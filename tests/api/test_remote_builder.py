@@ -20,9 +20,10 @@ from tests.api.remote_builder_kit import (
 )
 from tests.conftest import StoreUrls
 from tests.support.internals import session_of, shard_of, shards_of, staged_of
-from tests.support.processes import Place
+from tests.support.processes import Place, place_in_memory
 from tests.support.schemas import SCHEMA, V1, V2
 from tests.support.shards import is_sound
+from tests.support.virtual import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("started_postgres")
 
@@ -209,40 +210,44 @@ async def test_a_writer_that_ends_while_a_batch_is_built(place: Place) -> None:
     assert not await place.parts()
 
 
-async def test_a_builder_keeps_the_writer_alive(place: Place) -> None:
+@in_virtual_time
+async def test_a_builder_keeps_the_writer_alive() -> None:
     """Goal: a builder renews the lease, though the process that registered the writer is suspended or
     dead."""
-    client, other = await place.client(writer_lease_s=0.5), await place.client()
-    w = await client.writer("t", SCHEMA)
-    session_of(w).registration.stop()  # the process is gone
-    async with other.writer("t", SCHEMA) as v:
-        async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
-            for n in range(10):
-                await builder.extend(some_rows(n))
-                await asyncio.sleep(0.1)
-                await v.compare_and_append([], 0, 0)  # expires what is overdue
-            batch = await builder.finish(1)
-        await v.compare_and_append_batch([batch], 0, 1)
-    model = Model()
-    model.append([row for n in range(10) for row in some_rows(n)], [0], [1])
-    assert await contents(other) == model.contents(0)
+    async with place_in_memory(**BLOBS) as place:
+        client, other = await place.client(writer_lease_s=0.5), await place.client()
+        w = await client.writer("t", SCHEMA)
+        session_of(w).registration.stop()  # the process is gone
+        async with other.writer("t", SCHEMA) as v:
+            async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
+                for n in range(10):
+                    await builder.extend(some_rows(n))
+                    await asyncio.sleep(0.1)
+                    await v.compare_and_append([], 0, 0)  # expires what is overdue
+                batch = await builder.finish(1)
+            await v.compare_and_append_batch([batch], 0, 1)
+        model = Model()
+        model.append([row for n in range(10) for row in some_rows(n)], [0], [1])
+        assert await contents(other) == model.contents(0)
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "left"])
-async def test_a_builder_that_is_done_lets_the_writer_go(place: Place, finished: bool) -> None:
+@in_virtual_time
+async def test_a_builder_that_is_done_lets_the_writer_go(finished: bool) -> None:
     """Goal: the writer of a process that died does not live for ever because some process once built a
     batch."""
-    client, other = await place.client(writer_lease_s=0.4), await place.client()
-    w = await client.writer("t", SCHEMA)
-    session_of(w).registration.stop()
-    async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
-        await builder.extend(some_rows(1))
-        if finished:
-            (await builder.finish(1)).to_transmittable()
-    await asyncio.sleep(0.7)
-    async with other.writer("t", SCHEMA) as v:
-        await v.compare_and_append([], 0, 0)  # expires what is overdue
-        assert list(await writers(other)) == [v.writer_id]
+    async with place_in_memory(**BLOBS) as place:
+        client, other = await place.client(writer_lease_s=0.4), await place.client()
+        w = await client.writer("t", SCHEMA)
+        session_of(w).registration.stop()
+        async with other.builder_from_transmittable(w.to_transmittable(), 0) as builder:
+            await builder.extend(some_rows(1))
+            if finished:
+                (await builder.finish(1)).to_transmittable()
+        await asyncio.sleep(0.7)
+        async with other.writer("t", SCHEMA) as v:
+            await v.compare_and_append([], 0, 0)  # expires what is overdue
+            assert list(await writers(other)) == [v.writer_id]
 
 
 async def test_opening_renews_what_is_overdue_soon(place: Place) -> None:
@@ -278,17 +283,17 @@ async def test_a_lease_that_ran_out(place: Place) -> None:
     await is_sound(other)
 
 
-async def test_a_writer_that_builds_many_batches_itself(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@in_virtual_time
+async def test_a_writer_that_builds_many_batches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: while the handle is open, what was staged under it can be appended, whatever it does itself."""
-    monkeypatch.setattr("aiopersist.write.session.BATCHES_MAX", 2)
-    client, other = await place.client(writer_lease_s=0.4), await place.client()
-    async with client.writer("t", SCHEMA) as w:
-        data = await built(other, w.to_transmittable(), some_rows(1), 0, 1)
-        await other.aclose()
-        for _ in range(3):
-            await (await w.batch(some_rows(2), 0, 1)).delete()
-        await asyncio.sleep(0.3)
-        batch = await w.batch_from_transmittable(data)
-        await w.compare_and_append_batch([batch], 0, 1)
+    async with place_in_memory(**BLOBS) as place:
+        monkeypatch.setattr("aiopersist.write.session.BATCHES_MAX", 2)
+        client, other = await place.client(writer_lease_s=0.4), await place.client()
+        async with client.writer("t", SCHEMA) as w:
+            data = await built(other, w.to_transmittable(), some_rows(1), 0, 1)
+            await other.aclose()
+            for _ in range(3):
+                await (await w.batch(some_rows(2), 0, 1)).delete()
+            await asyncio.sleep(0.3)
+            batch = await w.batch_from_transmittable(data)
+            await w.compare_and_append_batch([batch], 0, 1)

@@ -23,9 +23,10 @@ from tests.api.shared_read_kit import (
     ten_times,
     told,
 )
-from tests.support.processes import Place
+from tests.support.processes import Place, place_in_memory
 from tests.support.schemas import SCHEMA
 from tests.support.shards import state_of
+from tests.support.virtual import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("started_postgres")
 
@@ -160,32 +161,36 @@ async def test_an_expired_lease(place: Place) -> None:
     await shared.aclose()
 
 
-async def test_an_open_read_is_renewed(place: Place) -> None:
-    client, other = await place.client(), await place.client()
-    await ten_times(client)
-    shared = await client.shared_read("t", lease_s=0.4)
-    kept = await client.shared_read("t", lease_s=0.4, keep=True)
-    await asyncio.sleep(0.7)
-    async with other.writer("t", SCHEMA) as w:
-        await w.compare_and_append([], 10, 10)  # expires what is overdue
-    assert list((await state_of(other)).readers) == [shared._reader]
-    await shared.aclose()
-    await kept.aclose()
-    assert not (await state_of(other)).readers
+@in_virtual_time
+async def test_an_open_read_is_renewed() -> None:
+    async with place_in_memory() as place:
+        client, other = await place.client(), await place.client()
+        await ten_times(client)
+        shared = await client.shared_read("t", lease_s=0.4)
+        kept = await client.shared_read("t", lease_s=0.4, keep=True)
+        await asyncio.sleep(0.7)
+        async with other.writer("t", SCHEMA) as w:
+            await w.compare_and_append([], 10, 10)  # expires what is overdue
+        assert list((await state_of(other)).readers) == [shared._reader]
+        await shared.aclose()
+        await kept.aclose()
+        assert not (await state_of(other)).readers
 
 
-async def test_renewals_let_go_of_nothing(place: Place) -> None:
+@in_virtual_time
+async def test_renewals_let_go_of_nothing() -> None:
     """Goal: neither a heartbeat nor a reader tells that older versions are not needed: others read them."""
-    client, other = await place.client(**LAYOUTS["blobs"]), await place.client(**LAYOUTS["blobs"])
-    model = await ten_times(client)
-    async with client.shared_read("t", lease_s=0.8) as shared:
-        pieces = await shared.pieces(3)
-        for _ in range(3):
-            await churn(other, 9)
-            await asyncio.sleep(0.3)
-            await churn(other, 9)
-            await rows_of(other, pieces[0])
-        assert await read(other, pieces) == contents(model, 9)
+    async with place_in_memory() as place:
+        client, other = await place.client(**LAYOUTS["blobs"]), await place.client(**LAYOUTS["blobs"])
+        model = await ten_times(client)
+        async with client.shared_read("t", lease_s=0.8) as shared:
+            pieces = await shared.pieces(3)
+            for _ in range(3):
+                await churn(other, 9)
+                await asyncio.sleep(0.3)
+                await churn(other, 9)
+                await rows_of(other, pieces[0])
+            assert await read(other, pieces) == contents(model, 9)
 
 
 async def test_who_reads_renews(place: Place) -> None:
@@ -228,14 +233,16 @@ async def test_closing_the_client_ends_what_is_not_kept(place: Place) -> None:
     assert caught.value.kind == ap.UsageKind.CLOSED
 
 
-async def test_it_never_moves_since(place: Place) -> None:
-    client = await place.client()
-    await ten_times(client)
-    async with client.shared_read("t", as_of=5, lease_s=0.2) as shared:
-        await rows_of(client, (await shared.pieces(1))[0])
-        await asyncio.sleep(0.3)
+@in_virtual_time
+async def test_it_never_moves_since() -> None:
+    async with place_in_memory() as place:
+        client = await place.client()
+        await ten_times(client)
+        async with client.shared_read("t", as_of=5, lease_s=0.2) as shared:
+            await rows_of(client, (await shared.pieces(1))[0])
+            await asyncio.sleep(0.3)
+            assert (await client.inspect("t")).since == ap.Antichain(0)
         assert (await client.inspect("t")).since == ap.Antichain(0)
-    assert (await client.inspect("t")).since == ap.Antichain(0)
 
 
 async def test_a_lost_blob_is_corruption(place: Place) -> None:

@@ -15,8 +15,9 @@ from tests.api.shared_read_kit import (
     ten_times,
     told,
 )
-from tests.support.processes import Place
+from tests.support.processes import Place, place_in_memory
 from tests.support.schemas import NAN, SCHEMA
+from tests.support.virtual import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("started_postgres")
 
@@ -197,22 +198,24 @@ async def test_waiting_for_the_first_complete_time(place: Place) -> None:
     assert (shared.as_of, await read(client, await shared.pieces(1))) == (2, told([("a", 1, 1)]))
 
 
-async def test_waiting_longer_than_the_lease(place: Place) -> None:
+@in_virtual_time
+async def test_waiting_longer_than_the_lease() -> None:
     """Goal: the lease is renewed while the read waits, too: a wait has no end of its own."""
-    client, other = await place.client(), await place.client()
-    model = await ten_times(other)
-    task = await waiting(client, as_of=10, lease_s=0.4)
-    async with other.writer("t", SCHEMA) as w:
-        for _ in range(12):
-            await asyncio.sleep(0.1)
-            await w.compare_and_append([], 10, 10)
-            await move_since(other, 10)
-        rows = [("late", 1, 10, 1)]
-        await w.compare_and_append(rows, 10, 11)
-        model.append(rows, [10], [11])
-    async with asyncio.timeout(50):
-        shared = await task
-    assert await read(other, await shared.pieces(3)) == contents(model, 10)
+    async with place_in_memory() as place:
+        client, other = await place.client(), await place.client()
+        model = await ten_times(other)
+        task = await waiting(client, as_of=10, lease_s=0.4)
+        async with other.writer("t", SCHEMA) as w:
+            for _ in range(12):
+                await asyncio.sleep(0.1)
+                await w.compare_and_append([], 10, 10)
+                await move_since(other, 10)
+            rows = [("late", 1, 10, 1)]
+            await w.compare_and_append(rows, 10, 11)
+            model.append(rows, [10], [11])
+        async with asyncio.timeout(50):
+            shared = await task
+        assert await read(other, await shared.pieces(3)) == contents(model, 10)
 
 
 async def test_a_wait_that_is_given_up_lets_go(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from aiopersist import runtime
 from aiopersist.failures import LOG_EVERY_S, Backoff, Failures
 from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
-from tests.support.virtual import played
+from tests.support.virtual import in_virtual_time, played
 
 HASTY = ap.Settings(compaction_idle_s=0.05, compaction_inputs_min=2)
 
@@ -106,6 +106,7 @@ async def test_a_round_tends_the_other_shards(monkeypatch: Any) -> None:
         assert (await client.inspect("good")).since == ap.Antichain(18)
 
 
+@in_virtual_time
 async def test_a_heartbeat_is_repeated(monkeypatch: Any) -> None:
     """Goal: the registration outlives a heartbeat that met a bug."""
     from aiopersist.shard.registration import Registration

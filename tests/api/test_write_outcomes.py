@@ -15,7 +15,7 @@ from aiopersist.testing.faults import Outcome
 from tests.api.write_outcomes_kit import by_compare, rig
 from tests.support.internals import session_of
 from tests.support.schemas import SCHEMA
-from tests.support.shards import CAS
+from tests.support.shards import CAS, becomes
 
 Append = Callable[[ap.WriteHandle[str, int]], Awaitable[Any]]
 
@@ -165,8 +165,7 @@ async def test_unavailable_says_that_it_did_not_happen(append: Append, inline: i
             with pytest.raises(ap.StorageUnavailable):
                 await append(w)
             r.faults.heal()
-            await asyncio.sleep(0.05)
-            assert await r.blobs() == []
+            await becomes(r.blobs, [])
             assert await w.settle() is None
             assert await w.fetch_recent_upper() == ap.Antichain(0)
             await append(w)

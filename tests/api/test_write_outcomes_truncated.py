@@ -13,6 +13,7 @@ from tests.api.write_outcomes_kit import Rig, by_compare, rig
 from tests.support.internals import shard_of, shards_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import CAS
+from tests.support.virtual import in_virtual_time
 
 
 async def _truncate_but_head(r: Rig, w: ap.WriteHandle[str, int]) -> None:
@@ -104,6 +105,7 @@ async def test_a_write_that_was_put_back_is_not_told_of_the_failure_of_others() 
 
 
 @pytest.mark.parametrize("error", [ap.Indeterminate, OSError], ids=["of unknown outcome", "foreign"])
+@in_virtual_time
 async def test_a_version_is_not_sent_for_ever(error: type[Exception]) -> None:
     """Goal: with pauses, and until the retry limit; then the outcome is unknown, and can be settled."""
     sent = 0

@@ -37,7 +37,7 @@ class Rig:
 async def rig(**limits: Any) -> AsyncIterator[Rig]:
     place, faults = uuid.uuid4().hex, Faults()
     blob, consensus = MemoryBlob(place), AskedConsensus(place)
-    limits = {"retry_timeout_s": 3.0, **limits}
+    limits = {"retry_timeout_s": 60.0, **limits}
     url = f"mem://{place}"
     stores = FaultyBlob(blob, faults), FaultyConsensus(consensus, faults)
     async with honest_and_faulty(url, *stores, **limits) as (honest, client):

@@ -134,11 +134,12 @@ async def _killed_and_repeated(source: StoreUrls, target: StoreUrls, kills: int)
 
 
 async def _until(done: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(50):
         while not done():
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long)])
 async def test_killed_under_writes(kills: int, tmp_path: Path) -> None:
     """Goal: while a table is written, compacted and collected, copies are killed with SIGKILL wherever they
@@ -153,6 +154,7 @@ async def test_killed_under_writes(kills: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 async def test_killed_under_writes_in_s3(best_s3_url: str, postgres_url: str, tmp_path: Path) -> None:
     """Goal: the same from S3 and Postgres to files, and back."""
     source = StoreUrls(best_s3_url, postgres_url)

@@ -1,9 +1,11 @@
 """The backend of the page, served by uvicorn with several workers, and what drives it."""
 
 import asyncio
+import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import uvicorn
 
-from aiopersist.testing.servers import free_port
 from tests.examples import BLOCK, ROOT
 
 GUARD_S = 60.0  # for anything that may take long on a loaded machine
@@ -55,10 +57,15 @@ class Backend(NamedTuple):
 @asynccontextmanager
 async def uvicorn_serves(folder: Path, workers: int, env: Mapping[str, str]) -> AsyncIterator[Backend]:
     """`uvicorn app:app` in that folder, ready."""
-    port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--workers", str(workers)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=os.environ | env, stdout=log, stderr=log)
+    options = ["--workers", str(workers)]
+    if "timeout_worker_healthcheck" in inspect.signature(uvicorn.Config).parameters:
+        options += ["--timeout-worker-healthcheck", str(int(GUARD_S))]  # else a slow worker is killed
+    with socket.create_server(("127.0.0.1", 0)) as sock, (folder / "log").open("wb") as log:
+        port, number = sock.getsockname()[1], sock.fileno()
+        command = [sys.executable, "-m", "uvicorn", "app:app", "--fd", str(number), *options]
+        process = subprocess.Popen(
+            command, cwd=folder, env=os.environ | env, stdout=log, stderr=log, pass_fds=[number]
+        )
     backend = Backend(process, f"http://127.0.0.1:{port}")
     try:
         await until_ready(backend)

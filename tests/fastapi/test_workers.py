@@ -127,7 +127,7 @@ async def test_four_workers_of_which_one_is_killed(env: dict[str, str], tmp_path
         watching = asyncio.create_task(watcher.run())
         async with asyncio.timeout(GUARD_S):
             await watcher.begun.wait()
-        async with httpx.AsyncClient(base_url=backend.url) as http:
+        async with httpx.AsyncClient(base_url=backend.url, timeout=GUARD_S) as http:
             for item in ITEMS:
                 answer = await insist(http, "PUT", f"/stock/{item}", f"begin {item}", {"count": BEGIN})
                 assert answer.status_code == 200

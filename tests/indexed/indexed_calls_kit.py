@@ -36,12 +36,12 @@ def commits(client: ap.Client) -> int:
     return client.metrics["consensus.compare_and_set"].count
 
 
-async def events_of(listener: Any) -> list[Any]:
-    """What it tells until nothing more comes for a moment, or it ends."""
+async def events_of(listener: Any, count: int) -> list[Any]:
+    """The next events, and what comes in the moment after them."""
     told: list[Any] = []
     try:
         while True:
-            async with asyncio.timeout(0.15):
+            async with asyncio.timeout(50 if len(told) < count else 0.15):
                 item = await anext(listener)
             told.append(item.updates.rows() if isinstance(item, indexed.Records) else item.time)
     except (TimeoutError, StopAsyncIteration):

@@ -63,9 +63,9 @@ async def split_rows(snapshot: StreamSnapshot[Any, Any], n: int) -> list[list[Ro
     return await asyncio.gather(*[one(items) for items in snapshot.split(n)])
 
 
-async def take(listener: Listener[Any, Any], count: int, deadline_s: float = 20) -> list[Any]:
+async def take(listener: Listener[Any, Any], count: int) -> list[Any]:
     """The next events: rows of `Records`, and times of `Sealed`."""
-    async with asyncio.timeout(deadline_s):
+    async with asyncio.timeout(50):
         return [told(await anext(listener)) for _ in range(count)]
 
 
@@ -82,6 +82,23 @@ async def rest(listener: Listener[Any, Any], quiet_s: float = 0.1) -> list[Any]:
                 found.append(told(await anext(listener)))
     except (TimeoutError, StopAsyncIteration):
         return found
+
+
+async def take_all(listener: Listener[Any, Any], count: int) -> list[Any]:
+    """The next events, and what comes in the moment after them."""
+    return await take(listener, count) + await rest(listener)
+
+
+async def take_rows(listener: Listener[Any, Any], count: int, quiet_s: float = 0.1) -> list[Row]:
+    """The rows of the next events, up to this many, and of what comes in the moment after them."""
+    found: list[Row] = []
+    while len(found) < count:
+        found += rows_of(await take(listener, 1))
+    return found + rows_of(await rest(listener, quiet_s))
+
+
+def rows_of(events: Iterable[Any]) -> list[Row]:
+    return [row for item in events if isinstance(item, list) for row in item]
 
 
 async def settle_down(ix: Indexed, rounds: int = 60) -> None:

@@ -188,7 +188,7 @@ async def test_updates_come_in_every_form(ix: Indexed, form: str) -> None:
     a, b = await two(ix)
     _, events = await ix.listen(a)
     assert await ix.write([(a, FORMS[form](rows)), (b, at(1))]) == 1
-    assert await events_of(events) == [rows]
+    assert await events_of(events, 1) == [rows]
     with pytest.raises(Refused):
         await ix.seal([a], 5)
         await ix.write([(b, at(1)), (a, FORMS[form](rows))])

@@ -226,8 +226,11 @@ async def test_what_nobody_can_apply_any_more_is_deleted() -> None:
         await ix.destroy("s")
         await ix.apply("s", response)
         assert ix.counters()["unexpected_responses"] == 1
-        await asyncio.sleep(0.01)
-        assert not output & await place.keys()
+
+        async def gone() -> bool:
+            return not output & await place.keys()
+
+        await until(gone)
 
 
 async def test_a_lost_answer_is_settled_by_the_same_bytes_before_anything_else() -> None:

@@ -14,10 +14,10 @@ from tests.indexed.indexed_reading_kit import (
     either,  # noqa: F401  # a fixture
     plain,
     read,
-    rest,
     settle_down,
     stream_of,
     summed,
+    take_all,
 )
 
 
@@ -176,7 +176,7 @@ async def test_steps_and_compactions_take_no_seqno_and_are_told_to_no_listener(e
         await ix.allow_compaction([(a, t)])
         await settle_down(ix)
     wanted = [item for t in range(4) for item in (at(t, t + 5), t + 1)]
-    assert await rest(events) == wanted
+    assert await take_all(events, len(wanted)) == wanted
     async with await ix.snapshot(a) as after:
         assert (snapshot.seqno, after.seqno) == (0, 12)
 

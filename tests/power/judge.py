@@ -82,7 +82,7 @@ async def _judged(place: Path, said: Sequence[str]) -> list[str]:
     told = {(kind, *rest) for what, kind, *rest in lines if what == "told"}
     began = {(kind, *rest) for what, kind, *rest in lines if what == "began"}
     problems: list[str] = []
-    settings = SETTINGS.model_copy(update={"retry_timeout_s": 5.0, "open_timeout_s": 5.0})
+    settings = SETTINGS.model_copy(update={"retry_timeout_s": 60.0, "open_timeout_s": 60.0})
     async with ap.open(str(place), settings=settings, maintenance=False) as client:
         names = [found.name for found in await client.overview() if found.seqno is not None]
         log: dict[str, int] = {}

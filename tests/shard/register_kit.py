@@ -21,7 +21,7 @@ class Place(NamedTuple):
         return ap.open(
             blob=FaultyBlob(self.blob, self.faults),
             consensus=FaultyConsensus(self.consensus, self.faults),
-            settings=ap.Settings(**{"retry_timeout_s": 3.0, **limits}),
+            settings=ap.Settings(**{"retry_timeout_s": 60.0, **limits}),
             maintenance=maintenance,
         )
 

@@ -25,7 +25,7 @@ def readers(place: str, name: str) -> int:
 
 def sleeping(batches: Any) -> Any:
     for batch in batches:
-        time.sleep(12)
+        time.sleep(100)
         yield batch
 
 
@@ -202,7 +202,7 @@ async def test_a_cancelled_write_ends_its_job(spark: Any, place: str, name: str,
             for _ in range(3):
                 task.cancel()
                 await asyncio.sleep(0.001)
-        done, _ = await asyncio.wait([task], timeout=5)
+        done, _ = await asyncio.wait([task], timeout=50)
         assert done
         assert task.cancelled() is (how != "scope")
         await until_idle(spark)
@@ -222,7 +222,7 @@ async def test_a_cancelled_read_that_waits_ends(spark: Any, place: str, name: st
             await asyncio.sleep(0.5)
             task.cancel()
             try:
-                done, _ = await asyncio.wait([task], timeout=4)
+                done, _ = await asyncio.wait([task], timeout=50)
             finally:
                 await writer.compare_and_append([], 1, 6)  # so that it ends in any case
             await asyncio.wait([task], timeout=10)

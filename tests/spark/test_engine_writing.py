@@ -92,7 +92,16 @@ def refusing(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 # --- writing ------------------------------------------------------------------------------------------
 
 
-def test_times_of_rows(spark: Any, sc: Any, place: str, name: str) -> None:
+def touched(path: Path) -> bool:
+    """Whether it is there, within a minute."""
+    for _ in range(6000):
+        if path.exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_times_of_rows(spark: Any, sc: Any, place: str, name: str, tmp_path: Path) -> None:
     """Goal: a column of times, or one time, is kept; a write that is not at or beyond the upper, or meets
     another writer, writes nothing."""
     rows = [("a", 1, 3), ("b", 2, 7), ("a", 1, 7)]
@@ -111,17 +120,22 @@ def test_times_of_rows(spark: Any, sc: Any, place: str, name: str) -> None:
     assert sc.write_df(one, name) == 21
     assert counted(sc.snapshot_df(name, 19)) == Counter({("a", 1): 2, ("b", 2): 1})
 
-    other = threading.Thread(target=lambda: appended(place, name, PLAIN, ([], 22, 40)))
+    planned, overtaken = tmp_path / "planned", tmp_path / "overtaken"
+
+    def overtake() -> None:
+        assert touched(planned)
+        appended(place, name, PLAIN, ([], 22, 40))
+        overtaken.touch()
 
     def slow(batches: Any) -> Any:
-        time.sleep(1.5)
+        planned.touch()
+        assert touched(overtaken)
         yield from batches
 
-    other_starts = threading.Timer(0.7, other.start)
-    other_starts.start()
+    other = threading.Thread(target=overtake)
+    other.start()
     with pytest.raises(ap.UpperMismatch):
         sc.write_df(one.mapInArrow(slow, one.schema), name, time=30)
-    other_starts.join()
     other.join()
     assert upper(place, name) == ap.Antichain(40)
     assert counted(sc.changes_df(name, 22)) == Counter()

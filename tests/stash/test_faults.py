@@ -177,7 +177,9 @@ async def test_a_change_in_doubt_that_comes_late_counts_as_what_it_is(way: Way) 
             await task
         way.proxy.accept()
         arrive()
-        await asyncio.sleep(2 * ARRIVAL_S)
+        async with asyncio.timeout(50):
+            while not await way.admin.fetchval("SELECT count(*) FROM data WHERE key LIKE '%doubtful%'"):
+                await asyncio.sleep(0.01)
         with pytest.raises(StaleLower):
             await stash.append([stale])
         await put(stash, c, ["next"])

@@ -276,10 +276,12 @@ async def test_a_server_that_is_restarted_in_the_middle(restartable: Restartable
         sizes = {"a": 1, "b": 1, "c": BIG}
         stashes = {"a": patient, "b": other, "c": other}
         tasks = [asyncio.create_task(busy(stashes[name], name, rows)) for name, rows in sizes.items()]
-        await asyncio.sleep(0.4)
-        before = len(acknowledged)
-        await asyncio.to_thread(restartable.restart)
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(150):
+            while not acknowledged:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.4)
+            before = len(acknowledged)
+            await asyncio.to_thread(restartable.restart)
             while len(acknowledged) < before + 20:
                 await asyncio.sleep(0.02)
         stop.set()

@@ -18,7 +18,7 @@ from aiopersist.testing.storage import BlobConformance, ConsensusConformance
 from aiopersist.testing.storage.heads import check_heads_of
 from tests.support.location import by_obstore
 
-SETTINGS = Settings(retry_timeout_s=5.0)
+SETTINGS = Settings(retry_timeout_s=60.0)
 
 
 async def blobs(url: str) -> AsyncIterator[tuple[Blob, Blob]]:

@@ -260,7 +260,7 @@ async def test_closing_waits_for_the_threads(
 
     def fsync(fd: int) -> None:
         loop.call_soon_threadsafe(begun.set)
-        going.wait(5)
+        going.wait(50)
         real(fd)
 
     blob = FilesBlob(tmp_path)

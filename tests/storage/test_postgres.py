@@ -279,7 +279,9 @@ async def test_a_read_only_server(consensus: PostgresConsensus, admin: Admin) ->
         await admin.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'aiopersist'"
         )
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(50):
+            while not all(idle.is_closed() for idle in consensus._pool._idle):
+                await asyncio.sleep(0.01)
         with pytest.raises(StorageUnavailable) as caught:
             await consensus.compare_and_set("k00", 0, b"1")
         assert not caught.value.retry

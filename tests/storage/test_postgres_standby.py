@@ -60,14 +60,16 @@ async def test_a_commit_that_waits_for_its_standby_is_not_given_up(monkeypatch: 
     """Goal: a statement that is cancelled while it waits is committed here alone: it would be seen, and taken
     for acknowledged, though a failover loses it. So nothing cancels it, neither a timeout nor the end of the
     store."""
-    monkeypatch.setattr(pool, "STATEMENT_TIMEOUT_S", 4.0)
-    monkeypatch.setattr(pool, "CLOSE_TIMEOUT_S", 0.1)
     own = servers.postgres_server()
     server = await asyncio.to_thread(own.__enter__)
     admin = await asyncpg.connect(server.dsn())
     store, closing = (PostgresConsensus(server.url("s")) for _ in range(2))
     try:
         assert [await one.compare_and_set(key, None, b"0") for one, key in ((store, "a"), (closing, "b"))]
+        monkeypatch.setattr(pool, "STATEMENT_TIMEOUT_S", 4.0)
+        monkeypatch.setattr(pool, "CLOSE_TIMEOUT_S", 0.1)
+        for one in (store, closing):
+            one._pool._watchdog.close()  # which would look again only when the first ones' time is over
         await set_standby(admin, "nobody")
         last = 0
         with pytest.raises(Indeterminate):

@@ -6,8 +6,10 @@ import os
 import socket
 import sqlite3
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,11 +154,23 @@ async def test_a_group_is_one_transaction(tmp_path: Path) -> None:
     consensus = SqliteConsensus(tmp_path / "state.db")
     await asyncio.gather(*(consensus.compare_and_set(f"k{i}", None, b"0") for i in range(64)))
     statements: list[str] = []
-    await consensus._file._writer.run(
-        lambda transaction: transaction.connection.set_trace_callback(statements.append)
-    )
-    await asyncio.gather(*(consensus.compare_and_set(f"k{i}", 0, b"1") for i in range(64)))
-    assert statements.count("COMMIT") <= 3  # that of the line above; the first may have gone alone
+    begun, go = threading.Event(), threading.Event()
+
+    def hold_up(transaction: Any) -> None:
+        transaction.connection.set_trace_callback(statements.append)
+        begun.set()
+        go.wait(50)
+
+    writer = consensus._file._writer
+    first = asyncio.create_task(writer.run(hold_up))
+    await asyncio.to_thread(begun.wait, 50)
+    group = [asyncio.create_task(consensus.compare_and_set(f"k{i}", 0, b"1")) for i in range(64)]
+    async with asyncio.timeout(50):
+        while len(writer._waiting) < 64:
+            await asyncio.sleep(0.001)
+    go.set()
+    await asyncio.gather(first, *group)
+    assert statements.count("COMMIT") == 2
     assert sum(statement.startswith("INSERT") for statement in statements) == 64
     await consensus.aclose()
 
@@ -352,8 +366,10 @@ from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus
 async def main(path):
     consensus = SqliteConsensus(path)
     await consensus.watch("k")
+    hint = asyncio.create_task(consensus.watch("k"))
+    await asyncio.sleep(0)  # it has begun
     print("watching", flush=True)
-    await consensus.watch("k")
+    await hint
     head = await consensus.head("k")
     print(head.seqno, flush=True)
     if len(sys.argv) > 2: import os; os._exit(9)
@@ -372,7 +388,6 @@ async def test_hints_between_processes(tmp_path: Path, crash: bool) -> None:
     watcher = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
     assert watcher.stdout is not None
     assert await watcher.stdout.readline() == b"watching\n"
-    await asyncio.sleep(0.1)
     assert await consensus.compare_and_set("k", 0, b"1")
     assert await asyncio.wait_for(watcher.stdout.readline(), 30) == b"1\n"
     assert await watcher.wait() == (9 if crash else 0)

@@ -14,6 +14,7 @@ from tests.conftest import StoreUrls
 from tests.support.schemas import SCHEMA
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)
 WRITTEN = 20  # updates in each turn: its process writes at least one line about each
 
 

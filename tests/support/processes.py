@@ -1,8 +1,8 @@
 """A location with clients that are each like a process of its own, and a clock that tests move."""
 
 import uuid
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,13 @@ class Place:
     async def parts(self) -> set[str]:
         """The blobs of parts that are there."""
         return {key async for key, _ in self.blob.list("") if key.endswith(".parquet")}
+
+
+@asynccontextmanager
+async def place_in_memory(**settings: Any) -> AsyncIterator[Place]:
+    """A place whose clients have these settings; they end with the block."""
+    async with AsyncExitStack() as stack:
+        yield Place(stack, settings)
 
 
 def _in_memory() -> StoreUrls:

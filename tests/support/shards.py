@@ -65,6 +65,14 @@ async def until(done: Callable[[], Any]) -> None:
             await asyncio.sleep(0.002)
 
 
+async def becomes(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    """Wait until that is what a look finds: what nobody needs is deleted in the background."""
+    end = asyncio.get_running_loop().time() + 50
+    while (found := await look()) != wanted and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.001)
+    assert found == wanted
+
+
 async def refused(work: Awaitable[Any]) -> ap.UsageKind:
     with pytest.raises(ap.InvalidUsage) as caught:
         await work

@@ -8,6 +8,7 @@ import selectors
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -104,3 +105,13 @@ def played(seed: int, game: Callable[[], Awaitable[T]]) -> T:
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise
+
+
+def in_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The async test, played: its leases and waits are as long as they say on every machine."""
+
+    @wraps(test)
+    def play(*args: Any, **kwargs: Any) -> None:
+        played(0, partial(test, *args, **kwargs))
+
+    return play

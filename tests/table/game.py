@@ -173,7 +173,7 @@ class Game:
                 for actor in self.actors
                 for task in range(self.rng.choice(self.size.tasks))
             ]
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(150):
                 await asyncio.gather(*games)
             await self._end(honest)
         return self.counts

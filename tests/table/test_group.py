@@ -210,6 +210,7 @@ async def test_a_store_that_writes_one_table_at_a_time(place: Place, monkeypatch
     assert await a.get("l") == await b.get("k") == 2
 
 
+@pytest.mark.blocks_loop
 async def test_more_operations_than_a_group_takes(quiet: ap.Client) -> None:
     """10,000 at once: all in, in a few commits."""
     table = quiet.table("t", int, int)

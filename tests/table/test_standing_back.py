@@ -44,7 +44,10 @@ class Raced(Faults):
         return await super().call(op, act)
 
 
-async def test_it_comes_through_beside_one_who_changes_more_and_more_of_its_keys(place: Place) -> None:
+async def test_it_comes_through_beside_one_who_changes_more_and_more_of_its_keys(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiopersist.table.courtesy.STAND_BACK_S", 40.0)
     raced, other = Raced(), await place.apart()
     opening = ap.open(
         blob=FaultyBlob(place.blob, raced),

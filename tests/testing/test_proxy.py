@@ -128,6 +128,7 @@ async def test_bytes_held_back_are_lost_by_a_cut(echo: tuple[Echo, TcpProxy]) ->
     reader, writer = await connect(proxy)
     proxy.hold_requests()
     writer.write(b"never")
+    await until(lambda: proxy.connections == 1)
     await asyncio.sleep(0.05)
     proxy.cut()
     proxy.release_requests()

@@ -89,7 +89,7 @@ def test_from_the_location_to_a_shard_to_a_batch_and_its_contents(served: Served
         page.get_by_role("link", name="orders").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("orders")
         boxes = page.locator("svg .box")
-        assert boxes.count() == 30
+        expect(boxes).to_have_count(30)
         expect(page.locator("svg .mark.subscription text")).to_have_text("search")
         boxes.nth(4).click(force=True)
         expect(page.locator("#batch")).to_contain_text("Batch ")

@@ -15,7 +15,7 @@ from aiopersist.testing.stash.append import Collection, looks, refused
 
 USERS = TypedCollection("users", str, int)
 
-FENCED_TIMEOUT_S = 10.0
+FENCED_TIMEOUT_S = 30.0
 
 Call = Callable[[Stash, Collection, AppendBatch], Awaitable[Any]]
 READS: dict[str, Call] = {
@@ -111,7 +111,9 @@ class StashOwners:
                 written += 1
 
         busy = [asyncio.create_task(work()) for _ in range(3)]
-        await SYSTEM.sleep(0.05)
+        async with asyncio.timeout(FENCED_TIMEOUT_S):
+            while not written:
+                await SYSTEM.sleep(0.01)
         async with stashes.open(url) as owner:
             before = await owner.iter(c)
             for task in busy:

@@ -322,8 +322,8 @@ class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
         first = await one.now()
         assert abs(first - SYSTEM.wall()) < 30
         await SYSTEM.sleep(0.02)
-        assert 0.01 < await one.now() - first < 10
-        assert abs(await two.now() - await one.now()) < 5
+        assert 0.01 < await one.now() - first < 30
+        assert abs(await two.now() - await one.now()) < 30
 
     async def test_a_cancelled_call_leaves_the_handle_usable(self, handles: Handles) -> None:
         """The outcome of the cancelled call is unknown; the log tells, and has no gap."""

@@ -10,7 +10,7 @@ from aiopersist.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 
 Handles = tuple[Consensus, Consensus]
-HINT_TIMEOUT_S = 10.0
+HINT_TIMEOUT_S = 30.0
 
 
 async def grow(consensus: Consensus, key: str, count: int) -> None:
