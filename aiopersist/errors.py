@@ -151,7 +151,9 @@ class UpperMismatch(Error):
     """The shard's upper is not the expected one: another append came first. Nothing was written."""
 
     def __init__(self, expected: object, current: object, *, shard_id: str | None = None) -> None:
-        super().__init__(f"upper is {current}, expected {expected}", shard_id=shard_id)
+        is_finished = getattr(current, "elements", None) == ()
+        why = ": the shard is finished, for ever" if is_finished else f", expected {expected}"
+        super().__init__(f"upper is {current}{why}", shard_id=shard_id)
         self.expected = expected
         self.current = current
 
@@ -160,7 +162,7 @@ class SinceViolation(Error):
     """History at `as_of` is no longer held: read at or after `since`."""
 
     def __init__(self, as_of: object, since: object, *, shard_id: str | None = None) -> None:
-        super().__init__(f"as_of {as_of} is not beyond since {since}", shard_id=shard_id)
+        super().__init__(f"as_of {as_of} is not at or beyond since {since}", shard_id=shard_id)
         self.as_of = as_of
         self.since = since
 

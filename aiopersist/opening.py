@@ -6,6 +6,7 @@ from functools import partial
 from aiopersist.client import Client
 from aiopersist.data.lazy import arrow_is_imported, import_arrow
 from aiopersist.ending import both
+from aiopersist.errors import shown
 from aiopersist.resource import Opening
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings, settings_from_environment
@@ -26,7 +27,7 @@ def open(  # noqa: A001  # `ap.open`
 ) -> Opening[Client]:
     """A client of a location: a directory, `mem://`, or two stores as URLs or instances. Without arguments
     the environment names the location: `AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
-    `AIOPERSIST_CONSENSUS`.
+    `AIOPERSIST_CONSENSUS`. A path is taken as it is: `~` and `$HOME` are not expanded.
 
     `InvalidLocation` at once for a location that cannot be used, `StorageUnavailable` after
     `settings.open_timeout_s` for a store that cannot be reached. Costs two requests.
@@ -35,9 +36,11 @@ def open(  # noqa: A001  # `ap.open`
     `readonly=True` needs no right to write to a directory, role or bucket, and makes no location
     (`InvalidLocation` if there is none). It takes no leases and does no maintenance. Snapshots and listens
     read the history that other clients retain; `LeaseExpired` or `SinceViolation` says that it is gone. Every
-    call that writes is `Unsupported`.
+    call that writes is `Unsupported`, `transact` always; `maintain` reports that as failures.
     """
     found = parse_location(location, blob, consensus)
+    if settings is not None and not isinstance(settings, Settings):
+        raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")
     chosen = settings or settings_from_environment()
     stores = open_stores(found, runtime=runtime, readonly=readonly)
 

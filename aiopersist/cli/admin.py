@@ -39,6 +39,10 @@ async def fsck(run: Invocation, shards: SomeShards = None, all_: All = False) ->
             return "\n  ".join([f"DAMAGED, {read}", *result["problems"]])
 
         await each(run, names, work, told, "checking")
+        if not shards:
+            others = [found.name for found in await client.overview() if found.kind == "indexed"]
+            if others:
+                run.say(f"fsck reads shards and tables; not read: the Indexed {', '.join(map(repr, others))}")
     if damaged:
         raise Problems(f"{len(damaged)} of {len(names)} shards are damaged")
 
@@ -166,6 +170,7 @@ async def _end(run: Invocation, shards: list[str] | None, all_: bool, yes: bool,
             if yes:
                 await getattr(client, call)(name)
             updates = sum(batch.len for batch in view.batches)
+            updates += sum(stream.updates for stream in (view.streams or {}).values())
             return {"done": yes, "updates": updates, "bytes": _bytes(view), "allowed": _allowed(view, call)}
 
         def told(result: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ options; `register` adds those that all commands have.
 import asyncio
 import inspect
 import os
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -198,7 +199,8 @@ def _status(error: Exception) -> int:
 def _told(error: Exception) -> str:
     """What a user can act on: the text of an error that is ours, and for any other its type, too."""
     if isinstance(error, Corruption):
-        return f"{error}; aiopersist fsck names each damaged blob"
+        is_of_database = isinstance(error.__cause__, sqlite3.Error)  # fsck could not open it either
+        return f"{error}{'' if is_of_database else '; aiopersist fsck names each damaged blob'}"
     if isinstance(error, Error | CannotBegin | Problems | CheckFailed | GitError):
         return str(error)
     if isinstance(error, OSError):

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from aiopersist.cli.cat import AsOf, Where, condition
-from aiopersist.cli.command import CannotBegin, Invocation
+from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.files import STDIN, format_of_file
 from aiopersist.cli.formats import BINARY, Format, sink_of
 from aiopersist.cli.layout import ColumnLayout
@@ -20,7 +20,7 @@ from aiopersist.cli.names import ShardName
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
 from aiopersist.cli.when import as_of_option, complete_times
-from aiopersist.data.lazy import pa
+from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
 from aiopersist.progress import progress
 from aiopersist.read.snapshot import Snapshot
@@ -71,7 +71,10 @@ async def _write(
     rows = 0
     with progress("dump", (await snapshot.stats()).updates_max, "rows") as told:
         async for batch in snapshot.batches(where):
-            await asyncio.to_thread(sink.write, layout.parted(batch.select(["key", "val", *others])))
+            parted = layout.parted(batch.select(["key", "val", *others]))
+            if form is Format.NDJSON:
+                await asyncio.to_thread(_check_finite, parted)
+            await asyncio.to_thread(sink.write, parted)
             rows += batch.num_rows
             told.advance(batch.num_rows)
     sink.close()
@@ -91,8 +94,8 @@ def _check(columns: "pa.Schema", form: Format) -> None:
     for field in columns:
         nested = is_.is_nested(field.type)
         if (form is Format.CSV and nested) or (form is Format.NDJSON and nested and _has_no_json(field.type)):
-            text = f"{form} has no {field.type}, of which {field.name!r} is: choose parquet, arrow or ndjson"
-            raise CannotBegin(text)
+            others = "parquet or arrow" if _has_no_json(field.type) else "parquet, arrow or ndjson"
+            raise CannotBegin(f"{form} has no {field.type}, of which {field.name!r} is: choose {others}")
 
 
 def _has_no_json(of: "pa.DataType") -> bool:
@@ -101,6 +104,25 @@ def _has_no_json(of: "pa.DataType") -> bool:
     if is_.is_nested(of):
         return any(_has_no_json(of.field(number).type) for number in range(of.num_fields))
     return bool(is_.is_binary(of) or is_.is_fixed_size_binary(of) or is_.is_date(of))
+
+
+def _check_finite(batch: "pa.RecordBatch") -> None:
+    """`Problems` for NaN and infinities, which JSON lacks: a text in their place could not be loaded."""
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not _is_finite(column):
+            text = (
+                f"ndjson has neither NaN nor infinities, and {field.name!r} has: choose parquet, arrow or csv"
+            )
+            raise Problems(text)
+
+
+def _is_finite(column: Any) -> bool:
+    is_ = pa.types
+    if is_.is_struct(column.type):
+        return all(map(_is_finite, column.flatten()))
+    if is_.is_list(column.type):
+        return _is_finite(column.flatten())
+    return not is_.is_floating(column.type) or pc.all(pc.is_finite(column)).as_py() is not False
 
 
 @contextmanager

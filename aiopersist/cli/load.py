@@ -4,7 +4,6 @@ The rows stream from the files through Arrow into parts, so memory does not grow
 stored is refused with its file and row, and nothing is written: the commit is the last step.
 """
 
-import base64
 import os
 import re
 from collections.abc import AsyncIterator, Collection, Generator, Iterator, Sequence
@@ -25,7 +24,7 @@ from aiopersist.cli.names import ShardName
 from aiopersist.cli.ndjson import Types
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
-from aiopersist.cli.tables import key_type
+from aiopersist.cli.tables import bytes_of, key_type
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
@@ -168,8 +167,7 @@ class Source:
             path, form = self.files[0], self.formats[0]
             if path == STDIN:
                 raise Problems("standard input says no types: it is loaded into a shard that is there")
-            with bad_rows(path), opened(path, form) as file:
-                columns, _ = batches_of(file, form, lambda names: {})
+            columns = _inferred(path, form)
             layout = self._laid_out(path, columns)
             try:
                 fields = [in_micros(columns.field(name)) for name in layout.columns]
@@ -242,6 +240,33 @@ class Source:
         return joined
 
 
+def _inferred(path: str, form: Format) -> "pa.Schema":
+    """The columns of a file as Arrow reads their first block. But in CSV numbers that begin with zeros, and
+    integers of more than 64 bits, are texts: as numbers different ones would become the same."""
+    with bad_rows(path), opened(path, form) as file:
+        columns, _ = batches_of(file, form, lambda names: {})
+    if form is not Format.CSV:
+        return columns
+    with bad_rows(path), opened(path, form) as file:
+        _, batches = batches_of(file, form, lambda names: dict.fromkeys(columns.names, pa.string()))
+        first = next(batches, None)
+    if first is None:
+        return columns
+    texts = pa.Table.from_batches([first]) if isinstance(first, pa.RecordBatch) else first
+    pairs = zip(columns, texts.columns, strict=True)
+    return pa.schema([f.with_type(pa.string()) if _loses(f.type, column) else f for f, column in pairs])
+
+
+def _loses(of: "pa.DataType", texts: Any) -> bool:
+    """Whether a column of that type loses something of the numbers in these texts."""
+    is_integer, is_float = pa.types.is_integer(of), pa.types.is_floating(of)
+    if not is_integer and not is_float:
+        return False
+    has_zeros = pc.any(pc.match_substring_regex(texts, r"^\s*[+-]?0\d")).as_py()
+    all_integers = pc.all(pc.match_substring_regex(texts, r"^\s*[+-]?\d+\s*$")).as_py()
+    return bool(has_zeros or (is_float and all_integers))
+
+
 def _check_fields(path: str, layout: ColumnLayout, schema: Schema[Any, Any, Any]) -> None:
     """`Problems` unless the columns of the val are its fields."""
     val = schema.arrow_schema.field("val").type
@@ -264,9 +289,14 @@ def _in_micros(table: "pa.Table") -> "pa.Table":
 
 def _text_type(of: "pa.DataType", form: Format) -> "pa.DataType":
     is_ = pa.types
-    if is_.is_binary(of) or is_.is_fixed_size_binary(of) or (form is Format.NDJSON and is_.is_date(of)):
+    if is_.is_binary(of) or is_.is_fixed_size_binary(of):
         return pa.string()
-    return of
+    if form is not Format.NDJSON:
+        return of
+    if is_.is_struct(of):
+        return pa.struct([field.with_type(_text_type(field.type, form)) for field in of])
+    has_zone = is_.is_timestamp(of) and of.tz is not None  # Arrow would take a time without one for UTC
+    return pa.string() if has_zone or is_.is_date(of) else of
 
 
 def _from_texts(column: Any, wanted: "pa.DataType", path: str) -> Any:
@@ -285,11 +315,11 @@ def _from_texts(column: Any, wanted: "pa.DataType", path: str) -> Any:
         return column
     if is_.is_binary(wanted) or is_.is_fixed_size_binary(wanted):
         return pa.array([_bytes(text, path) for text in column.to_pylist()], pa.binary())
-    return pc.cast(column, wanted) if is_.is_date(wanted) else column
+    return pc.cast(column, wanted) if is_.is_date(wanted) or is_.is_timestamp(wanted) else column
 
 
 def _bytes(text: str | None, path: str) -> bytes | None:
     try:
-        return None if text is None else base64.urlsafe_b64decode(text)
+        return None if text is None else bytes_of(text)
     except ValueError:
         raise Problems(f"{path}: {str(text)[:40]!r} is no URL-safe base64; nothing was written") from None

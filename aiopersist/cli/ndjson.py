@@ -25,6 +25,8 @@ BLOCK_BYTES = 8 * 1024 * 1024  # of text that is parsed at once
 LEVELS_MAX = 64  # of lists and structs; a schema stores 32, Arrow crashes beyond some thousands
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
+INTEGER = re.compile(rb"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
+INT64 = range(-(2**63), 2**63)
 NO_OBJECT = re.compile(rb"\n[ \t\r]*+[^{ \t\r\n]")
 BLANK = re.compile(rb"\n[ \t\r]*+(?=\n)")
 TEXT = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"')
@@ -44,6 +46,8 @@ def read_ndjson(file: BinaryIO, types: Types) -> tuple["pa.Schema", Iterator["pa
     if first is None:
         return pa.schema([]), iter(())
     known = types(_names(first))
+    if not known:
+        _check_integers(first)
     table = _parsed(first, pa.schema(list(known.items())), "infer", 0)
 
     def rest() -> Iterator["pa.Table"]:
@@ -68,11 +72,20 @@ def _parsed(block: bytes, columns: Any, behavior: str, row: int) -> "pa.Table":
     except pa.ArrowInvalid as error:
         text, _, at = str(error).rpartition(" in row ")
         if not at.isdigit():
-            raise _refusal(block, row) from None
+            raise _refusal(block, row, str(error)) from None
         raise pa.ArrowInvalid(f"row {row + int(at) + 1}: {text}") from None
     if table.num_rows != _count(block):
         raise _refusal(block, row)
     return table
+
+
+def _check_integers(block: bytes) -> None:
+    """`pa.ArrowInvalid` for an integer of a first block, of unknown types, that has more than 64 bits: Arrow
+    would make floats of the column, and equal ones of different integers."""
+    for found in INTEGER.finditer(TEXT.sub(lambda text: b" " * len(text[0]), block)):
+        if int(found[0][:40]) not in INT64:
+            row, number = _count(block[: found.start()] + b"{"), found[0].decode()[:40]
+            raise pa.ArrowInvalid(f"row {row}: {number} has more than 64 bits: in quotes it is a text")
 
 
 def _levels(block: bytes) -> int:
@@ -90,8 +103,8 @@ def _count(block: bytes) -> int:
     return lines.count(b"\n") - len(BLANK.findall(lines))
 
 
-def _refusal(block: bytes, row: int) -> "pa.ArrowInvalid":
-    """Names the first line that is no JSON object."""
+def _refusal(block: bytes, row: int, otherwise: str = "") -> "pa.ArrowInvalid":
+    """Names the first line that is no JSON object; what Arrow said `otherwise`, where each is one."""
     for line in block.split(b"\n"):
         if not line.strip(BLANKS):
             continue
@@ -103,7 +116,7 @@ def _refusal(block: bytes, row: int) -> "pa.ArrowInvalid":
             return pa.ArrowInvalid(f"row {row}: {error} in {line[:40]!r}")
         if _levels(line) > LEVELS_MAX:
             return pa.ArrowInvalid(f"row {row}: more than {LEVELS_MAX} lists and structs within each other")
-    return pa.ArrowInvalid(f"a line holds one JSON object, not {block[:40]!r}")
+    return pa.ArrowInvalid(otherwise or f"a line holds one JSON object, not {block[:40]!r}")
 
 
 def _names(block: bytes) -> Collection[str]:

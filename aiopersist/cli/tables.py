@@ -1,9 +1,12 @@
 """`aiopersist get`, `put`, `rm`: single entries of tables, by keys and vals as texts."""
 
 import base64
+import json
 import sys
 from collections import namedtuple
+from decimal import Decimal
 from functools import cache
+from math import isfinite
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -136,10 +139,11 @@ def check_utf8(what: str, text: str) -> None:
 
 
 def _json(what: str, text: str, of: "pa.DataType") -> Any:
-    """What JSON says; `CannotBegin` tells what it should be."""
+    """What JSON says, numbers with a fraction as decimals: a float would round them. `CannotBegin` tells what
+    it should be."""
     try:
-        return pydantic_core.from_json(text)
-    except ValueError as error:
+        return json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
         if pa.types.is_nested(of):
             raise CannotBegin(f"{what} {text[:80]!r} is no JSON of a {of}: {error}") from None
         quoted = f": a text stands in double quotes, as JSON has it: '\"{text[:80]}\"'"
@@ -183,16 +187,35 @@ def _leaf(given: Any, of: "pa.DataType") -> Any:
     if is_.is_fixed_size_binary(of) and of.byte_width == UUID_BYTES and len(given) > 2 * UUID_BYTES:
         return UUID(given).bytes
     if is_.is_binary(of) or is_.is_fixed_size_binary(of):
-        return base64.urlsafe_b64decode(given)
+        return bytes_of(given)
     if isinstance(given, bool) is not is_.is_boolean(of) or isinstance(given, list | dict):
         raise TypeError
     if isinstance(given, str):
         if is_.is_integer(of):
             raise TypeError
         return pa.scalar(given).cast(of).as_py()
-    if not (is_.is_integer(of) or is_.is_floating(of) or is_.is_decimal(of) or is_.is_boolean(of)):
-        raise TypeError
-    return pa.scalar(str(given)).cast(of).as_py() if is_.is_decimal(of) else pa.scalar(given, of).as_py()
+    if is_.is_decimal(of):
+        return pa.scalar(str(given)).cast(of).as_py()
+    if is_.is_floating(of):
+        return _float(given, of)
+    if not (is_.is_integer(of) or is_.is_boolean(of)) or isinstance(given, float | Decimal):
+        raise TypeError  # Arrow would cut a fraction off
+    return pa.scalar(given, of).as_py()
+
+
+def _float(given: float | Decimal, of: "pa.DataType") -> Any:
+    """The nearest number of a float column; `OverflowError` for one that is too large for it. JSON makes no
+    floats here but NaN and the infinities, which are what they are."""
+    found = pa.scalar(float(given), of).as_py()
+    if not isinstance(given, float) and not isfinite(found):
+        raise OverflowError
+    return found
+
+
+def bytes_of(text: str) -> bytes:
+    """The bytes that URL-safe base64 says. `ValueError`, also for a character that is none of it: decoding
+    would leave it out."""
+    return base64.b64decode(text, altchars=b"-_", validate=True)
 
 
 def _no(given: Any, field: "pa.Field") -> CannotBegin:

@@ -92,7 +92,9 @@ async def resolve(stack: Stack, name: str) -> ShardId:
     """The shard that `name` names; `UnknownShard`. An id names itself. One request for a name."""
     shard = await find(stack, name, ShardId)
     if shard is None:
-        raise UnknownShard(f"there is no shard named {name!r}")
+        is_other = IndexedId.is_id(name) or await find(stack, name, IndexedId) is not None
+        other = f": {name!r} is an Indexed, which its own calls read" if is_other else ""
+        raise UnknownShard(f"there is no shard named {name!r}{other}")
     return shard
 
 

@@ -31,6 +31,9 @@ from aiopersist.storage.wrapper import Request, WrappedBlob, WrappedConsensus
 
 T = TypeVar("T")
 
+METHODS = {name for store in (Blob, Consensus) for name in vars(store) if not name.startswith("_")}
+"""Of both contracts."""
+
 
 class Outcome(StrEnum):
     """The outcome of one call; see the header."""
@@ -71,8 +74,10 @@ class Faults:
         self._late: list[Callable[[], Awaitable[object]]] = []
 
     def fail_next(self, op: str, outcome: Outcome, times: int = 1) -> None:
-        """Give the next `times` calls of the method `op` this outcome, after those of earlier `fail_next`
-        calls."""
+        """Give the next `times` calls of the method `op` of a store this outcome, after those of earlier
+        `fail_next` calls. `ValueError` for what is no method: nothing would ever fail."""
+        if op not in METHODS:
+            raise ValueError(f"no store has a method {op!r}: there are {', '.join(sorted(METHODS))}")
         self._next.setdefault(op, deque()).extend([outcome] * times)
 
     def heal(self) -> None:

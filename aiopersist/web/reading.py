@@ -239,17 +239,18 @@ def _contents_schema(schema: Schema[Any, Any, Any]) -> Any:
 
 def conditions_of(question: Question, schema: Schema[Any, Any, Any]) -> tuple[Any, Any]:
     """The key at which the rows begin, if any, and the condition that they satisfy; `InvalidUsage` for a key
-    that is none."""
+    or a condition that is none."""
+    where = parse_where(question.where, schema) if question.where else None
     try:
-        return _parsed(question, schema)
+        return _parsed(question, where, schema)
     except ValueError as error:
         text = f"key={shown(question.key)}: {error}"
         raise InvalidUsage(UsageKind.INVALID_COLUMN, text) from error
 
 
-def _parsed(question: Question, schema: Schema[Any, Any, Any]) -> tuple[Any, Any]:
+def _parsed(question: Question, where: Any, schema: Schema[Any, Any, Any]) -> tuple[Any, Any]:
     t = schema.key.codec.arrow_type
-    start, conditions = None, [parse_where(question.where, schema)] if question.where else []
+    start, conditions = None, [where]
     if question.how and not has_conditions(t):
         raise ValueError(f"keys of type {t} cannot be compared")
     if question.how == "prefix":

@@ -169,3 +169,18 @@ async def test_what_was_awaited_can_be_entered(client: ap.Client) -> None:
         assert await snapshot.rows() == [("a", 1, 1)]
     with pytest.raises(ap.InvalidUsage):
         await snapshot.rows()
+
+
+async def test_settings_of_another_kind_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"\{'rollup_every': 5\} is not an aiopersist.Settings"):
+        ap.open("mem://", settings={"rollup_every": 5})  # type: ignore[arg-type]
+
+
+async def test_a_finished_shard_says_that_it_is(client: ap.Client) -> None:
+    """Goal: who hears of another upper tries again at that; there is none here."""
+    async with client.writer("t", SCHEMA) as writer:
+        await writer.compare_and_append([], 0, ap.Antichain())
+        for call in (writer.write([("a", 1)]), writer.compare_and_append([("a", 1, 3, 1)], 3, 4)):
+            with pytest.raises(ap.UpperMismatch, match="the shard is finished") as caught:
+                await call
+            assert caught.value.current == ap.Antichain()

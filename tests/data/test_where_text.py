@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 import aiopersist as ap
 from aiopersist.data.part.select import apply_where
 from aiopersist.data.part.where_text import parse_where
+from aiopersist.data.updates.convert import to_table
 from tests.support.schemas import NAN
 
 
@@ -42,9 +43,23 @@ ROWS[5] = ("f", val(5, amount=None, weight=NAN, name="it's"))
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    from aiopersist.data.updates.convert import to_table
-
     return to_table([(key, row, 0, 1) for key, row in ROWS], SCHEMA)
+
+
+def test_a_fraction_beside_large_integers() -> None:
+    """Goal: no comparison goes by floats, which have too few digits."""
+    schema = ap.Schema(int, int)
+    there = to_table([(2**62, 1, 0, 1), (2**53 + 1, 1, 0, 1), (3, 1, 0, 1)], schema)
+    for text, keys in [
+        ("key < 3.5", {3}),
+        ("key > 9007199254740992.5", {2**53 + 1, 2**62}),
+        ("key <= 9007199254740992.5", {3}),
+        ("key in (9007199254740993.0, 3.5)", {2**53 + 1}),
+        ("key < 1e40 and key > 4611686018427387903.5", {2**62}),
+    ]:
+        assert set(apply_where(there, parse_where(text, schema), schema).column("key").to_pylist()) == keys, (
+            text
+        )
 
 
 @pytest.mark.parametrize(
@@ -72,6 +87,21 @@ def table() -> pa.Table:
         ("day = '2026-01-03'", "c"),
         ("price >= 0.75 and price < 1.25", "de"),
         ("price = 1", "e"),
+        ("price > 0.749 and price <= 0.7501", "d"),
+        ("price = 0.7500", "d"),
+        ("price = 0.7501 or price <> 0.7501", "abcdef"),
+        ("price in (0.7501, 0.5)", "c"),
+        ("price > -1e-200 and price < 1e-200", "a"),
+        ("price < 1e30 and price > -1e30", "abcdef"),
+        ("price >= 1e30 or price <= -1e300", ""),
+        ("amount in (1.5, 2.0)", "c"),
+        ("amount not in (1.5, 2.0)", "abde"),
+        ("amount = 1.5 or amount <> 1.5", "abcde"),
+        ("not (amount = 1.5)", "abcde"),
+        ("2.5 < amount", "de"),
+        ("2.5 >= amount", "abc"),
+        ("amount < -1e-200", ""),
+        ("amount > -1e-200 and amount < 1e200", "abcde"),
         ("data = 'b'", "b"),
         ("name = 'it''s'", "f"),
         ("`val`.`amount` = 2", "c"),

@@ -99,3 +99,9 @@ async def test_a_seed_repeats_its_schedule_and_heals() -> None:
     faults = Faults(1, {Outcome.REFUSED: 1.0})
     faults.heal()
     assert faults.outcome("set") is Outcome.DONE
+
+
+def test_a_method_that_no_store_has_is_refused() -> None:
+    """Goal: a misspelt name would let a test of faults pass for nothing."""
+    with pytest.raises(ValueError, match="no store has a method 'compare_and_swap'"):
+        Faults().fail_next("compare_and_swap", Outcome.LOST)

@@ -227,7 +227,7 @@ async def test_values_that_are_cut_lead_to_the_whole(mem: ap.Client) -> None:
     ("query", "status", "said"),
     [
         ({"at": "7"}, 425, "as_of 7 is not complete"),
-        ({"at": "1"}, 410, "as_of 1 is not beyond since {2}"),
+        ({"at": "1"}, 410, "as_of 1 is not at or beyond since {2}"),
         ({"at": "soon"}, 400, "'soon' is no time of this shard"),
         ({"at": "-3"}, 400, "'-3' is no time"),
         ({"at": "1,2"}, 400, "'1,2' is no time"),

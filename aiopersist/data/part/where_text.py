@@ -23,6 +23,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Any, NamedTuple
 
 from aiopersist.data.lazy import pa, pc
@@ -52,6 +53,9 @@ _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+EQUAL, UNEQUAL, LESS = {"=", "=="}, {"!=", "<>"}, {"<", "<="}
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+DIGITS_MAX = 80  # before or behind the point: more than any type holds
 _WORDS = {"and", "or", "not", "in", "is", "null", "true", "false"}
 
 
@@ -168,7 +172,7 @@ class _Parser:
             right = self._operand()
             if left.type is None and right.type is None:
                 raise self._error("two values are compared, and no column", left.at)
-            return _SIGNS[sign.kind](self._value(left, right.type), self._value(right, left.type))
+            return self._compared(sign.kind, left, right)
         if left.type is None:
             raise self._error("expected a comparison", left.at)
         if self._take("is"):
@@ -185,13 +189,21 @@ class _Parser:
             raise self._error("expected a comparison")
         return left.what
 
+    def _compared(self, sign: str, left: _Operand, right: _Operand) -> Any:
+        if left.type is None:
+            left, right, sign = right, left, _TURNED.get(sign, sign)
+        if right.type is None and isinstance(right.what, Decimal) and _is_exact(left.type):
+            return _compared_exactly(sign, left.what, left.type, right.what)
+        return _SIGNS[sign](left.what, self._value(right, left.type))
+
     def _in(self, left: _Operand) -> Any:
         self._expect("(")
         values = [self._literal()]
         while self._take(","):
             values.append(self._literal())
         self._expect(")")
-        return left.what.isin(pa.array([self._value(v, left.type).as_py() for v in values], left.type))
+        there = [v for v in values if not isinstance(v.what, Decimal) or _holds(left.type, v.what)]
+        return left.what.isin(pa.array([self._value(v, left.type).as_py() for v in there], left.type))
 
     def _literal(self) -> _Operand:
         found = self._operand()
@@ -213,10 +225,10 @@ class _Parser:
             return _Operand(self._number(minus + token.text, at), None, at)
         raise self._error("expected a column or a value")
 
-    def _number(self, text: str, at: int) -> int | float:
+    def _number(self, text: str, at: int) -> int | Decimal:
         try:
-            return int(text) if text.lstrip("-").isdigit() else float(text)
-        except ValueError:  # Python reads some thousand digits at most
+            return int(text) if text.lstrip("-").isdigit() else Decimal(text)
+        except (ValueError, ArithmeticError):  # Python reads some thousand digits at most
             raise self._error("the number is too long", at) from None
 
     def _column(self, token: _Token) -> _Operand:
@@ -246,15 +258,59 @@ def _scalar(value: Any, of: pa.DataType | None) -> Any:
         if not (isinstance(value, bool) and pa.types.is_boolean(of)):
             raise TypeError
         return pa.scalar(value)
-    if isinstance(value, float) and pa.types.is_integer(of):
-        return pa.scalar(value)  # Arrow compares both as floats
     if isinstance(value, str) is not (_is_of_text(of)):
         raise TypeError
+    if isinstance(value, Decimal):
+        return _floor(value, of) if _is_exact(of) else pa.scalar(float(value), of)
     if pa.types.is_decimal(of):
         return pa.scalar(str(value)).cast(of)
     return pa.scalar(value).cast(of) if isinstance(value, str) else pa.scalar(value, of)
 
 
-def _is_of_text(of: pa.DataType) -> bool:
+# --- numbers with a fraction, beside columns that hold numbers exactly -----------------------------------
+
+
+def _is_exact(of: Any) -> bool:
+    is_exact: bool = pa.types.is_integer(of) or pa.types.is_decimal(of)
+    return is_exact
+
+
+def _holds(of: Any, value: Decimal) -> bool:
+    """Whether a column of that type can hold the number."""
+    try:
+        found: bool = not _is_exact(of) or _floor(value, of).as_py() == value
+    except (pa.ArrowException, OverflowError):
+        return False
+    return found
+
+
+def _floor(value: Decimal, of: Any) -> pa.Scalar:
+    """The greatest number of that type that is not above the value; `OverflowError`, or an error of Arrow, if
+    there is none."""
+    if value and value.adjusted() > DIGITS_MAX:
+        raise OverflowError
+    if value and value.adjusted() < -DIGITS_MAX:
+        value = Decimal(1).scaleb(-DIGITS_MAX).copy_sign(value)
+    scale = of.scale if pa.types.is_decimal(of) else 0
+    found = value.quantize(Decimal(1).scaleb(-scale), ROUND_FLOOR, Context(4 * DIGITS_MAX))
+    return pa.scalar(int(found) if pa.types.is_integer(of) else found, of)
+
+
+def _compared_exactly(sign: str, column: Any, of: Any, value: Decimal) -> Any:
+    """The comparison with a number that the column may not be able to hold: then none of its values equals
+    it, and a value is less if it is at most the greatest that is."""
+    if _holds(of, value):
+        return _SIGNS[sign](column, _floor(value, of))
+    never, always = column != column, column == column  # null where the column is
+    if sign in EQUAL or sign in UNEQUAL:
+        return never if sign in EQUAL else always
+    try:
+        below = _floor(value, of)
+    except (pa.ArrowException, OverflowError):  # beyond all values
+        return always if (sign in LESS) == (value > 0) else never
+    return column <= below if sign in LESS else column > below
+
+
+def _is_of_text(of: pa.DataType | None) -> bool:
     """Whether values of the type are written as texts: all but numbers."""
     return not (pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of))

@@ -1,0 +1,55 @@
+"""Goal: of an `Indexed` the commands tell what they do with it: nothing of it is read in silence."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import aiopersist as ap
+from tests.cli.test_commands import aiopersist
+
+
+async def _fill(folder: Path) -> None:
+    async with ap.open(folder, maintenance=False) as client:
+        await client.table("stock", str, int).put("a", 1)
+        async with client.indexed("ix") as ix:
+            stream = await ix.register("s", str, int)
+            await ix.write([(stream, [(f"k{n}", n, 0, 1) for n in range(100)])])
+            await ix.seal([stream], 1)
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Path:
+    asyncio.run(_fill(tmp_path))
+    return tmp_path
+
+
+def test_fsck_says_what_it_does_not_read(location: Path) -> None:
+    for arguments in (["--all"], []):
+        done = aiopersist("fsck", *arguments, "--location", location)
+        assert done.status == 0
+        assert "not read: the Indexed 'ix'" in done.err
+    assert "not read" not in aiopersist("fsck", "stock", "--location", location).err
+
+
+def test_drop_counts_what_it_deletes(location: Path) -> None:
+    assert "would delete 100 updates" in aiopersist("drop", "ix", "--location", location).out
+
+
+def test_its_name_is_known(location: Path) -> None:
+    for command in ("cat", "fsck", "compact", "gc", "tail"):
+        done = aiopersist(command, "ix", "--location", location)
+        assert done.status == 1
+        assert "'ix' is an Indexed, which its own calls read" in done.err + done.out
+    assert "is an Indexed" not in aiopersist("cat", "nothing", "--location", location).err
+
+
+def test_a_database_that_is_none(location: Path) -> None:
+    """Goal: fsck is no help where it cannot open the location either."""
+    for ending in ("", "-wal", "-shm"):
+        (location / f"state.db{ending}").unlink(missing_ok=True)
+    (location / "state.db").write_bytes(b"no database" * 1000)
+    done = aiopersist("cat", "stock", "--location", location)
+    assert done.status != 0
+    assert "file is not a database" in done.err
+    assert "fsck" not in done.err
