@@ -192,9 +192,18 @@ UNSAFE = {
 }
 
 
+SQLITE_SOUND = (3, 51, 3)
+SQLITE_OLD = (
+    "may, very rarely, damage a file that several processes write: write by one, or use SQLite 3.51.3"
+)
+
+
 def judged_fact(what: str, value: str) -> Finding:
     """A fact of a store; unusual if data may be lost with it."""
     advice = UNSAFE.get((what, value), "")
+    name, _, number = value.partition(" ")
+    if (what, name) == ("consensus store", "SQLite") and tuple(map(int, number.split("."))) < SQLITE_SOUND:
+        advice = SQLITE_OLD
     if what == "blob conditional puts" and value == "no":
         return Finding(what, value, OK, "not needed: commits go to the consensus store")
     return Finding(what, value, UNUSUAL if advice else OK, advice)
