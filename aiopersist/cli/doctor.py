@@ -193,9 +193,7 @@ UNSAFE = {
 
 
 SQLITE_SOUND = (3, 51, 3)
-SQLITE_OLD = (
-    "may, very rarely, damage a file that several processes write: write by one, or use SQLite 3.51.3"
-)
+SQLITE_OLD = "may, very rarely, damage a file that several processes write: let one write, or use 3.51.3"
 
 
 def judged_fact(what: str, value: str) -> Finding:

@@ -111,6 +111,11 @@ async def _reader(postgres_url: str) -> str:
         (judged_fact("consensus fsync", "on"), OK),
         (judged_fact("blob fsync", "off"), UNUSUAL),
         (judged_fact("blob store", "off"), OK),
+        (judged_fact("consensus store", "SQLite 3.51.2"), UNUSUAL),
+        (judged_fact("consensus store", "SQLite 3.9.10"), UNUSUAL),
+        (judged_fact("consensus store", "SQLite 3.51.3"), OK),
+        (judged_fact("consensus store", "SQLite 4.0"), OK),
+        (judged_fact("consensus store", "Postgres 18"), OK),
     ],
 )
 def test_verdicts(finding: Any, verdict: str) -> None:
