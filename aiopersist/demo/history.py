@@ -198,7 +198,8 @@ async def run(options: DemoOptions, console: Console) -> None:
             say(console, *_report(demo.race, seconds), compared)
         if directory is not None:
             size = sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
-            say(console, f"{size:,} bytes on disk, in {directory}")
+            kept = f"in {directory}" if options.location is not None else "deleted now: --location keeps them"
+            say(console, f"{size:,} bytes on disk, {kept}")
 
 
 def _report(race: Race, seconds: float) -> list[str]:
