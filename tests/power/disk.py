@@ -79,6 +79,8 @@ class Node:
 class Opened(NamedTuple):
     node: Node
     appends: bool
+    calls: int
+    """How many calls had ended when it was opened."""
 
 
 class Disk:
@@ -159,7 +161,8 @@ class Disk:
             self._named(folder, Entry(name, node))
         if "O_TRUNC" in flags:
             self._wrote(node, Write(0, None))
-        self._files[descriptor], self._at[descriptor] = Opened(node, "O_APPEND" in flags), 0
+        found = Opened(node, "O_APPEND" in flags, len(self._sizes))
+        self._files[descriptor], self._at[descriptor] = found, 0
 
     def _fcntl(self, call: Call) -> None:
         if str(call.arguments[1]).startswith("F_DUPFD"):
@@ -168,10 +171,15 @@ class Disk:
     def _dup(self, call: Call) -> None:
         """Both descriptors; nobody writes at the position that they share."""
         if opened := self._files.get(str(call.arguments[0])):
-            self._files[str(call.result)], self._at[str(call.result)] = opened, 0
+            found = opened._replace(calls=len(self._sizes))
+            self._files[str(call.result)], self._at[str(call.result)] = found, 0
 
     def _close(self, call: Call) -> None:
-        self._files.pop(str(call.arguments[0]), None)
+        """The descriptor is free before the call ends: by then another thread may have opened another file
+        under the same number."""
+        opened = self._files.get(str(call.arguments[0]))
+        if opened is not None and opened.calls < call.began:
+            del self._files[str(call.arguments[0])]
 
     def _write(self, call: Call) -> None:
         descriptor, data = str(call.arguments[0]), call.arguments[1]

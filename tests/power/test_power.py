@@ -42,6 +42,26 @@ def test_the_recorded_calls_are_all_that_changed_files(run: Run, tmp_path: Path)
     assert disk.said[-1] == "told close"
 
 
+def test_a_descriptor_is_given_anew_before_its_close_has_ended(tmp_path: Path) -> None:
+    """Goal: calls are in the order in which they ended; what is written to the new file is not lost."""
+    root = tmp_path / "root"
+    one, two = (os.fsencode(root / name) for name in ("one", "two"))
+    flags = "O_RDWR|O_CREAT"
+    disk = Disk(root)
+    for call in (
+        Call("openat", ("AT_FDCWD", one, flags, "0644"), 7, 0),
+        Call("write", ("7", b"old", "3"), 3, 1),
+        Call("openat", ("AT_FDCWD", two, flags, "0644"), 7, 2),
+        Call("close", ("7",), 0, 2),  # that of `one`: it began before the other was open
+        Call("write", ("7", b"new", "3"), 3, 4),
+        Call("close", ("7",), 0, 5),
+        Call("write", ("7", b"none", "4"), 4, 6),
+    ):
+        disk.apply(call)
+    disk.keep_all(tmp_path / "kept")
+    assert contents(tmp_path / "kept") == {"one": b"old", "two": b"new"}
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
