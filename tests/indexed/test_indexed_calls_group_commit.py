@@ -180,7 +180,7 @@ async def test_other_calls_get_the_error_of_what_was_pending_and_do_nothing(
     async with faulty.client.indexed("ix", background=False) as ix:
         a, _ = await two(ix)
         faulty.faults.fail_next("compare_and_set", Outcome.REFUSED)
-        faulty.faults.latency_s = (0.03, 0.03)  # the commit is under way, and fails after its deadline
+        faulty.faults.latency_s = (0.3, 0.3)  # the commit is under way, and fails after its deadline
         write = asyncio.ensure_future(ix.write([(a, at(4))]))
         await asyncio.sleep(0 if moment == "together" else 0.02)
         outcome = (await asyncio.gather(OTHER_CALLS[call](ix, a), return_exceptions=True))[0]
