@@ -598,9 +598,10 @@ class Client(Root):
             return await self._rounds.once()
 
     async def force_compaction(self, shard: str) -> None:
-        """Apply `retain`, merge the whole shard into one batch, sorted, consolidated, with times advanced to
-        since, and return once that is applied. In memory are `settings.compaction_memory_bytes`, whatever the
-        size of the shard."""
+        """Apply `retain`, as far as holds allow, merge the whole shard into one batch, sorted, consolidated,
+        with times advanced to since, and return once that is applied. Clients tell by their heartbeats what
+        they hold no more; `force_gc` sends that of this client. In memory are
+        `settings.compaction_memory_bytes`, whatever the size of the shard."""
         async with self._calling("aiopersist.maintenance.background"):
             await self._maintenance.force_compaction(await self._shards.existing(shard))
 
