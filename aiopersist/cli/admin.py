@@ -38,7 +38,7 @@ async def fsck(run: Invocation, shards: SomeShards = None, all_: All = False) ->
                 return f"sound, {read}"
             return "\n  ".join([f"DAMAGED, {read}", *result["problems"]])
 
-        await each(run, names, work, told, "checking")
+        await each(run, names, work, told, "checking", all_=not shards)
         if not shards:
             others = [found.name for found in await client.overview() if found.kind == "indexed"]
             if others:
@@ -64,7 +64,7 @@ async def compact(run: Invocation, shards: SomeShards = None, all_: All = False)
             sizes = zip(result["batches"], result["bytes"], strict=True)
             return " -> ".join(f"{counted(n, 'batch')}, {shown_bytes(size)}" for n, size in sizes)
 
-        await each(run, await chosen(client, shards, all_), work, told, "compacting")
+        await each(run, await chosen(client, shards, all_), work, told, "compacting", all_=all_)
 
 
 async def gc(run: Invocation, shards: SomeShards = None, all_: All = False) -> None:
@@ -82,7 +82,7 @@ async def gc(run: Invocation, shards: SomeShards = None, all_: All = False) -> N
             kept = keeper_text(Keeper(**result["kept"]) if result["kept"] else None)
             return f"deleted {done}; holds {counted(result['held'], 'version')}{kept}"
 
-        await each(run, await chosen(client, shards, all_), work, told, "collecting")
+        await each(run, await chosen(client, shards, all_), work, told, "collecting", all_=all_)
 
 
 async def sweep(run: Invocation, yes: Yes = False) -> None:
@@ -137,7 +137,8 @@ async def retain(
             await client.retain(name, policy)
             return {"keep": keep}
 
-        await each(run, await chosen(client, shards, all_), work, lambda result: f"keeps {keep}", "retaining")
+        names = await chosen(client, shards, all_)
+        await each(run, names, work, lambda result: f"keeps {keep}", "retaining", all_=all_)
 
 
 def kept(text: str) -> int | timedelta | None:
@@ -180,7 +181,7 @@ async def _end(run: Invocation, shards: list[str] | None, all_: bool, yes: bool,
             return f"{call} {'deleted' if yes else 'would delete'} {what}"
 
         names = await chosen(client, shards, all_)
-        await each(run, names, work, told, f"{call}: {'' if yes else 'looking'}")
+        await each(run, names, work, told, f"{call}: {'' if yes else 'looking'}", all_=all_)
     if not yes and names:
         run.say(f"nothing was changed: say --yes to {call} {counted(len(names), 'shard')}")
 

@@ -19,6 +19,7 @@ from aiopersist.cli.layout import ColumnLayout
 from aiopersist.cli.names import ShardName
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
+from aiopersist.cli.tables import is_bytes
 from aiopersist.cli.when import as_of_option, complete_times
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
@@ -103,17 +104,15 @@ def _has_no_json(of: "pa.DataType") -> bool:
     is_ = pa.types
     if is_.is_nested(of):
         return any(_has_no_json(of.field(number).type) for number in range(of.num_fields))
-    return bool(is_.is_binary(of) or is_.is_fixed_size_binary(of) or is_.is_date(of))
+    return is_bytes(of) or bool(is_.is_date(of))
 
 
 def _check_finite(batch: "pa.RecordBatch") -> None:
     """`Problems` for NaN and infinities, which JSON lacks: a text in their place could not be loaded."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if not _is_finite(column):
-            text = (
-                f"ndjson has neither NaN nor infinities, and {field.name!r} has: choose parquet, arrow or csv"
-            )
-            raise Problems(text)
+            others = "parquet or arrow" if pa.types.is_nested(field.type) else "parquet, arrow or csv"
+            raise Problems(f"ndjson has neither NaN nor infinities, and {field.name!r} has: choose {others}")
 
 
 def _is_finite(column: Any) -> bool:

@@ -8,7 +8,7 @@ from rich.text import Text
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.progress import bar, drawn_in
 from aiopersist.client import Client
-from aiopersist.errors import Error, StorageUnavailable
+from aiopersist.errors import Error, ShardFinalized, StorageUnavailable, UnknownShard
 
 
 async def chosen(client: Client, shards: list[str] | None, all_: bool) -> list[str]:
@@ -26,10 +26,12 @@ async def each(
     work: Callable[[str], Coroutine[Any, Any, dict[str, Any]]],
     told: Callable[[dict[str, Any]], str],
     doing: str,
+    *,
+    all_: bool,
 ) -> None:
     """Do `work` for each shard. Its result is written as a line: as JSON, or as `told` says. A shard that
     fails does not stop the others; at the end the failures are `Problems`. A store that does not answer ends
-    all."""
+    all. `all_`: nobody named them, so one that has ended, perhaps meanwhile, is no failure."""
     named, failures = list(names), 0
     with bar(run.err) as progress:
         # a bar and lines of one terminal must come from one console
@@ -41,12 +43,16 @@ async def each(
             except StorageUnavailable:
                 raise
             except Error as error:
-                failures += 1
-                result = {"shard": name, "error": f"{type(error).__name__}: {error}"}
+                if all_ and isinstance(error, ShardFinalized | UnknownShard):
+                    result = {"shard": name, "ended": True}
+                else:
+                    failures += 1
+                    result = {"shard": name, "error": f"{type(error).__name__}: {error}"}
             if run.as_json:
                 run.line(result)
             else:
-                text = result.get("error") or told(result)
+                text = "has ended: there is nothing to do" if "ended" in result else result.get("error")
+                text = text or told(result)
                 out.print(Text(f"{name}: {text}"), soft_wrap=True)
             progress.advance(task)
     if failures:

@@ -24,7 +24,7 @@ from aiopersist.cli.names import ShardName
 from aiopersist.cli.ndjson import Types
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
-from aiopersist.cli.tables import bytes_of, key_type
+from aiopersist.cli.tables import bytes_of, is_bytes, key_type
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
@@ -241,8 +241,9 @@ class Source:
 
 
 def _inferred(path: str, form: Format) -> "pa.Schema":
-    """The columns of a file as Arrow reads their first block. But in CSV numbers that begin with zeros, and
-    integers of more than 64 bits, are texts: as numbers different ones would become the same."""
+    """The columns of a file as Arrow reads their first block. But in CSV integers that are written in another
+    way, as with zeros before them, and those that no float is, are texts: as numbers different ones would
+    become the same."""
     with bad_rows(path), opened(path, form) as file:
         columns, _ = batches_of(file, form, lambda names: {})
     if form is not Format.CSV:
@@ -262,9 +263,13 @@ def _loses(of: "pa.DataType", texts: Any) -> bool:
     is_integer, is_float = pa.types.is_integer(of), pa.types.is_floating(of)
     if not is_integer and not is_float:
         return False
-    has_zeros = pc.any(pc.match_substring_regex(texts, r"^\s*[+-]?0\d")).as_py()
-    all_integers = pc.all(pc.match_substring_regex(texts, r"^\s*[+-]?\d+\s*$")).as_py()
-    return bool(has_zeros or (is_float and all_integers))
+    texts = pc.utf8_trim_whitespace(texts)
+    if is_integer:
+        same = pc.equal(pc.cast(pc.cast(texts, of), pa.string()), texts)
+        return pc.all(same).as_py() is False
+    is_other = pc.any(pc.match_substring_regex(texts, r"^([+-]?0|\+)\d")).as_py()
+    long = texts.filter(pc.match_substring_regex(texts, r"^[+-]?\d{16,}$"))
+    return bool(is_other) or any(int(float(text)) != int(text) for text in long.to_pylist())
 
 
 def _check_fields(path: str, layout: ColumnLayout, schema: Schema[Any, Any, Any]) -> None:
@@ -289,7 +294,7 @@ def _in_micros(table: "pa.Table") -> "pa.Table":
 
 def _text_type(of: "pa.DataType", form: Format) -> "pa.DataType":
     is_ = pa.types
-    if is_.is_binary(of) or is_.is_fixed_size_binary(of):
+    if is_bytes(of):
         return pa.string()
     if form is not Format.NDJSON:
         return of
@@ -313,8 +318,9 @@ def _from_texts(column: Any, wanted: "pa.DataType", path: str) -> Any:
         return pa.StructArray.from_arrays(parts, names, mask=whole.is_null())
     if not is_.is_string(column.type):
         return column
-    if is_.is_binary(wanted) or is_.is_fixed_size_binary(wanted):
-        return pa.array([_bytes(text, path) for text in column.to_pylist()], pa.binary())
+    if is_bytes(wanted):
+        made = pa.large_binary() if is_.is_large_binary(wanted) else pa.binary()
+        return pa.array([_bytes(text, path) for text in column.to_pylist()], made)
     return pc.cast(column, wanted) if is_.is_date(wanted) or is_.is_timestamp(wanted) else column
 
 

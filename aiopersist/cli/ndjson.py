@@ -12,6 +12,7 @@ the row.
 """
 
 import io
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, BinaryIO
@@ -25,8 +26,7 @@ BLOCK_BYTES = 8 * 1024 * 1024  # of text that is parsed at once
 LEVELS_MAX = 64  # of lists and structs; a schema stores 32, Arrow crashes beyond some thousands
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
-INTEGER = re.compile(rb"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
-INT64 = range(-(2**63), 2**63)
+LONG = re.compile(rb"\d{16,}")  # fewer digits each float holds
 NO_OBJECT = re.compile(rb"\n[ \t\r]*+[^{ \t\r\n]")
 BLANK = re.compile(rb"\n[ \t\r]*+(?=\n)")
 TEXT = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"')
@@ -46,9 +46,9 @@ def read_ndjson(file: BinaryIO, types: Types) -> tuple["pa.Schema", Iterator["pa
     if first is None:
         return pa.schema([]), iter(())
     known = types(_names(first))
-    if not known:
-        _check_integers(first)
     table = _parsed(first, pa.schema(list(known.items())), "infer", 0)
+    if not known:
+        _check_integers(first, table.schema)
 
     def rest() -> Iterator["pa.Table"]:
         yield table
@@ -79,13 +79,41 @@ def _parsed(block: bytes, columns: Any, behavior: str, row: int) -> "pa.Table":
     return table
 
 
-def _check_integers(block: bytes) -> None:
-    """`pa.ArrowInvalid` for an integer of a first block, of unknown types, that has more than 64 bits: Arrow
-    would make floats of the column, and equal ones of different integers."""
-    for found in INTEGER.finditer(TEXT.sub(lambda text: b" " * len(text[0]), block)):
-        if int(found[0][:40]) not in INT64:
-            row, number = _count(block[: found.start()] + b"{"), found[0].decode()[:40]
-            raise pa.ArrowInvalid(f"row {row}: {number} has more than 64 bits: in quotes it is a text")
+def _check_integers(block: bytes, columns: Any) -> None:
+    """`pa.ArrowInvalid` for an integer of a first block, of unknown types, that no float is, in a column of
+    floats: different ones would become the same. Arrow makes floats of integers of more than 64 bits, and of
+    those beside fractions."""
+    row = 0
+    for line in block.split(b"\n"):
+        row += bool(line.strip(BLANKS))
+        if LONG.search(line):
+            try:
+                row_of_values = json.loads(line)
+            except ValueError as error:  # Python reads some thousand digits at most
+                raise pa.ArrowInvalid(f"row {row}: {error}") from None
+            for name, value in row_of_values.items():
+                if (lost := _lost(value, columns.field(name).type)) is not None:
+                    text = f"{str(lost)[:40]} is no float: in quotes it is a text"
+                    raise pa.ArrowInvalid(f"row {row}: {name}: {text}")
+
+
+def _lost(value: Any, of: "pa.DataType") -> int | None:
+    """An integer within the value that the type of its column does not hold."""
+    if isinstance(value, dict):
+        found = (_lost(inner, of.field(name).type) for name, inner in value.items())
+    elif isinstance(value, list):
+        found = (_lost(inner, of.value_type) for inner in value)
+    else:
+        is_lost = pa.types.is_floating(of) and type(value) is int and not _is_float(value)
+        return value if is_lost else None
+    return next((lost for lost in found if lost is not None), None)
+
+
+def _is_float(value: int) -> bool:
+    try:
+        return float(value) == value  # exactly: neither is converted
+    except OverflowError:
+        return False
 
 
 def _levels(block: bytes) -> int:

@@ -142,8 +142,9 @@ def _json(what: str, text: str, of: "pa.DataType") -> Any:
     """What JSON says, numbers with a fraction as decimals: a float would round them. `CannotBegin` tells what
     it should be."""
     try:
+        pydantic_core.from_json(text)  # it refuses lone surrogates, and what is nested too deep
         return json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         if pa.types.is_nested(of):
             raise CannotBegin(f"{what} {text[:80]!r} is no JSON of a {of}: {error}") from None
         quoted = f": a text stands in double quotes, as JSON has it: '\"{text[:80]}\"'"
@@ -184,10 +185,8 @@ def _struct(given: Any, field: "pa.Field", *, frozen: bool) -> Any:
 
 def _leaf(given: Any, of: "pa.DataType") -> Any:
     is_ = pa.types
-    if is_.is_fixed_size_binary(of) and of.byte_width == UUID_BYTES and len(given) > 2 * UUID_BYTES:
-        return UUID(given).bytes
-    if is_.is_binary(of) or is_.is_fixed_size_binary(of):
-        return bytes_of(given)
+    if is_bytes(of):
+        return _bytes(given, of)
     if isinstance(given, bool) is not is_.is_boolean(of) or isinstance(given, list | dict):
         raise TypeError
     if isinstance(given, str):
@@ -209,6 +208,25 @@ def _float(given: float | Decimal, of: "pa.DataType") -> Any:
     found = pa.scalar(float(given), of).as_py()
     if not isinstance(given, float) and not isfinite(found):
         raise OverflowError
+    if isinstance(given, int) and found != given:
+        raise OverflowError  # an integer between two floats
+    return found
+
+
+def is_bytes(of: "pa.DataType") -> bool:
+    """Whether values of the type are bytes, which JSON and CSV say in base64."""
+    is_ = pa.types
+    return bool(is_.is_binary(of) or is_.is_large_binary(of) or is_.is_fixed_size_binary(of))
+
+
+def _bytes(given: Any, of: "pa.DataType") -> bytes:
+    """Those of a column; a UUID may be written as one."""
+    if not isinstance(given, str):
+        raise TypeError
+    width = of.byte_width if pa.types.is_fixed_size_binary(of) else None
+    found = UUID(given).bytes if width == UUID_BYTES and len(given) > 2 * UUID_BYTES else bytes_of(given)
+    if width not in (None, len(found)):
+        raise ValueError
     return found
 
 

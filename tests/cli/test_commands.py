@@ -285,3 +285,27 @@ def test_names_complete(location: Path) -> None:
 
     assert completed(AIOPERSIST_LOCATION=str(location)) == (["stock"], "")
     assert completed(AIOPERSIST_LOCATION=str(location / "nothing")) == ([], "")
+
+
+def test_all_passes_by_what_has_ended(tmp_path: Path) -> None:
+    """Goal: the name of a finalized shard stays taken; a command for all shards goes on without failing, one
+    that names it fails."""
+
+    async def ended() -> None:
+        async with ap.open(tmp_path, maintenance=False) as client:
+            await client.table("stock", str, int).put("a", 1)
+            async with client.writer("ended", ap.Schema(str, int)) as writer:
+                await writer.compare_and_append([], 0, ap.Antichain())
+            async with client.reader("ended") as reader:
+                await reader.downgrade_since(ap.Antichain())
+            await client.finalize("ended")
+
+    asyncio.run(ended())
+    for command in (["fsck"], ["compact"], ["gc"], ["retain", "--keep", "7d"]):
+        done = aiopersist(*command, "--all", "--json", "--location", tmp_path)
+        assert done.status == 0, (command, done)
+        lines = [json.loads(line) for line in done.out.splitlines()]
+        assert lines[0] == {"shard": "ended", "ended": True}
+        assert lines[1]["shard"] == "stock"
+        assert aiopersist(*command, "ended", "--location", tmp_path).status == 1
+    assert "ended: has ended" in aiopersist("fsck", "--location", tmp_path).out

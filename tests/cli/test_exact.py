@@ -7,6 +7,7 @@ from decimal import Decimal
 from math import inf, nan
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -28,6 +29,7 @@ class Val(BaseModel):
 
 
 LARGE = Decimal("1234567890123.123456789")
+LARGE_BINARY = pa.field("val", pa.large_binary(), nullable=False)
 FLOAT32 = pa.field("val", pa.float32(), nullable=False)
 TABLES: dict[str, tuple[Any, Any, dict[Any, Any]]] = {
     "ints": (int, str, {3: "three", 4: "four"}),
@@ -39,6 +41,9 @@ TABLES: dict[str, tuple[Any, Any, dict[Any, Any]]] = {
     "decimals": (Decimal, int, {LARGE: 1}),
     "times": (datetime, int, {datetime(2026, 1, 1, tzinfo=UTC): 1}),
     "floats": (str, float, {"a": 1.5}),
+    "by float": (float, int, {9007199254740992.0: 1}),
+    "uuids": (str, UUID, {"a": UUID(int=7)}),
+    "large": (str, LARGE_BINARY, {"a": b"a"}),
     "odd": (str, float, {"a": nan, "b": inf}),
 }
 
@@ -80,6 +85,14 @@ REFUSED = [
     ("get", "structs", '{"region": "us", "number": 2.5}'),
     ("put", "small", "a", "1e300"),
     ("put", "floats", "a", "1e999"),
+    ("put", "floats", "a", "1e99999999999999999999"),
+    ("put", "floats", "a", "9007199254740993"),
+    ("put", "floats", "a", "[" * 300 + "]" * 300),
+    ("put", "strs", "a", '"\\ud800"'),
+    ("get", "by float", "9007199254740993"),
+    ("rm", "by float", "9007199254740993"),
+    ("put", "uuids", "a", "[1, 1]"),
+    ("put", "uuids", "a", '"YWJj"'),
     ("put", "floats", "a", "[" * 5_000),
     ("get", "bytes", "YW###Jj"),
     ("get", "bytes", "YW Jj$$"),
@@ -137,7 +150,19 @@ def test_instants_with_a_zone_are_loaded(location: Path, tmp_path: Path) -> None
     assert found[datetime(2026, 2, 3, tzinfo=UTC)] == 2
 
 
-@pytest.mark.parametrize("key", ["12345678901234567890 12345678901234567891", "01234 1234", "007 7"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "12345678901234567890 12345678901234567891",
+        "12345678901234567890 12345678901234567891 0.5",
+        "9007199254740993 9007199254740992 0.5",
+        "01234 1234",
+        "007 7",
+        "-0 0",
+        "0x10 16",
+        "+49123 49123",
+    ],
+)
 def test_different_numbers_of_a_new_table_stay_different(key: str, tmp_path: Path) -> None:
     """Goal: a CSV names no types; what a number would lose of a text stays a text."""
     file = tmp_path / "new.csv"
@@ -150,12 +175,27 @@ def test_different_numbers_of_a_new_table_stay_different(key: str, tmp_path: Pat
     assert '"zero":0' in found
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['{"k":9007199254740993,"v":1}', '{"k":1,"v":{"a":[9007199254740993]}}', f'{{"k":{"9" * 5000},"v":1}}'],
+)
+def test_integers_beside_fractions_are_refused_in_a_new_table(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "new.ndjson"
+    file.write_text('{"k":0.5,"v":' + ('{"a":[0.5]}' if "{" in line[1:] else "2") + "}\n" + line + "\n")
+    done = run(tmp_path / "there", "load", "t", file, "--key", "k")
+    assert done.status == 1
+    assert "row 2: " in done.err
+    assert "Traceback" not in done.err
+    file.write_text('{"k":9007199254740993,"v":0.5}\n{"k":1,"v":9007199254740992}\n')  # each holds its own
+    assert run(tmp_path / "there", "load", "t", file, "--key", "k").status == 0
+
+
 def test_integers_of_more_than_64_bits_are_refused_in_a_new_table(tmp_path: Path) -> None:
     file = tmp_path / "new.ndjson"
     file.write_text('{"k":"x 12345678901234567890","v":1}\n{"k":"b","v":-12345678901234567890}\n')
     done = run(tmp_path / "there", "load", "cards", file, "--key", "k")
     assert done.status == 1
-    assert "row 2: -12345678901234567890 has more than 64 bits: in quotes it is a text" in done.err
+    assert "row 2: v: -12345678901234567890 is no float: in quotes it is a text" in " ".join(done.err.split())
     file.write_text('{"k":"a","v":9223372036854775807}\n{"k":"b","v":-9223372036854775808}\n')
     assert run(tmp_path / "there", "load", "cards", file, "--key", "k").status == 0
 
@@ -174,3 +214,14 @@ def test_what_json_lacks_is_not_dumped_as_text(location: Path, tmp_path: Path) -
         assert run(location, "load", f"odd {form}", there, "--key", "key").status == 0
         shown = [run(location, "cat", name, "--json").out for name in ("odd", f"odd {form}")]
         assert shown[0] == shown[1]
+
+
+def test_large_binaries_are_bytes_too(location: Path, tmp_path: Path) -> None:
+    assert run(location, "put", "large", "b", '"YWI="').status == 0
+    assert asyncio.run(_entries(location))["large"] == {"a": b"a", "b": b"ab"}
+    for form in ("ndjson", "csv"):
+        file = tmp_path / f"large.{form}"
+        assert run(location, "dump", "large", "--to", file).status == 0
+        assert run(location, "rm", "large", "a", "b").status == 0
+        assert run(location, "load", "large", file, "--key", "key").status == 0
+        assert asyncio.run(_entries(location))["large"] == {"a": b"a", "b": b"ab"}

@@ -182,7 +182,7 @@ class _Parser:
         negated = self._take("not")
         if self._take("in"):
             found = self._in(left)
-            return ~found & left.what.is_valid() if negated else found
+            return ~found if negated else found
         if negated:
             raise self._error("expected in")
         if not pa.types.is_boolean(left.type):
@@ -192,8 +192,8 @@ class _Parser:
     def _compared(self, sign: str, left: _Operand, right: _Operand) -> Any:
         if left.type is None:
             left, right, sign = right, left, _TURNED.get(sign, sign)
-        if right.type is None and isinstance(right.what, Decimal) and _is_exact(left.type):
-            return _compared_exactly(sign, left.what, left.type, right.what)
+        if _is_exact(left.type) and (number := _number(right)) is not None:
+            return _compared_exactly(sign, left.what, left.type, number)
         return _SIGNS[sign](left.what, self._value(right, left.type))
 
     def _in(self, left: _Operand) -> Any:
@@ -202,8 +202,9 @@ class _Parser:
         while self._take(","):
             values.append(self._literal())
         self._expect(")")
-        there = [v for v in values if not isinstance(v.what, Decimal) or _holds(left.type, v.what)]
-        return left.what.isin(pa.array([self._value(v, left.type).as_py() for v in there], left.type))
+        there = [v for v in values if (number := _number(v)) is None or _holds(left.type, number)]
+        found = left.what.isin(pa.array([self._value(v, left.type).as_py() for v in there], left.type))
+        return found | _null(left.what, left.type)  # Arrow says false for a null
 
     def _literal(self) -> _Operand:
         found = self._operand()
@@ -249,7 +250,8 @@ class _Parser:
         try:
             return _scalar(operand.what, of)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            problem = f"{operand.what!r} cannot be compared with a column of type {of}"
+            given = str(operand.what) if isinstance(operand.what, Decimal) else repr(operand.what)
+            problem = f"{given} cannot be compared with a column of type {of}"
             raise self._error(problem, operand.at) from None
 
 
@@ -268,6 +270,19 @@ def _scalar(value: Any, of: pa.DataType | None) -> Any:
 
 
 # --- numbers with a fraction, beside columns that hold numbers exactly -----------------------------------
+
+
+def _number(operand: _Operand) -> Decimal | None:
+    """A number that stands in the text; `None` for all else."""
+    what = operand.what
+    is_number = operand.type is None and isinstance(what, int | Decimal) and not isinstance(what, bool)
+    return Decimal(what) if is_number else None
+
+
+def _null(column: Any, of: Any) -> Any:
+    """Null where the column is, else false."""
+    differs = column != column
+    return differs & ~column.is_nan() if pa.types.is_floating(of) else differs
 
 
 def _is_exact(of: Any) -> bool:
