@@ -87,6 +87,7 @@ def test_a_fraction_beside_large_integers() -> None:
         ("day = '2026-01-03'", "c"),
         ("price >= 0.75 and price < 1.25", "de"),
         ("price = 1", "e"),
+        ("price = '0.75' or '1.00' = price", "de"),
         ("price > 0.749 and price <= 0.7501", "d"),
         ("price = 0.7500", "d"),
         ("price = 0.7501 or price <> 0.7501", "abcdef"),

@@ -260,6 +260,8 @@ def _scalar(value: Any, of: pa.DataType | None) -> Any:
         if not (isinstance(value, bool) and pa.types.is_boolean(of)):
             raise TypeError
         return pa.scalar(value)
+    if isinstance(value, str) and pa.types.is_decimal(of):
+        return pa.scalar(value).cast(of)
     if isinstance(value, str) is not (_is_of_text(of)):
         raise TypeError
     if isinstance(value, Decimal):
