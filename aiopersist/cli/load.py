@@ -296,6 +296,8 @@ def _text_type(of: "pa.DataType", form: Format) -> "pa.DataType":
     is_ = pa.types
     if is_bytes(of):
         return pa.string()
+    if is_.is_timestamp(of) and (form is not Format.NDJSON or of.tz is None):
+        return pa.timestamp("us", of.tz)  # which is written, whatever the unit of the column
     if form is not Format.NDJSON:
         return of
     if is_.is_struct(of):
@@ -316,12 +318,16 @@ def _from_texts(column: Any, wanted: "pa.DataType", path: str) -> Any:
         ]
         names = [field.name for field in whole.type]
         return pa.StructArray.from_arrays(parts, names, mask=whole.is_null())
+    if is_.is_timestamp(column.type) and is_.is_timestamp(wanted):
+        return pc.cast(column, wanted)
     if not is_.is_string(column.type):
         return column
     if is_bytes(wanted):
         made = pa.large_binary() if is_.is_large_binary(wanted) else pa.binary()
         return pa.array([_bytes(text, path) for text in column.to_pylist()], made)
-    return pc.cast(column, wanted) if is_.is_date(wanted) or is_.is_timestamp(wanted) else column
+    if is_.is_timestamp(wanted):
+        return pc.cast(pc.cast(column, pa.timestamp("us", wanted.tz)), wanted)
+    return pc.cast(column, wanted) if is_.is_date(wanted) else column
 
 
 def _bytes(text: str | None, path: str) -> bytes | None:

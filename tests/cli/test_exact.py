@@ -225,3 +225,29 @@ def test_large_binaries_are_bytes_too(location: Path, tmp_path: Path) -> None:
         assert run(location, "rm", "large", "a", "b").status == 0
         assert run(location, "load", "large", file, "--key", "key").status == 0
         assert asyncio.run(_entries(location))["large"] == {"a": b"a", "b": b"ab"}
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_instants_of_any_unit_come_back(zone: str | None, tmp_path: Path) -> None:
+    val = pa.field("val", pa.timestamp("ms", zone), nullable=False)
+    instant = datetime(2026, 1, 1, 2, 3, 4, 123_000, tzinfo=UTC if zone else None)
+
+    async def there(name: str, *, put: bool = False) -> Any:
+        async with ap.open(tmp_path, maintenance=False) as client:
+            table = client.table(name, str, val)
+            if put:
+                await table.put("a", instant)
+            return await table.get("a")
+
+    assert asyncio.run(there("ms", put=True)) == instant
+    for form in ("ndjson", "csv", "parquet", "arrow"):
+        file = tmp_path / f"ms.{form}"
+        assert run(tmp_path, "dump", "ms", "--to", file).status == 0
+        assert run(tmp_path, "rm", "ms", "a").status == 0
+        done = run(tmp_path, "load", "ms", file, "--key", "key")
+        assert done.status == 0, (form, done)
+        assert asyncio.run(there("ms")) == instant
+    (tmp_path / "us.ndjson").write_text(
+        '{"key":"a","val":"2026-01-01T00:00:00.000001' + ("Z" if zone else "") + '"}\n'
+    )
+    assert run(tmp_path, "load", "ms", tmp_path / "us.ndjson", "--key", "key").status == 1
