@@ -6,10 +6,9 @@ from functools import partial
 from aiopersist.client import Client
 from aiopersist.data.lazy import arrow_is_imported, import_arrow
 from aiopersist.ending import both
-from aiopersist.errors import shown
 from aiopersist.resource import Opening
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings, settings_from_environment
+from aiopersist.settings import Settings, settings_or_environment
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.urls import Location, open_stores, parse_location
@@ -39,9 +38,7 @@ def open(  # noqa: A001  # `ap.open`
     call that writes is `Unsupported`, `transact` always; `maintain` reports that as failures.
     """
     found = parse_location(location, blob, consensus)
-    if settings is not None and not isinstance(settings, Settings):
-        raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")
-    chosen = settings or settings_from_environment()
+    chosen = settings_or_environment(settings)
     stores = open_stores(found, runtime=runtime, readonly=readonly)
 
     async def connect() -> Client:

@@ -195,8 +195,13 @@ def _naming(detail: Any, given: dict[str, Any]) -> InitErrorDetails:
     return InitErrorDetails(type=kind, loc=(prefix + spelled(name), *rest), input=value)
 
 
-def settings_from_environment() -> Settings:
-    """The settings from the environment; `InvalidUsage` that names the variable at fault."""
+def settings_or_environment(settings: Settings | None) -> Settings:
+    """The settings as given, `TypeError` if they are of another type; or those from the environment,
+    `InvalidUsage` that names the variable at fault."""
+    if settings is not None and not isinstance(settings, Settings):
+        raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")
+    if settings is not None:
+        return settings
     try:
         return Settings()
     except ValidationError as error:

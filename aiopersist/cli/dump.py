@@ -70,12 +70,16 @@ async def _write(
     _check(columns, form)
     sink = sink_of(form, file, columns)
     rows = 0
+
+    def write(batch: "pa.RecordBatch") -> None:
+        if form is Format.NDJSON:
+            _check_finite(batch)
+        sink.write(batch)
+
     with progress("dump", (await snapshot.stats()).updates_max, "rows") as told:
         async for batch in snapshot.batches(where):
             parted = layout.parted(batch.select(["key", "val", *others]))
-            if form is Format.NDJSON:
-                await asyncio.to_thread(_check_finite, parted)
-            await asyncio.to_thread(sink.write, parted)
+            await asyncio.to_thread(write, parted)
             rows += batch.num_rows
             told.advance(batch.num_rows)
     sink.close()

@@ -296,18 +296,21 @@ def _text_type(of: "pa.DataType", form: Format) -> "pa.DataType":
     is_ = pa.types
     if is_bytes(of):
         return pa.string()
-    if is_.is_timestamp(of) and (form is not Format.NDJSON or of.tz is None):
-        return pa.timestamp("us", of.tz)  # which is written, whatever the unit of the column
-    if form is not Format.NDJSON:
-        return of
-    if is_.is_struct(of):
+    is_json = form is Format.NDJSON
+    if is_.is_timestamp(of):  # in JSON Arrow would take a time without a zone for UTC
+        return pa.string() if is_json and of.tz is not None else _written(of)
+    if is_json and is_.is_struct(of):
         return pa.struct([field.with_type(_text_type(field.type, form)) for field in of])
-    has_zone = is_.is_timestamp(of) and of.tz is not None  # Arrow would take a time without one for UTC
-    return pa.string() if has_zone or is_.is_date(of) else of
+    return pa.string() if is_json and is_.is_date(of) else of
+
+
+def _written(of: "pa.DataType") -> "pa.DataType":
+    """In texts instants have microseconds, whatever the unit of their column."""
+    return pa.timestamp("us", of.tz)
 
 
 def _from_texts(column: Any, wanted: "pa.DataType", path: str) -> Any:
-    """Texts that stand for dates and bytes, as these; fields of a struct each."""
+    """Texts that stand for instants, dates and bytes, as these; fields of a struct each."""
     is_ = pa.types
     if is_.is_struct(wanted) and is_.is_struct(column.type):
         inner = {field.name: field.type for field in wanted}
@@ -318,15 +321,14 @@ def _from_texts(column: Any, wanted: "pa.DataType", path: str) -> Any:
         ]
         names = [field.name for field in whole.type]
         return pa.StructArray.from_arrays(parts, names, mask=whole.is_null())
-    if is_.is_timestamp(column.type) and is_.is_timestamp(wanted):
-        return pc.cast(column, wanted)
+    if is_.is_timestamp(wanted):
+        instants = pc.cast(column, _written(wanted)) if is_.is_string(column.type) else column
+        return pc.cast(instants, wanted) if instants.type == _written(wanted) else column
     if not is_.is_string(column.type):
         return column
     if is_bytes(wanted):
         made = pa.large_binary() if is_.is_large_binary(wanted) else pa.binary()
         return pa.array([_bytes(text, path) for text in column.to_pylist()], made)
-    if is_.is_timestamp(wanted):
-        return pc.cast(pc.cast(column, pa.timestamp("us", wanted.tz)), wanted)
     return pc.cast(column, wanted) if is_.is_date(wanted) else column
 
 

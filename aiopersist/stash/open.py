@@ -27,7 +27,7 @@ from aiopersist.errors import (
 from aiopersist.measure.metrics import Metrics
 from aiopersist.resource import Opening, Scope, Supervisor
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings, settings_from_environment
+from aiopersist.settings import Settings, settings_or_environment
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.memory import DraftStore, MemoryStore, StashTables
 from aiopersist.stash.model import Opener, Select
@@ -86,9 +86,7 @@ def open(  # noqa: A001  # `ap.stash.open`
 
     `InvalidLocation` at once for a URL that cannot be used, `StorageUnavailable` after
     `settings.open_timeout_s`, `StashError` if the last two modes find no stash."""
-    if settings is not None and not isinstance(settings, Settings):
-        raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")
-    chosen = settings or settings_from_environment()
+    chosen = settings_or_environment(settings)
     mode = Mode(exclusive, readonly, savepoint).checked()
     location = _location(url, runtime, chosen)
 

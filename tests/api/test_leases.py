@@ -19,8 +19,17 @@ from tests.api.leases_kit import (
 )
 from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
-from tests.support.shards import rows_until
+from tests.support.shards import becomes, rows_until
 from tests.support.virtual import in_virtual_time
+
+
+async def since_is_let_go(mover: Any, other: ap.Client, wanted: int, *, downgrade: int = 0) -> None:
+    """Commits of `mover` move since, once the next heartbeats have told what is no longer held."""
+    async with asyncio.timeout(50):
+        while await since_of(other) != ap.Antichain(wanted):
+            await asyncio.sleep(0.05)
+            await mover.downgrade_since(downgrade)
+
 
 # --- since moves only by a call or a policy -----------------------------------------------------------
 
@@ -74,9 +83,7 @@ async def test_a_moving_hold_goes_on_moving_since_with_its_heartbeats() -> None:
         await a.downgrade_since(6)
         assert await since_of(other) == ap.Antichain(2)
         await b.aclose()
-        async with asyncio.timeout(50):
-            while await since_of(other) != ap.Antichain(6):
-                await asyncio.sleep(0.05)
+        await becomes(lambda: since_of(other), ap.Antichain(6))
 
 
 @in_virtual_time
@@ -92,10 +99,7 @@ async def test_open_snapshots_and_listens_hold_since_back() -> None:
         assert await since_of(other) == ap.Antichain(4)
         subscription = await reader.subscribe(as_of=6)
         await listen.aclose()
-        async with asyncio.timeout(50):  # told by the next heartbeat
-            while await since_of(other) != ap.Antichain(6):
-                await asyncio.sleep(0.05)
-                await mover.downgrade_since(0)
+        await since_is_let_go(mover, other, 6)
         waiting = asyncio.ensure_future(reader.snapshot(20).__aenter__())
         await asyncio.sleep(0.1)
         await subscription.aclose()
@@ -104,10 +108,7 @@ async def test_open_snapshots_and_listens_hold_since_back() -> None:
         snapshot = await waiting
         assert await snapshot.rows() == [*rows_until(9), ("k", 20, 1)]
         await snapshot.aclose()
-        async with asyncio.timeout(50):
-            while await since_of(other) != ap.Antichain(100):
-                await asyncio.sleep(0.05)
-                await mover.downgrade_since(0)
+        await since_is_let_go(mover, other, 100)
 
 
 @pytest.mark.parametrize("what", ["snapshot", "listen"])
@@ -128,10 +129,7 @@ async def test_what_a_closed_handle_left_open_holds_nothing(what: str) -> None:
         with pytest.raises(ap.InvalidUsage, match="CLOSED"):
             await (opened.rows() if what == "snapshot" else anext(opened))
         mover = await other.reader("s", SCHEMA, hold=0)
-        async with asyncio.timeout(50):
-            while await since_of(other) != ap.Antichain(9):
-                await asyncio.sleep(0.05)
-                await mover.downgrade_since(9)
+        await since_is_let_go(mover, other, 9, downgrade=9)
         assert not shard_of(stays).register.pins
         assert not shard_of(stays).hold._needs
         await commit(writer)
@@ -150,10 +148,7 @@ async def test_a_listen_moves_its_hold_as_it_goes() -> None:
             async for _ in listen.steps():
                 break
             assert listen.frontier == ap.Antichain(10)
-            async with asyncio.timeout(50):
-                while await since_of(other) != ap.Antichain(9):
-                    await asyncio.sleep(0.05)
-                    await mover.downgrade_since(0)
+            await since_is_let_go(mover, other, 9)
             await writer.compare_and_append([("z", 1, 10, 1)], 10, 11)
             step = await anext(listen.steps())
             assert step.updates.rows() == [("z", 1, 10, 1)]

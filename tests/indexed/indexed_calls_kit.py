@@ -1,6 +1,5 @@
 """Helpers that the tests of the calls of an `Indexed` share."""
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
@@ -8,7 +7,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiopersist as ap
-from aiopersist import indexed
 from aiopersist.indexed import Indexed, Stream
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 
@@ -34,18 +32,6 @@ async def last_seqno(ix: Indexed, stream: Stream[Any, Any]) -> int:
 
 def commits(client: ap.Client) -> int:
     return client.metrics["consensus.compare_and_set"].count
-
-
-async def events_of(listener: Any, count: int) -> list[Any]:
-    """The next events, and what comes in the moment after them."""
-    told: list[Any] = []
-    try:
-        while True:
-            async with asyncio.timeout(50 if len(told) < count else 0.15):
-                item = await anext(listener)
-            told.append(item.updates.rows() if isinstance(item, indexed.Records) else item.time)
-    except (TimeoutError, StopAsyncIteration):
-        return told
 
 
 class Faulty(NamedTuple):

@@ -86,7 +86,7 @@ async def rest(listener: Listener[Any, Any], quiet_s: float = 0.1) -> list[Any]:
 
 async def take_all(listener: Listener[Any, Any], count: int) -> list[Any]:
     """The next events, and what comes in the moment after them."""
-    return await take(listener, count) + await rest(listener)
+    return await take(listener, count) + await rest(listener, 0.15)
 
 
 async def take_rows(listener: Listener[Any, Any], count: int, quiet_s: float = 0.1) -> list[Row]:

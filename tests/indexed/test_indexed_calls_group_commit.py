@@ -16,12 +16,12 @@ from tests.indexed.indexed_calls_kit import (
     Faulty,
     at,
     commits,
-    events_of,
     faulty,  # noqa: F401  # a fixture
     last_seqno,
     read,
     two,
 )
+from tests.indexed.indexed_reading_kit import take_all
 from tests.support.virtual import in_virtual_time
 
 
@@ -101,7 +101,7 @@ async def test_a_slow_write_keeps_its_place(ix: Indexed) -> None:
     assert isinstance(found[4], Refused)
     told: list[Any] = []
     while 9 not in told:
-        told += await events_of(events, 1)
+        told += await take_all(events, 1)
     rows = [row for item in told if isinstance(item, list) for row in item]
     assert [key for key, _ in itertools.groupby(row[0] for row in rows)] == ["slow", "large", "k"]
     assert len(rows) == 30_004
@@ -143,10 +143,10 @@ async def test_nobody_sees_what_is_not_durable(faulty: Faulty) -> None:
         faulty.faults.heal()
         async with await ix.snapshot(a) as snapshot:
             assert (snapshot.seqno, await snapshot.rows()) == (0, [])
-        assert await events_of(events, 0) == []
+        assert await take_all(events, 0) == []
         assert (await ix.inspect(a)).unsealed == []
         assert await ix.write([(a, at(6))]) == 1
-        assert await events_of(events, 1) == [at(6)]
+        assert await take_all(events, 1) == [at(6)]
 
 
 async def test_a_failed_commit_fails_all_its_callers_and_gives_its_seqnos_out_again(faulty: Faulty) -> None:
@@ -210,7 +210,7 @@ async def test_a_transient_failure_is_repeated_and_nobody_notices(faulty: Faulty
             faulty.faults.fail_next("compare_and_set", outcome, times=2)
             await ix.write([(a, at(4))])
         assert await read(ix, a) == at(4, 4, 4)
-        assert await events_of(events, 3) == [at(4)] * 3
+        assert await take_all(events, 3) == [at(4)] * 3
         assert await ix.seal([a], 2) == 4
 
 
@@ -228,7 +228,7 @@ async def test_a_write_whose_outcome_was_unknown_is_read_once_it_is_settled(faul
             assert await read(reader, a) == at(4)  # it happened
         assert await last_seqno(ix, a) == 1
         assert await read(ix, a) == at(4)
-        assert await events_of(events, 1) == [at(4)]
+        assert await take_all(events, 1) == [at(4)]
         assert await ix.seal([a], 3) == 2
 
 

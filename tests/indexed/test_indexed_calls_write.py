@@ -11,7 +11,8 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Refused
-from tests.indexed.indexed_calls_kit import at, commits, events_of, last_seqno, parts_below, read, two
+from tests.indexed.indexed_calls_kit import at, commits, last_seqno, parts_below, read, two
+from tests.indexed.indexed_reading_kit import take_all
 from tests.support.schemas import INT_MAX
 
 PRODUCT = ap.Antichain((0, 1), (1, 0))
@@ -188,7 +189,7 @@ async def test_updates_come_in_every_form(ix: Indexed, form: str) -> None:
     a, b = await two(ix)
     _, events = await ix.listen(a)
     assert await ix.write([(a, FORMS[form](rows)), (b, at(1))]) == 1
-    assert await events_of(events, 1) == [rows]
+    assert await take_all(events, 1) == [rows]
     with pytest.raises(Refused):
         await ix.seal([a], 5)
         await ix.write([(b, at(1)), (a, FORMS[form](rows))])

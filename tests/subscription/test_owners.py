@@ -15,7 +15,7 @@ from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.subscription.kit import acked, in_time, rows, steps_until, write
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA
-from tests.support.shards import refused
+from tests.support.shards import comes_to_rest, refused
 
 
 async def other_client(location: Any) -> Any:
@@ -83,11 +83,7 @@ async def test_a_first_that_waits_hears_though_hints_are_lost(place: Place) -> N
             await write(client, ("a", 1), name=name)
             subs.append(await client.subscription(name, name="sub", start="now"))
         waiting = [asyncio.create_task(anext(sub)) for sub in subs]
-        before = -1
-        async with asyncio.timeout(50):  # it comes to rest
-            while faults.calls["head"] != before:
-                before = faults.calls["head"]
-                await asyncio.sleep(0.2)
+        await comes_to_rest(lambda: faults.calls["head"], 0.2)
         for name, some in zip(("s", "t"), waiting, strict=True):
             await (await other.subscription(name, name="sub")).aclose()
             with pytest.raises(ap.OpaqueMismatch):

@@ -73,6 +73,15 @@ async def becomes(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
     assert found == wanted
 
 
+async def comes_to_rest(count: Callable[[], int], quiet_s: float) -> None:
+    """Wait until nothing is counted for so long."""
+    before = -1
+    async with asyncio.timeout(50):
+        while (now := count()) != before:
+            before = now
+            await asyncio.sleep(quiet_s)
+
+
 async def refused(work: Awaitable[Any]) -> ap.UsageKind:
     with pytest.raises(ap.InvalidUsage) as caught:
         await work

@@ -12,6 +12,7 @@ from aiopersist.maintenance.overview import ShardSummary
 from aiopersist.state.model import Clock
 from aiopersist.web.census import Speed
 from aiopersist.web.location import growth
+from tests.support.shards import comes_to_rest
 from tests.web.kit import links, pages, words
 
 STRINGS = ap.Schema(str, int)
@@ -222,11 +223,7 @@ async def test_an_inspector_that_nobody_looks_at_reads_nothing(
     await write(mem, "orders", 0)
     async with pages(mem) as http:
         await http.get("/")
-        before = -1
-        async with asyncio.timeout(50):  # it comes to rest
-            while mem.metrics["consensus.heads"].count != before:
-                before = mem.metrics["consensus.heads"].count
-                await asyncio.sleep(0.1)
+        await comes_to_rest(lambda: mem.metrics["consensus.heads"].count, 0.1)
 
 
 def test_growth_is_that_of_the_last_minute() -> None:

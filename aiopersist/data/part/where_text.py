@@ -192,7 +192,7 @@ class _Parser:
     def _compared(self, sign: str, left: _Operand, right: _Operand) -> Any:
         if left.type is None:
             left, right, sign = right, left, _TURNED.get(sign, sign)
-        if _is_exact(left.type) and (number := _number(right)) is not None:
+        if _is_exact(left.type) and (number := _number_of(right)) is not None:
             return _compared_exactly(sign, left.what, left.type, number)
         return _SIGNS[sign](left.what, self._value(right, left.type))
 
@@ -202,7 +202,7 @@ class _Parser:
         while self._take(","):
             values.append(self._literal())
         self._expect(")")
-        there = [v for v in values if (number := _number(v)) is None or _holds(left.type, number)]
+        there = [v for v in values if (number := _number_of(v)) is None or _holds(left.type, number)]
         found = left.what.isin(pa.array([self._value(v, left.type).as_py() for v in there], left.type))
         return found | _null(left.what, left.type)  # Arrow says false for a null
 
@@ -274,7 +274,7 @@ def _scalar(value: Any, of: pa.DataType | None) -> Any:
 # --- numbers with a fraction, beside columns that hold numbers exactly -----------------------------------
 
 
-def _number(operand: _Operand) -> Decimal | None:
+def _number_of(operand: _Operand) -> Decimal | None:
     """A number that stands in the text; `None` for all else."""
     what = operand.what
     is_number = operand.type is None and isinstance(what, int | Decimal) and not isinstance(what, bool)
