@@ -167,7 +167,8 @@ def test_hostile_texts_do_no_harm(served: Served, browser: Browser, name: str) -
 def test_a_long_value_is_cut_and_its_whole_is_plain_text(served: Served, browser: Browser) -> None:
     with visiting(browser, served.address) as visitor:
         page = visitor.open(of("contents", HOSTILE, at=0))
-        page.get_by_role("link", name="all 1,050,000 characters").click()
+        with page.expect_navigation(wait_until="load"):  # a page this long is shown before its end is there
+            page.get_by_role("link", name="all 1,050,000 characters").click()
         assert page.evaluate("document.contentType") == "text/plain"
         assert page.locator("body").inner_text() == VALS["long"]
 
