@@ -19,7 +19,6 @@ from aiopersist.cli.layout import ColumnLayout
 from aiopersist.cli.names import ShardName
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
-from aiopersist.cli.tables import is_bytes
 from aiopersist.cli.when import as_of_option, complete_times
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
@@ -94,21 +93,11 @@ def _no_rows(schema: Schema[Any, Any, Any], others: list[str]) -> Any:
 
 
 def _check(columns: "pa.Schema", form: Format) -> None:
-    """`CannotBegin` for columns that the format cannot hold, or that could not be read back from it."""
-    is_ = pa.types
+    """`CannotBegin` for columns that the format cannot hold."""
     for field in columns:
-        nested = is_.is_nested(field.type)
-        if (form is Format.CSV and nested) or (form is Format.NDJSON and nested and _has_no_json(field.type)):
-            others = "parquet or arrow" if _has_no_json(field.type) else "parquet, arrow or ndjson"
+        if form is Format.CSV and pa.types.is_nested(field.type):
+            others = "parquet, arrow or ndjson"
             raise CannotBegin(f"{form} has no {field.type}, of which {field.name!r} is: choose {others}")
-
-
-def _has_no_json(of: "pa.DataType") -> bool:
-    """Whether something in it is a text in JSON, and no text here."""
-    is_ = pa.types
-    if is_.is_nested(of):
-        return any(_has_no_json(of.field(number).type) for number in range(of.num_fields))
-    return is_bytes(of) or bool(is_.is_date(of))
 
 
 def _check_finite(batch: "pa.RecordBatch") -> None:

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO, Protocol
 import pydantic_core
 
 from aiopersist.data.lazy import ipc, pa, pq
+from aiopersist.data.part.layout import writable
 
 
 class Format(StrEnum):
@@ -75,7 +76,7 @@ class ParquetSink:
         self._writer = pq.ParquetWriter(pa.PythonFile(_Flowing(file), mode="w"), schema, compression="zstd")
 
     def write(self, batch: "pa.RecordBatch") -> None:
-        self._writer.write_batch(batch)
+        self._writer.write_table(writable(pa.Table.from_batches([batch])))
 
     def close(self) -> None:
         self._writer.close()

@@ -24,7 +24,8 @@ from aiopersist.cli.names import ShardName
 from aiopersist.cli.ndjson import Types
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
-from aiopersist.cli.tables import bytes_of, is_bytes, key_type
+from aiopersist.cli.tables import key_type
+from aiopersist.cli.texts import first_refused, from_texts, instants_of, read_type
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
@@ -220,7 +221,8 @@ class Source:
             if form not in TEXTS:
                 return {}
             fields = columns_in(schema, self.key, names).items()
-            return {name: _text_type(field.type, form) for name, field in fields} | (
+            is_json = form is Format.NDJSON
+            return {name: read_type(field.type, is_json=is_json) for name, field in fields} | (
                 {DIFF: pa.int64()} if self.has_diff else {}
             )
 
@@ -229,42 +231,63 @@ class Source:
     def _joined(
         self, batch: Any, layout: ColumnLayout, schema: Schema[Any, Any, Any], form: Format, path: str
     ) -> "pa.Table":
-        table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+        table = _table(batch)
         joined = layout.joined(_in_micros(table))
         if form in TEXTS:
             for at, half in enumerate(("key", "val")):
                 wanted = schema.arrow_schema.field(half).type
-                joined = joined.set_column(at, half, _from_texts(joined.column(half), wanted, path))
+                column = joined.column(half).combine_chunks()
+                joined = joined.set_column(at, half, self._from_texts(column, wanted, path))
         if self.has_diff and DIFF in table.schema.names:
             joined = joined.append_column(DIFF, table.column(DIFF))
         return joined
 
+    def _from_texts(self, column: Any, wanted: "pa.DataType", path: str) -> Any:
+        """`from_texts`; `Problems` name the first row that it refuses."""
+        try:
+            return from_texts(column, wanted)
+        except ValueError:
+            refused = first_refused(len(column), lambda begin, end: from_texts(column[begin:end], wanted))
+            assert refused is not None  # each text stands for itself
+            row, error = refused
+            text = " ".join(str(error).split())
+            raise Problems(f"{self.place(self.read + row)}{text}; nothing was written") from None
+
 
 def _inferred(path: str, form: Format) -> "pa.Schema":
-    """The columns of a file as Arrow reads their first block. But in CSV integers that are written in another
-    way, as with zeros before them, and those that no float is, are texts: as numbers different ones would
-    become the same."""
+    """The columns of a file as Arrow reads their first block, but none of a type that loses something of its
+    texts: as numbers or instants different ones would become the same."""
     with bad_rows(path), opened(path, form) as file:
         columns, _ = batches_of(file, form, lambda names: {})
-    if form is not Format.CSV:
+    kinds = {field.name: field.type for field in columns}
+    if form is Format.CSV:
+        read = dict.fromkeys(kinds, pa.string())
+    elif form is Format.NDJSON:
+        as_texts = {name: read_type(kind, is_json=True) for name, kind in kinds.items()}
+        read = {name: text for name, text in as_texts.items() if text != kinds[name]}
+    else:
         return columns
     with bad_rows(path), opened(path, form) as file:
-        _, batches = batches_of(file, form, lambda names: dict.fromkeys(columns.names, pa.string()))
+        _, batches = batches_of(file, form, lambda names: read)
         first = next(batches, None)
     if first is None:
         return columns
-    texts = pa.Table.from_batches([first]) if isinstance(first, pa.RecordBatch) else first
-    pairs = zip(columns, texts.columns, strict=True)
-    return pa.schema([f.with_type(pa.string()) if _loses(f.type, column) else f for f, column in pairs])
+    texts = _table(first)
+    return pa.schema([(name, _settled(kind, texts.column(name))) for name, kind in kinds.items()])
+
+
+def _settled(of: "pa.DataType", texts: Any) -> "pa.DataType":
+    """The type of a column that Arrow reads as `of`."""
+    if pa.types.is_integer(of) or pa.types.is_floating(of):
+        return pa.string() if pa.types.is_string(texts.type) and _loses(of, texts) else of
+    return instants_of(of, texts.combine_chunks())
 
 
 def _loses(of: "pa.DataType", texts: Any) -> bool:
-    """Whether a column of that type loses something of the numbers in these texts."""
-    is_integer, is_float = pa.types.is_integer(of), pa.types.is_floating(of)
-    if not is_integer and not is_float:
-        return False
+    """Whether a column of numbers loses something of these texts: an integer that is written in another way,
+    as with zeros before it, or that no float is."""
     texts = pc.utf8_trim_whitespace(texts)
-    if is_integer:
+    if pa.types.is_integer(of):
         same = pc.equal(pc.cast(pc.cast(texts, of), pa.string()), texts)
         return pc.all(same).as_py() is False
     is_other = pc.any(pc.match_substring_regex(texts, r"^([+-]?0|\+)\d")).as_py()
@@ -285,55 +308,12 @@ def _check_fields(path: str, layout: ColumnLayout, schema: Schema[Any, Any, Any]
         raise Problems(text)
 
 
+def _table(batch: Any) -> "pa.Table":
+    return pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+
+
 def _in_micros(table: "pa.Table") -> "pa.Table":
     """The same with microseconds for nanoseconds, which cannot be stored. Arrow's error, if some would be
     lost."""
     fields = pa.schema([in_micros(field) for field in table.schema])
     return table if fields.equals(table.schema) else table.cast(fields)
-
-
-def _text_type(of: "pa.DataType", form: Format) -> "pa.DataType":
-    is_ = pa.types
-    if is_bytes(of):
-        return pa.string()
-    is_json = form is Format.NDJSON
-    if is_.is_timestamp(of):  # in JSON Arrow would take a time without a zone for UTC
-        return pa.string() if is_json and of.tz is not None else _written(of)
-    if is_json and is_.is_struct(of):
-        return pa.struct([field.with_type(_text_type(field.type, form)) for field in of])
-    return pa.string() if is_json and is_.is_date(of) else of
-
-
-def _written(of: "pa.DataType") -> "pa.DataType":
-    """In texts instants have microseconds, whatever the unit of their column."""
-    return pa.timestamp("us", of.tz)
-
-
-def _from_texts(column: Any, wanted: "pa.DataType", path: str) -> Any:
-    """Texts that stand for instants, dates and bytes, as these; fields of a struct each."""
-    is_ = pa.types
-    if is_.is_struct(wanted) and is_.is_struct(column.type):
-        inner = {field.name: field.type for field in wanted}
-        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        parts = [
-            _from_texts(part, inner.get(field.name, field.type), path)
-            for part, field in zip(whole.flatten(), whole.type, strict=True)
-        ]
-        names = [field.name for field in whole.type]
-        return pa.StructArray.from_arrays(parts, names, mask=whole.is_null())
-    if is_.is_timestamp(wanted):
-        instants = pc.cast(column, _written(wanted)) if is_.is_string(column.type) else column
-        return pc.cast(instants, wanted) if instants.type == _written(wanted) else column
-    if not is_.is_string(column.type):
-        return column
-    if is_bytes(wanted):
-        made = pa.large_binary() if is_.is_large_binary(wanted) else pa.binary()
-        return pa.array([_bytes(text, path) for text in column.to_pylist()], made)
-    return pc.cast(column, wanted) if is_.is_date(wanted) else column
-
-
-def _bytes(text: str | None, path: str) -> bytes | None:
-    try:
-        return None if text is None else bytes_of(text)
-    except ValueError:
-        raise Problems(f"{path}: {str(text)[:40]!r} is no URL-safe base64; nothing was written") from None

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import pyarrow.json as pa_json  # type: ignore[import-untyped]  # pyarrow ships no stubs
 import pydantic_core
 
+from aiopersist.cli.texts import first_refused
 from aiopersist.data.lazy import pa, pc
 
 BLOCK_BYTES = 8 * 1024 * 1024  # of text that is parsed at once
@@ -65,18 +66,23 @@ def _parsed(block: bytes, columns: Any, behavior: str, row: int) -> "pa.Table":
     """The rows of a block that begins with row `row`, counted from 0 on."""
     if NO_OBJECT.search(b"\n" + block) or (behavior == "infer" and _levels(block) > LEVELS_MAX):
         raise _refusal(block, row)
-    reading = pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    parsing = pa_json.ParseOptions(explicit_schema=columns, unexpected_field_behavior=behavior)
     try:
-        table = pa_json.read_json(io.BytesIO(block), reading, parsing)
+        table = _read(block, columns, behavior)
     except pa.ArrowInvalid as error:
         text, _, at = str(error).rpartition(" in row ")
-        if not at.isdigit():
-            raise _refusal(block, row, str(error)) from None
-        raise pa.ArrowInvalid(f"row {row + int(at) + 1}: {text}") from None
+        if at.isdigit():
+            raise pa.ArrowInvalid(f"row {row + int(at) + 1}: {text}") from None
+        raise _refusal(block, row, lambda some: _read(some, columns, behavior), str(error)) from None
     if table.num_rows != _count(block):
         raise _refusal(block, row)
     return table
+
+
+def _read(block: bytes, columns: Any, behavior: str) -> "pa.Table":
+    """As Arrow does."""
+    reading = pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    parsing = pa_json.ParseOptions(explicit_schema=columns, unexpected_field_behavior=behavior)
+    return pa_json.read_json(io.BytesIO(block), reading, parsing)
 
 
 def _check_integers(block: bytes, columns: Any) -> None:
@@ -131,12 +137,13 @@ def _count(block: bytes) -> int:
     return lines.count(b"\n") - len(BLANK.findall(lines))
 
 
-def _refusal(block: bytes, row: int, otherwise: str = "") -> "pa.ArrowInvalid":
-    """Names the first line that is no JSON object; what Arrow said `otherwise`, where each is one."""
-    for line in block.split(b"\n"):
-        if not line.strip(BLANKS):
-            continue
-        row += 1
+def _refusal(
+    block: bytes, row: int, read: Callable[[bytes], object] | None = None, otherwise: str = ""
+) -> "pa.ArrowInvalid":
+    """Names the first line that is no JSON object; the first that `read` refuses, where each is one. If that
+    takes several lines, there is what Arrow said `otherwise`."""
+    lines, before = [line for line in block.split(b"\n") if line.strip(BLANKS)], row
+    for row, line in enumerate(lines, before + 1):
         try:
             if not isinstance(pydantic_core.from_json(line), dict):
                 return pa.ArrowInvalid(f"row {row}: a line holds a JSON object, not {line[:40]!r}")
@@ -144,6 +151,8 @@ def _refusal(block: bytes, row: int, otherwise: str = "") -> "pa.ArrowInvalid":
             return pa.ArrowInvalid(f"row {row}: {error} in {line[:40]!r}")
         if _levels(line) > LEVELS_MAX:
             return pa.ArrowInvalid(f"row {row}: more than {LEVELS_MAX} lists and structs within each other")
+    if read and (found := first_refused(len(lines), lambda begin, end: read(b"\n".join(lines[begin:end])))):
+        return pa.ArrowInvalid(f"row {before + found[0] + 1}: {found[1]}")
     return pa.ArrowInvalid(otherwise or f"a line holds one JSON object, not {block[:40]!r}")
 
 

@@ -1,6 +1,5 @@
 """`aiopersist get`, `put`, `rm`: single entries of tables, by keys and vals as texts."""
 
-import base64
 import json
 import sys
 from collections import namedtuple
@@ -19,6 +18,7 @@ from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.formats import as_json
 from aiopersist.cli.names import ShardName
 from aiopersist.cli.shown import counted, shown_time
+from aiopersist.cli.texts import bytes_of, from_texts, is_bytes
 from aiopersist.cli.when import as_of_option, complete_times
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa
@@ -192,7 +192,7 @@ def _leaf(given: Any, of: "pa.DataType") -> Any:
     if isinstance(given, str):
         if is_.is_integer(of):
             raise TypeError
-        return pa.scalar(given).cast(of).as_py()
+        return from_texts(pa.array([given]), of)[0].cast(of).as_py()
     if is_.is_decimal(of):
         return pa.scalar(str(given)).cast(of).as_py()
     if is_.is_floating(of):
@@ -213,12 +213,6 @@ def _float(given: float | Decimal, of: "pa.DataType") -> Any:
     return found
 
 
-def is_bytes(of: "pa.DataType") -> bool:
-    """Whether values of the type are bytes, which JSON and CSV say in base64."""
-    is_ = pa.types
-    return bool(is_.is_binary(of) or is_.is_large_binary(of) or is_.is_fixed_size_binary(of))
-
-
 def _bytes(given: Any, of: "pa.DataType") -> bytes:
     """Those of a column; a UUID may be written as one."""
     if not isinstance(given, str):
@@ -228,12 +222,6 @@ def _bytes(given: Any, of: "pa.DataType") -> bytes:
     if width not in (None, len(found)):
         raise ValueError
     return found
-
-
-def bytes_of(text: str) -> bytes:
-    """The bytes that URL-safe base64 says. `ValueError`, also for a character that is none of it: decoding
-    would leave it out."""
-    return base64.b64decode(text, altchars=b"-_", validate=True)
 
 
 def _no(given: Any, field: "pa.Field") -> CannotBegin:
