@@ -76,7 +76,7 @@ class ParquetSink:
         self._writer = pq.ParquetWriter(pa.PythonFile(_Flowing(file), mode="w"), schema, compression="zstd")
 
     def write(self, batch: "pa.RecordBatch") -> None:
-        self._writer.write_table(writable(pa.Table.from_batches([batch])))
+        self._writer.write_batch(writable(batch))
 
     def close(self) -> None:
         self._writer.close()

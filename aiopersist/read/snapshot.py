@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
 from aiopersist.data.lazy import pa, pl
+from aiopersist.data.part.layout import writable
 from aiopersist.data.part.stats import ColumnStats
 from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.updates.assemble import at_time, concat
@@ -28,7 +29,7 @@ from aiopersist.parts.runs import plan_runs
 from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.puller import Puller
 from aiopersist.read.query import Columns, Query
-from aiopersist.read.stream import in_batches, projected_in_batches
+from aiopersist.read.stream import BATCH_ROWS, in_batches, projected_in_batches
 from aiopersist.resource import Resource, Scope, Supervisor, run_bounded
 from aiopersist.shard.hold import Need, SharedHold
 from aiopersist.shard.shard import Shard
@@ -121,7 +122,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
         `columns` names the columns to return instead, in their order, summed again: `["key"]`,
         `["val.amount"]`. `InvalidUsage` of kind `INVALID_COLUMN` for a column that does not exist."""
         with self._scope.call():
-            return await self._contents(self._query(where, columns))
+            return writable(await self._contents(self._query(where, columns)))
 
     async def to_polars(self, where: Any = None, columns: Columns | None = None) -> "pl.DataFrame":
         """As `to_arrow`, as a polars frame."""
@@ -148,7 +149,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
         half row groups (`settings.row_group_bytes`) of each sorted run of parts; with `columns` the whole
         result, unless these begin with the key, or its first fields. `where` and `columns` as in
         `to_arrow`."""
-        return self._iteration(self._batches(self._query(where, columns)))
+        return self._iteration(self._handed_out(self._query(where, columns)))
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
         return RowItems(self._scope, self._iteration(self._row_slices()))
@@ -233,6 +234,11 @@ class Snapshot(PinnedRead, Generic[K, V]):
     def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         tracing, name = self._fetch.stack.tracing, self._fetch.shard.known_as
         return tracing.iteration("snapshot.read", name, self._planned_batches(query))
+
+    async def _handed_out(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
+        async with aclosing(self._batches(query)) as batches:
+            async for batch in batches:
+                yield writable(batch)
 
     async def _planned_batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         for plans_left in reversed(range(PLANS_MAX)):
@@ -334,6 +340,13 @@ async def contents_of(snapshot: Snapshot[Any, Any], keys: WantedKeys) -> "pa.Tab
     """As `to_arrow`, of these keys; perhaps others come, too."""
     with snapshot._scope.call():
         return await snapshot._contents(Query(snapshot._fetch.schema, keys=keys))
+
+
+async def count_of(snapshot: Snapshot[Any, Any], where: Any) -> int:
+    """How many rows `to_arrow(where)` has; many are not held in memory."""
+    if sum(part.rows for _, part in snapshot._parts) <= BATCH_ROWS:  # merging takes a few ms
+        return int((await snapshot.to_arrow(where)).num_rows)
+    return sum([batch.num_rows async for batch in snapshot.batches(where)])
 
 
 async def updates_of(snapshot: Snapshot[Any, Any]) -> "pa.Table":

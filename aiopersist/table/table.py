@@ -15,7 +15,7 @@ from aiopersist.data.updates.updates import polars_frame
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.read.query import Columns
-from aiopersist.read.snapshot import Snapshot, contents_of, pandas_frame
+from aiopersist.read.snapshot import Snapshot, contents_of, count_of, pandas_frame
 from aiopersist.resource import Opening, Resource
 from aiopersist.state.once import Once
 from aiopersist.subscription.open import Wanted
@@ -159,8 +159,10 @@ class Table(Resource, Generic[K, V]):
         where: Any = None,
         as_of: int | datetime | None = None,
     ) -> int:
-        """The number of such entries; arguments as those of `items`."""
-        return int((await self.to_arrow(start, stop, prefix, where, as_of, columns=["key"])).num_rows)
+        """The number of such entries; arguments as those of `items`. They are read, in bounded memory."""
+        chosen = await self._condition(start, stop, prefix, where)
+        async with self._snapshot(as_of) as snapshot:
+            return 0 if snapshot is None else await count_of(snapshot, chosen)
 
     async def to_arrow(
         self,

@@ -250,6 +250,21 @@ async def test_put_many_takes_flat_columns(quiet: ap.Client) -> None:
     assert await entries(table) == [("a", Size(rows=1, name="x")), ("b", Size(rows=2))]
 
 
+async def test_many_rows_are_counted_without_holding_them(
+    quiet: ap.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, rows = quiet.table("t", int, int), 70_000
+    numbers = list(range(rows))
+    time = await table.put_many(pa().table({"key": numbers, "val": numbers}))
+    await table.put_many(pa().table({"key": numbers[: rows // 2], "val": [0] * (rows // 2)}))
+    is_zero = pyarrow.compute.field("val") == 0
+    monkeypatch.delattr(ap.Snapshot, "to_arrow")
+    assert await table.count() == rows
+    assert await table.count(where=is_zero) == rows // 2
+    assert await table.count(as_of=time, where=is_zero) == 1
+    assert await table.count(1_000, 2_000) == 1_000
+
+
 async def test_put_many_takes_streams(quiet: ap.Client) -> None:
     """More rows than one chunk, in one version."""
     table = quiet.table("t", int, int)

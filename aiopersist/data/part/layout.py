@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiopersist.data.lazy import pa, pc
+
+if TYPE_CHECKING:
+    Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 SAMPLE_ROWS = 16384
 REPEATED = 0.6  # values repeat if at most this share of the sample is distinct
@@ -39,14 +42,30 @@ def layout(table: pa.Table) -> dict[str, Any]:
     }
 
 
-def writable(table: pa.Table) -> pa.Table:
-    """The table as Parquet's writer takes it. The writer refuses nulls in a field that is not nullable, even
-    if the struct around it is absent, so the validity bits are left out there."""
+def writable(rows: Rows) -> Rows:
+    """The table, or batch, as Parquet's writer takes it. The writer refuses nulls in a field that is not
+    nullable, even if the struct around it is absent, so the validity bits are left out there."""
+    fields = rows.schema
+    if not any(map(_may_have_idle_nulls, fields)):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        arrays = map(_without_idle_nulls, rows.columns, fields)
+        return pa.RecordBatch.from_arrays(list(arrays), schema=fields)
     columns = [
         pa.chunked_array([_without_idle_nulls(chunk, field) for chunk in column.chunks], field.type)
-        for column, field in zip(table.columns, table.schema, strict=True)
+        for column, field in zip(rows.columns, fields, strict=True)
     ]
-    return pa.table(columns, table.schema)
+    return pa.table(columns, fields)
+
+
+def _may_have_idle_nulls(field: pa.Field, absent: bool = False) -> bool:
+    """Whether it has a field that is not nullable in a struct that is, or that may be `absent` itself."""
+    of = field.type
+    if absent and not field.nullable:
+        return True
+    if pa.types.is_struct(of):
+        return any(_may_have_idle_nulls(inner, absent or field.nullable) for inner in of)
+    return pa.types.is_list(of) and _may_have_idle_nulls(of.value_field)
 
 
 def _without_idle_nulls(array: pa.Array, field: pa.Field) -> pa.Array:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from aiopersist.data.lazy import pa, pl
+from aiopersist.data.part.layout import writable
 from aiopersist.data.types.schema import Schema
 
 K = TypeVar("K")
@@ -44,7 +45,7 @@ class Updates(Generic[K, V, T]):
 
     def to_arrow(self) -> pa.Table:
         """The columns `key`, `val`, `time`, `diff`."""
-        return self._table
+        return writable(self._table)
 
     def to_polars(self) -> pl.DataFrame:
         return polars_frame(self._table)
