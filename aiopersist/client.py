@@ -634,12 +634,12 @@ class Client(Root):
             return await overview(self._stack, prefix)
 
     async def fsck(self, shard: str) -> FsckReport:
-        """Read the whole shard and report damage; `ok` is false only for damage. `StorageUnavailable` if a
-        store does not answer. Changes nothing."""
+        """Read the whole shard, table or `Indexed` and report damage; `ok` is false only for damage.
+        `StorageUnavailable` if a store does not answer. Changes nothing."""
         async with self._calling("aiopersist.maintenance.fsck"):
             from aiopersist.maintenance.fsck import fsck
 
-            return await fsck(self._shards.at(await catalog.resolve(self._stack, shard), shard))
+            return await fsck(self._shards.at(await catalog.resolve_any(self._stack, shard), shard))
 
     async def sweep_leaked_blobs(self, dry_run: bool = True) -> Sweep:
         """Find the blobs that crashed or cancelled writers left behind: no state names them, and none can any

@@ -16,6 +16,8 @@ from aiopersist.cli.shown import counted, plain_table, safe, shown_age, shown_by
 from aiopersist.cli.when import duration_of
 from aiopersist.client import Client
 from aiopersist.maintenance.inspect import Keeper, keeper
+from aiopersist.shard import catalog
+from aiopersist.shard.catalog import IndexedId
 
 SWEEP_SHOWN = 20  # keys
 
@@ -24,6 +26,9 @@ async def fsck(run: Invocation, shards: SomeShards = None, all_: All = False) ->
     """Read shards from end to end, and report damage. Without names, all of the location."""
     async with run.reading() as client:
         names = await chosen(client, shards, all_ or not shards)
+        if not shards:
+            streams = await catalog.names(client._stack, IndexedId)
+            names += [found if name in names else name for name, found in streams.items()]
         damaged = set[str]()
 
         async def work(name: str) -> dict[str, Any]:
@@ -39,10 +44,6 @@ async def fsck(run: Invocation, shards: SomeShards = None, all_: All = False) ->
             return "\n  ".join([f"DAMAGED, {read}", *result["problems"]])
 
         await each(run, names, work, told, "checking", all_=not shards)
-        if not shards:
-            others = [found.name for found in await client.overview() if found.kind == "indexed"]
-            if others:
-                run.say(f"fsck reads shards and tables; not read: the Indexed {', '.join(map(repr, others))}")
     if damaged:
         raise Problems(f"{len(damaged)} of {len(names)} shards are damaged")
 

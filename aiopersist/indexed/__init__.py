@@ -5,17 +5,17 @@
         await ix.write([(placed, [("a", 1, 12, 1)])])
         await ix.seal([placed], 13)
 
-| module        | what it has                                                             |
-|---------------|-------------------------------------------------------------------------|
-| `arrangement` | every transition of one stream's batches, as plans and changes; pure    |
-| `draft`       | applies a group of commands to the streams, in order; pure              |
-| `commands`    | the transitions of the versioned state: take over, change, leave; pure  |
-| `committer`   | the queue of commands, and group commit                                 |
-| `raw`, `work`, `named_parts` | writing batches, and carrying out the plans              |
-| `maintenance`, `background` | steps and compactions; the task that makes them           |
-| `snapshot`, `listen`, `view` | reading                                                  |
-| `core`        | what all of these share                                                 |
-| `indexed`, `open` | the public calls, and the opening                                   |
+| module                       | what it has                                                            |
+|------------------------------|------------------------------------------------------------------------|
+| `arrangement`                | every transition of one stream's batches, as plans and changes; pure   |
+| `draft`                      | applies a group of commands to the streams, in order; pure             |
+| `commands`                   | the transitions of the versioned state: take over, change, leave; pure |
+| `committer`                  | the queue of commands, and group commit                                |
+| `raw`, `work`                | writing batches, and carrying out the plans                            |
+| `maintenance`, `background`  | steps and compactions; the task that makes them                        |
+| `snapshot`, `listen`, `view` | reading                                                                |
+| `core`                       | what all of these share                                                |
+| `indexed`, `open`            | the public calls, and the opening                                      |
 
 Imports `maintenance`, `read`, `parts`, `shard`, `state`, `data`.
 """

@@ -29,8 +29,8 @@ from aiopersist.indexed.draft import (
     WriteStream,
 )
 from aiopersist.indexed.errors import Fenced, Stopped
-from aiopersist.indexed.named_parts import ZERO
 from aiopersist.indexed.raw import InlineRoom, RawParts
+from aiopersist.parts.named_parts import ZERO
 from aiopersist.parts.upload import Upload
 from aiopersist.resource import for_each, run_bounded
 from aiopersist.shard.attempt import Slot, Unknowable

@@ -12,9 +12,9 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Error, LeaseExpired
-from aiopersist.indexed.named_parts import of_unsealed
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.parts.fetch import Fetch, Selection
+from aiopersist.parts.named_parts import of_unsealed
 from aiopersist.resource import Resource, Scope
 from aiopersist.shard.log import Truncated, decoded, versions_between
 from aiopersist.shard.shard import Shard

@@ -22,11 +22,11 @@ from aiopersist.indexed.committer import Committer
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.draft import Maintain, Transition
 from aiopersist.indexed.errors import Fenced
-from aiopersist.indexed.named_parts import of_trace, of_unsealed
 from aiopersist.indexed.raw import InlineRoom, RawParts
 from aiopersist.indexed.work import Output, StreamContext
 from aiopersist.maintenance.shard import ShardMaintenance
 from aiopersist.parts.fetch import Named
+from aiopersist.parts.named_parts import of_trace, of_unsealed
 from aiopersist.resource import run_bounded
 from aiopersist.state.model import COLLECTION
 from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, difference, rearranged

@@ -17,8 +17,8 @@ from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import TIME_MAX, Antichain, frontier, shaped
 from aiopersist.indexed.arrangement import unsealed_between
-from aiopersist.indexed.named_parts import of_trace, of_unsealed
 from aiopersist.parts.fetch import Fetch, Named, Selection
+from aiopersist.parts.named_parts import of_trace, of_unsealed
 from aiopersist.read.snapshot import Items, PinnedRead
 from aiopersist.resource import Scope, run_bounded
 from aiopersist.shard.hold import SharedHold

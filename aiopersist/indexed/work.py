@@ -16,9 +16,9 @@ from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.data.updates.times import Seen, filter_times
 from aiopersist.frontier import Antichain
 from aiopersist.indexed.arrangement import Compaction, Drain, Trim, level_after
-from aiopersist.indexed.named_parts import ZERO, of_trace, of_unsealed
 from aiopersist.indexed.raw import RawParts
 from aiopersist.parts.fetch import Fetch, Named, Selection
+from aiopersist.parts.named_parts import ZERO, of_trace, of_unsealed
 from aiopersist.parts.rewrite import Budget, Rewritten, Target, goodbytes_of, output_for, rewrite, whole_bytes
 from aiopersist.parts.sorted_parts import SortedParts
 from aiopersist.shard.shard import Shard

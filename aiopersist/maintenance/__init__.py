@@ -8,7 +8,7 @@
 | `rounds`                     | all shards of a location, one round after the other                |
 | `on_demand`                  | retention policies, and collections that a user asks for           |
 | `inspect`, `overview`        | a view of a shard's state; a line for each shard of a location     |
-| `fsck`                       | a check that all data of a shard is intact                         |
+| `fsck`                       | a check that all data of a shard or an `Indexed` is intact         |
 
 Imports `compact`, `gc`, `parts`, `shard`, `state`, `storage`, `subscription`, `data`.
 """

@@ -1,4 +1,4 @@
-"""Reads a shard from end to end, and reports every fault.
+"""Reads a shard, or an `Indexed`, from end to end, and reports every fault.
 
 - The newest state satisfies the invariants, and follows from its versions and rollups.
 - Every rollup and every blob that it names exists, with the checksum and size that it names.
@@ -6,15 +6,17 @@
   says. Their diffs have the sum that the writer of a blob computed before it encoded them (an inline part has
   only a checksum). Its times lie in the bounds of its batch, where the description promises that: after an
   advance by compaction they may reach or pass the upper.
+- The parts of an unsealed batch of a stream have no order; the other promises hold for them, too. A batch of
+  a trace has as many updates as it says.
 
 It changes nothing, but a reader holds the data meanwhile. One row group at a time is in memory.
 
 An unavailable store says nothing about the shard: then there is no report, but `StorageUnavailable`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -31,21 +33,24 @@ from aiopersist.errors import (
     StorageUnavailable,
 )
 from aiopersist.frontier import Antichain
-from aiopersist.parts.fetch import Fetch
+from aiopersist.parts.fetch import Fetch, Named
+from aiopersist.parts.named_parts import of_trace, of_unsealed
 from aiopersist.parts.runs import plan_runs
 from aiopersist.progress import progress
 from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
+from aiopersist.state.streams import TraceBatch
 
 
 class FsckReport(BaseModel, frozen=True):
     """The findings of `fsck`."""
 
     shard_id: str
+    """That of a shard, a table or an `Indexed`."""
     problems: list[str]
-    """Empty if the shard is sound."""
+    """Empty if all is sound."""
     parts: int
     """Parts that were read."""
     updates: int
@@ -75,11 +80,24 @@ async def fsck(shard: Shard) -> FsckReport:
         await shard.hold.release()
 
 
+class _CheckedRun(NamedTuple):
+    """Parts that follow each other in a batch."""
+
+    place: str
+    """What the state calls the batch."""
+    batch: HollowBatch
+    """What is promised of their times."""
+    parts: Sequence[HollowPart]
+    is_sorted: bool = True
+
+
 async def _checked(shard: Shard, state: State) -> FsckReport:
     problems = [problem async for problem in _history(shard, state)]
+    runs = [*_runs_of_shard(state), *_runs_of_streams(state)]
+    problems += _wrong_counts(state)
     parts = updates = 0
-    with progress("fsck", sum(batch.len for batch in state.batches.values()), "rows") as step:
-        async for part, rows, faults in _parts(shard, state):
+    with progress("fsck", sum(part.rows for run in runs for part in run.parts), "rows") as step:
+        async for part, rows, faults in _parts(shard, runs):
             problems += faults
             if rows is not None:
                 parts, updates = parts + 1, updates + rows
@@ -87,22 +105,57 @@ async def _checked(shard: Shard, state: State) -> FsckReport:
     return FsckReport(shard_id=shard.id, problems=problems, parts=parts, updates=updates)
 
 
-async def _parts(shard: Shard, state: State) -> AsyncIterator[tuple[HollowPart, int | None, list[str]]]:
-    """Every part with the number of its rows, `None` if it cannot be read to its end, and its faults."""
-    reader = shard.hold.reader
+def _runs_of_shard(state: State) -> Iterator[_CheckedRun]:
     for ordinal, batch in state.batches.items():
         for run in plan_runs([(batch, part) for part in batch.parts]):
-            last: Any = None
-            for _, part in run:
-                name = f"{part.key or 'an inline part'} of batch {ordinal}"
-                try:
-                    last, rows, faults = await _part(shard, reader, batch, part, last)
-                except (LeaseExpired, ShardFinalized, StorageUnavailable, Indeterminate):  # cannot be read
-                    raise
-                except Error as error:
-                    yield part, None, [f"{name}: {error}"]
-                else:
-                    yield part, rows, [f"{name}: {fault}" for fault in faults]
+            yield _CheckedRun(f"batch {ordinal}", batch, [part for _, part in run])
+
+
+def _runs_of_streams(state: State) -> Iterator[_CheckedRun]:
+    for name, arrangement in state.streams.arrangements.items() if state.streams is not None else ():
+        for traced in arrangement.trace.values():
+            place = _place(name, traced)
+            yield from (_CheckedRun(place, *run) for run in _batches(of_trace([traced])))
+        for unsealed in arrangement.unsealed.values():
+            place = f"unsealed batch [{unsealed.seqno_lower}, {unsealed.seqno_upper}) of stream {name!r}"
+            yield from (
+                _CheckedRun(place, *run, is_sorted=False) for run in _batches(of_unsealed([unsealed]))
+            )
+
+
+def _place(name: str, batch: TraceBatch) -> str:
+    return f"trace batch [{batch.lower}, {batch.upper}) of stream {name!r}"
+
+
+def _batches(named: Sequence[Named]) -> list[tuple[HollowBatch, list[HollowPart]]]:
+    """Those of one batch, if it has parts."""
+    return [(named[0][0], [part for _, part in named])] if named else []
+
+
+def _wrong_counts(state: State) -> Iterator[str]:
+    for name, arrangement in state.streams.arrangements.items() if state.streams is not None else ():
+        for batch in arrangement.trace.values():
+            if (rows := sum(part.rows for part in batch.parts)) != batch.updates:
+                yield f"{_place(name, batch)} has parts of {rows} updates, it says {batch.updates}"
+
+
+async def _parts(
+    shard: Shard, runs: Sequence[_CheckedRun]
+) -> AsyncIterator[tuple[HollowPart, int | None, list[str]]]:
+    """Every part with the number of its rows, `None` if it cannot be read to its end, and its faults."""
+    reader = shard.hold.reader
+    for run in runs:
+        last: Any = None
+        for part in run.parts:
+            name = f"{part.key or 'an inline part'} of {run.place}"
+            try:
+                last, rows, faults = await _part(shard, reader, run, part, last)
+            except (LeaseExpired, ShardFinalized, StorageUnavailable, Indeterminate):  # cannot be read
+                raise
+            except Error as error:
+                yield part, None, [f"{name}: {error}"]
+            else:
+                yield part, rows, [f"{name}: {fault}" for fault in faults]
 
 
 async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
@@ -128,19 +181,20 @@ async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
 
 
 async def _part(
-    shard: Shard, reader: str, batch: HollowBatch, part: HollowPart, last: Any
+    shard: Shard, reader: str, run: _CheckedRun, part: HollowPart, last: Any
 ) -> tuple[Any, int, list[str]]:
-    """The greatest row of the part, the number of its rows, and its faults; `last` is the greatest row of its
-    run so far."""
+    """The greatest row of the part, if it is sorted, the number of its rows, and its faults; `last` is the
+    greatest row of its run so far."""
     schema = shard.schema(part.schema_id)
     fetch = Fetch(shard, schema, cached=False)
     rows, diffs, faults = 0, 0, set[str]()
     async with aclosing(fetch.raw_slabs(part, reader)) as slabs:
         async for table in slabs:
             rows, diffs = rows + table.num_rows, (diffs + diff_sum(table)) % 2**64
-            faults |= await shard.stack.compute(_faults, table, batch, part, last)
-            if table.num_rows:
-                last = row_key(table, -1)
+            if run.is_sorted:
+                faults |= await shard.stack.compute(_faults_of_order, table, last)
+                last = row_key(table, -1) if table.num_rows else last
+            faults |= await shard.stack.compute(_faults_of_times, table, run.batch, part)
     if rows != part.rows:
         faults.add(f"it has {rows} rows, the state says {part.rows}")
     written = (await fetch.index(part, reader)).diffs if part.key is not None else None
@@ -149,12 +203,17 @@ async def _part(
     return last, rows, sorted(faults)
 
 
-def _faults(table: "pa.Table", batch: HollowBatch, part: HollowPart, last: Any) -> set[str]:
+def _faults_of_order(table: "pa.Table", last: Any) -> set[str]:
     faults = set()
     if not _same(sort_and_consolidate(table), table):
         faults.add("its rows are not sorted and consolidated")
     if last is not None and table.num_rows and row_key(table, 0) < last:
         faults.add("it does not continue its run")
+    return faults
+
+
+def _faults_of_times(table: "pa.Table", batch: HollowBatch, part: HollowPart) -> set[str]:
+    faults = set()
     if part.rewrite is not None:
         table = advance(table, part.rewrite)
     if part.truncated is not None:

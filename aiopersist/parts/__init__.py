@@ -12,6 +12,7 @@ into updates again, and `runs` merges many sorted runs of parts.
 | `flush`                      | inline parts that become blobs                                     |
 | `copies`                     | parts written again under another writer                           |
 | `fetch`                      | from hollow parts to updates                                       |
+| `named_parts`                | the parts of the streams of an `Indexed`, as `fetch` takes them    |
 | `runs`, `rewrite`            | sorted runs merged; written as one run                             |
 | `divide`, `envelope`         | work divided into pieces, which travel between processes           |
 

@@ -118,7 +118,7 @@ def test_fsck(own: Path) -> None:
     """Goal: sound data is 0, and damage is 1 and named; the other shards are checked, too."""
     asyncio.run(_big(own))
     sound = aiopersist("fsck", "--json", "--location", own)
-    assert (sound.status, len(sound.out.splitlines())) == (0, 3)
+    assert (sound.status, len(sound.out.splitlines())) == (0, 4)
     blob = max((path for path in own.rglob("*") if path.suffix == ".parquet"),
                key=lambda path: path.stat().st_size)  # fmt: skip
     data = bytearray(blob.read_bytes())
@@ -127,7 +127,8 @@ def test_fsck(own: Path) -> None:
     damaged = aiopersist("fsck", "--json", "--location", own)
     assert damaged.status == 1
     found = {line["shard"]: line["ok"] for line in map(json.loads, damaged.out.splitlines())}
-    assert found == {"big": False, "stock": True, HOSTILE: True}
+    by_id = next(shard for shard in found if shard.startswith("i"))  # an Indexed with the name of a table
+    assert found == {"big": False, "stock": True, HOSTILE: True, by_id: True}
     assert "DAMAGED" in aiopersist("fsck", "big", "--location", own).out
     unread = aiopersist("cat", "big", "--limit", 30_000, "--location", own)
     assert unread.status == 1
@@ -150,7 +151,7 @@ def test_compact_and_collect(own: Path) -> None:
     both = aiopersist("compact", "stock", "--all", "--location", own)
     assert neither.status == both.status == 2
     sound = aiopersist("fsck", "--all", "--json", "--location", own)
-    assert (sound.status, len(sound.out.splitlines())) == (0, 2)
+    assert (sound.status, len(sound.out.splitlines())) == (0, 3)
     assert aiopersist("fsck", "stock", "--all", "--location", own).status == 2
     some = aiopersist("compact", "stock", "missing", "--location", own)
     assert some.status == 1

@@ -20,18 +20,19 @@ async def filled(client: ap.Client) -> None:
             await writer.compare_and_append([("k", 1, time, 1)], time, time + 1)
 
 
-async def secret_of(http: httpx.AsyncClient) -> str:
-    found = re.search(r'name="form" value="(\w+)"', (await http.get("/shard", params=ORDERS)).text)
+async def secret_of(http: httpx.AsyncClient, name: str = "orders") -> str:
+    found = re.search(r'name="form" value="(\w+)"', (await http.get("/shard", params={"name": name})).text)
     assert found
     return found[1]
 
 
-async def outcome(http: httpx.AsyncClient, **form: Any) -> str:
+async def outcome(http: httpx.AsyncClient, shard: str = "orders", **form: Any) -> str:
     """What the page says of the work, once it has ended."""
-    sent = await http.post("/do", data={**ORDERS, "form": await secret_of(http), **form})
+    query = {"name": shard}
+    sent = await http.post("/do", data={**query, "form": await secret_of(http, shard), **form})
     assert sent.status_code == 303, words(sent)
-    assert sent.headers["location"] == "shard?name=orders#work"
-    while "under way for" in (said := words(await http.get("/shard", params=ORDERS))):
+    assert sent.headers["location"] == f"shard?name={shard}#work"
+    while "under way for" in (said := words(await http.get("/shard", params=query))):
         await asyncio.sleep(0.01)
     return said
 
@@ -49,6 +50,18 @@ async def test_each_piece_of_work_is_done_and_told(quiet_mem: ap.Client) -> None
         assert retention.seconds == 7 * 86_400
         assert "keeps all history" in await outcome(http, action="retain", keep="", unit="all")
         assert (await quiet_mem.inspect("orders")).retention is None
+
+
+async def test_an_indexed_is_checked(quiet_mem: ap.Client) -> None:
+    """Goal: its page offers this work alone."""
+    async with quiet_mem.indexed("ix") as ix:
+        stream = await ix.register("s", str, int)
+        await ix.write([(stream, [("k", 1, 0, 1)])])
+    async with pages(quiet_mem, write=True) as http:
+        page = (await http.get("/shard", params={"name": "ix"})).text
+        assert re.findall(r'name="action" value="(\w+)"', page) == ["fsck"]
+        assert "All is intact: read 1 part with 1 update." in await outcome(http, "ix", action="fsck")
+        assert "UnknownShard" in await outcome(http, "ix", action="compact")
 
 
 @pytest.mark.parametrize("change", ["no cookie", "no field", "another field", "another site"])

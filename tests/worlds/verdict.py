@@ -186,7 +186,8 @@ async def check_upkeep(scene: Scene, honest: ap.Client, forever: int) -> None:
     """After all leases: each shard is sound and small, and nothing lies there that nobody needs, but
     `forever` bytes of a writer whose lease does not end."""
     await scene.world.sleep(AFTER_LEASES_S)
-    shards = [one.name for one in await honest.overview() if one.kind != "indexed" and one.seqno is not None]
+    found = [one for one in await honest.overview() if one.seqno is not None]
+    shards = [one.name for one in found if one.kind != "indexed"]
     for shard in shards:
         await honest.force_compaction(shard)
         await honest.force_gc(shard)
@@ -198,6 +199,10 @@ async def check_upkeep(scene: Scene, honest: ap.Client, forever: int) -> None:
         view = await honest.inspect(shard)
         assert len(view.batches) <= BATCHES_MAX, f"{shard} has {len(view.batches)} batches"
         assert view.live_diffs <= VERSIONS_MAX, f"{shard} has {view.live_diffs} versions"
+    for indexed in found:
+        if indexed.kind == "indexed":
+            report = await honest.fsck(indexed.shard_id)
+            assert report.ok, (indexed.name, report.problems)
     usage = await honest.usage()
     assert usage.total == usage.referenced + forever, f"bytes that nobody needs: {usage}"
 

@@ -121,8 +121,11 @@ async def check_steps_are_free(game: Game, player: Player) -> None:
 
 
 async def check_blobs(game: Game) -> None:
-    """Every blob has a name in a state, and every named blob exists."""
+    """Every blob has a name in a state, and every named blob exists, and is sound."""
     client = await game.maintainer()
+    (found,) = await list_shards(stack_of(client))
+    report = await client.fsck(found)
+    assert report.ok, report.problems
     while (await client.maintain()).did_something:
         pass
     swept = await client.sweep_leaked_blobs(dry_run=False)
@@ -131,7 +134,6 @@ async def check_blobs(game: Game) -> None:
     usage = await client.usage()
     assert usage.total == usage.referenced, usage
     assert usage.referenced == usage.current, usage
-    (found,) = await list_shards(stack_of(client))
     state = await load(stack_of(client), found)
     assert state is not None
     there = {key async for key, _ in game.blob.list(found)}
