@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
@@ -69,6 +70,8 @@ async def test_errors_by_what_they_mean(
             assert outcome is None
         else:
             assert (type(outcome), getattr(outcome, "retry", None)) == expected, outcome
+            told = rf"{re.escape(scheme)}://\w+/.*: \w+: {status.decode()} {code.decode()}$"
+            assert re.match(told, str(outcome))
             assert "127.0.0.1" not in str(outcome)
 
 

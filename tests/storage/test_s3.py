@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -255,6 +256,7 @@ async def test_errors_by_what_they_mean(
             assert outcome is None
         else:
             assert (type(outcome), getattr(outcome, "retry", None)) == expected
+            assert re.match(rf"s3://\w+/.*: (get|set): {status.decode()} {code.decode()}$", str(outcome))
 
 
 async def test_a_server_that_knows_no_ranges() -> None:
@@ -267,3 +269,4 @@ async def test_the_error_of_one_key_of_several() -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     outcome, _ = await against(answer, lambda blob: blob.delete(["k"]))
     assert isinstance(outcome, StorageUnavailable) and not outcome.retry
+    assert re.match(r"s3://\w+/.*: delete 'k': AccessDenied$", str(outcome))

@@ -65,7 +65,7 @@ class CloudClient:
         except Exception as error:
             if none_if(error):
                 return None
-            raise errors.mapped(error, self.place.scheme, op, writing=writing) from error
+            raise errors.mapped(error, self.place.shown, op, writing=writing) from error
 
     async def get(self, name: str) -> tuple[bytes, str] | None:
         """The object and its tag; `None` if it is not there."""

@@ -2,8 +2,8 @@
 
 A request that surely was not carried out, or that only read, is `StorageUnavailable`; a write whose answer is
 lost is `Indeterminate`. The driver has few types, so the status, the code of the server and the kind of a
-failed connection are taken from its text. A text of this library holds these alone: the driver's has the
-address of the request, and whatever the server says.
+failed connection are taken from its text. A text of this library holds these and the place: the driver's has
+the address of the request, and whatever the server says.
 """
 
 import re
@@ -46,23 +46,23 @@ def is_beyond_the_end(error: BaseException) -> bool:
     return _status(text) == 416 or _BEYOND_THE_END.search(text) is not None
 
 
-def mapped(error: Exception, scheme: str, op: str, *, writing: bool) -> Exception:
+def mapped(error: Exception, place: str, op: str, *, writing: bool) -> Exception:
     """The error of this library for an error of the driver."""
     if isinstance(error, Error):
         return error
     text = str(error)
     status, code = _status(text), _code(text)
     if _OF_CREDENTIALS.search(text):
-        what = f"{scheme}: {op}: no credentials: {status or _kind(text)}"
+        what = f"{place}: {op}: no credentials: {status or _kind(text)}"
         return StorageUnavailable(what, retry=not 400 <= status < 500)
     if status:
-        return answers.refusal(f"{scheme}: {op}: {status} {code}", status, code, writing=writing)
+        return answers.refusal(f"{place}: {op}: {status} {code}", status, code, writing=writing)
     if code.isdecimal():  # of one name of several
-        return answers.refusal(f"{scheme}: {op}: {code}", int(code), "", writing=writing)
+        return answers.refusal(f"{place}: {op}: {code}", int(code), "", writing=writing)
     if code:
-        return StorageUnavailable(f"{scheme}: {op}: {code}", retry=not answers.is_lasting(code))
+        return StorageUnavailable(f"{place}: {op}: {code}", retry=not answers.is_lasting(code))
     kind = _kind(text)
-    what = f"{scheme}: {op}: {kind or type(error).__name__}"
+    what = f"{place}: {op}: {kind or type(error).__name__}"
     if isinstance(error, driver.UnauthenticatedError | driver.PermissionDeniedError):
         return StorageUnavailable(what, retry=False)
     return Indeterminate(what) if writing and kind != "Connect" else StorageUnavailable(what)

@@ -113,7 +113,7 @@ class S3Client:
         except Exception as error:
             if none_if(error):
                 return None
-            raise errors.mapped(error, op, writing=writing) from error
+            raise errors.mapped(error, repr(self), op, writing=writing) from error
 
     async def get(
         self, name: str, wanted: tuple[int, int] | None = None
@@ -132,7 +132,7 @@ class S3Client:
                 damage = str(error)
             else:
                 return found
-        raise Corruption(f"s3: {name} came damaged {READ_ATTEMPTS} times: {damage}")
+        raise Corruption(f"{self!r}: {name} came damaged {READ_ATTEMPTS} times: {damage}")
 
     async def create(self, name: str, data: bytes) -> str | None:
         """Write an object that is not there; its tag, `None` if it is there. Servers that know no conditions
@@ -164,7 +164,8 @@ class S3Client:
             )
             for failure in answer.get("Errors", ()):
                 if failure.get("Code") not in ("NoSuchKey", "404"):
-                    raise errors.of_code(str(failure.get("Code")), f"delete {failure.get('Key')!r}")
+                    op = f"delete {failure.get('Key')!r}"
+                    raise errors.of_code(str(failure.get("Code")), repr(self), op)
 
     async def aclose(self) -> None:
         self.closed = True

@@ -1,7 +1,7 @@
 """The meaning of the errors of S3 and its driver.
 
 A request that surely was not carried out, or that only read, is `StorageUnavailable`; a write whose answer is
-lost is `Indeterminate`. A text holds the operation and the server's code, never its message.
+lost is `Indeterminate`. A text holds the place, the operation and the server's code, never its message.
 """
 
 import aiohttp
@@ -49,13 +49,13 @@ def is_damaged(error: BaseException) -> bool:
     return any(isinstance(e, aiohttp.ClientPayloadError) for e in _causes(error))
 
 
-def mapped(error: Exception, op: str, *, writing: bool) -> Exception:
-    """The error of this library for an error of the driver."""
+def mapped(error: Exception, place: str, op: str, *, writing: bool) -> Exception:
+    """The error of this library for an error of the driver at that bucket."""
     if isinstance(error, Error):
         return error
     if isinstance(error, driver.ClientError):
-        return _of_server(error, op, writing)
-    text = f"s3: {op}: {type(error).__name__}"
+        return _of_server(error, place, op, writing)
+    text = f"{place}: {op}: {type(error).__name__}"
     if isinstance(error, _NO_CREDENTIALS):
         return StorageUnavailable(text, retry=False)
     if not writing or _was_not_sent(error):
@@ -63,15 +63,15 @@ def mapped(error: Exception, op: str, *, writing: bool) -> Exception:
     return Indeterminate(text)
 
 
-def of_code(name: str, op: str) -> Exception:
+def of_code(name: str, place: str, op: str) -> Exception:
     """The error of this library for the code that the server gave for one of several keys."""
-    return StorageUnavailable(f"s3: {op}: {name}", retry=not answers.is_lasting(name))
+    return StorageUnavailable(f"{place}: {op}: {name}", retry=not answers.is_lasting(name))
 
 
-def _of_server(error: driver.ClientError, op: str, writing: bool) -> Exception:
+def _of_server(error: driver.ClientError, place: str, op: str, writing: bool) -> Exception:
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     name = code(error)
-    return answers.refusal(f"s3: {op}: {status} {name}", status, name, writing=writing)
+    return answers.refusal(f"{place}: {op}: {status} {name}", status, name, writing=writing)
 
 
 def _was_not_sent(error: Exception) -> bool:
