@@ -43,6 +43,8 @@ class Val(BaseModel):
     inners: list[Inner | None] | None = None
     flag: bool = False
     unit: None = None
+    opens: dt.time = dt.time(0)
+    wait: dt.timedelta | None = None
 
 
 class Case(NamedTuple):
@@ -66,6 +68,9 @@ moments = st.datetimes(
     max_value=dt.datetime(9999, 12, 29),
     timezones=st.sampled_from([dt.UTC]),
 )
+LONGEST = dt.timedelta(microseconds=INT_MAX)
+times_of_day = st.sampled_from([dt.time(0), dt.time(12, 30, 0, 1), dt.time.max])
+durations = st.sampled_from([dt.timedelta(0), dt.timedelta(days=-400, microseconds=1), LONGEST])
 decimals = st.sampled_from(
     [Decimal(0), Decimal("-1.5"), Decimal("0.000000001"), Decimal(10**28), Decimal("1.5")]
 )
@@ -78,6 +83,8 @@ vals = st.builds(
     day=st.dates(),
     color=st.sampled_from(Color),
     ref=st.none() | st.sampled_from([UUID(int=0), UUID(int=2**128 - 1)]),
+    opens=times_of_day,
+    wait=st.none() | durations,
     scores=st.lists(st.none() | floats, max_size=3),
     inners=st.none() | st.lists(st.none() | inners, max_size=2),
     flag=st.booleans(),
@@ -99,6 +106,7 @@ CASES = {
     "uuid-enum": Case(
         UUID, Color, 2, st.sampled_from([UUID(int=i) for i in (0, 1, 2**127)]), st.sampled_from(Color)
     ),
+    "timedelta-optional time": Case(dt.timedelta, dt.time | None, 1, durations, st.none() | times_of_day),
     "date-datetime": Case(dt.date, dt.datetime, 1, st.dates(), moments),
     "optional model": Case(int, Inner | None, 1, st.sampled_from([1, 2]), st.none() | inners),
 }

@@ -73,7 +73,8 @@ class Pair(NamedTuple):
 
 
 TYPES: list[Any] = [
-    *(int, str, bytes, float, bool, dt.datetime, dt.date, Decimal, UUID, Color, Letter),
+    *(int, str, bytes, float, bool, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, UUID),
+    *(Color, Letter),
     *(Model, Point, Pair, int | None, str | None, list[int], list[str]),
     *(pa.int8(), pa.uint64(), pa.float32(), pa.large_string(), pa.binary(3), pa.decimal128(5, 2)),
     *(pa.timestamp("s"), pa.timestamp("ms", "UTC"), pa.time64("us"), pa.time32("s"), pa.duration("s")),
@@ -110,7 +111,15 @@ VALUES: list[Any] = [
     *(dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, 0, 0, 0, 5, UTC), dt.datetime.max.replace(tzinfo=UTC)),
     dt.datetime(2020, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Paris"), fold=1),
     dt.datetime.max.replace(tzinfo=dt.timezone(-dt.timedelta(hours=2))),
-    *(dt.date.min, dt.date.max, dt.time(1, 2), dt.time.max, dt.timedelta.max, dt.timedelta(days=1)),
+    *(
+        dt.date.min,
+        dt.date.max,
+        dt.time(1, 2),
+        dt.time.max,
+        dt.time(1, 2, tzinfo=UTC),
+        dt.timedelta.max,
+        dt.timedelta(days=1),
+    ),
     *(UUID(int=5), [], [1], (1,), ["a"], [None], {"a": 1}, object(), pa.scalar(5)),
     *(Model(a=1), Larger(a=1), Model.model_construct(a="x"), Model.model_construct(a=2**70)),
     *(Model.model_construct(b="x"), Model.model_construct(a=True), Model(a=1, b="\ud800")),

@@ -32,9 +32,9 @@ from aiopersist.data.types.nested import Instances, Lists, Models, Structs, Tupl
 from aiopersist.data.types.objects import Enums, Uuids
 
 KNOWN = (
-    "a schema takes bytes, str, int, float, bool, None, datetime, date, Decimal, UUID, Enums, list[T] and "
-    "T | None of these, pydantic models, dataclasses, NamedTuples and TypedDicts (as structs), Arrow types, "
-    "and own codecs"
+    "a schema takes bytes, str, int, float, bool, None, datetime, date, time, timedelta, Decimal, UUID, "
+    "Enums, list[T] and T | None of these, pydantic models, dataclasses, NamedTuples and TypedDicts (as "
+    "structs), Arrow types, and own codecs"
 )
 
 
@@ -208,5 +208,7 @@ _PLAIN: dict[type, Callable[[], Any]] = {
     dt.datetime: lambda: pa.timestamp("us", "UTC"),
     AwareDatetime: lambda: pa.timestamp("us", "UTC"),
     dt.date: lambda: pa.date32(),
+    dt.time: lambda: pa.time64("us"),
+    dt.timedelta: lambda: pa.duration("us"),
     Decimal: lambda: pa.decimal128(38, 9),
 }
