@@ -6,7 +6,7 @@ stored is refused with its file and row, and nothing is written: the commit is t
 
 import os
 import re
-from collections.abc import AsyncIterator, Collection, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,7 +25,7 @@ from aiopersist.cli.ndjson import Types
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
 from aiopersist.cli.tables import key_type
-from aiopersist.cli.texts import first_refused, from_texts, instants_of, read_type
+from aiopersist.cli.texts import first_refused, from_texts, instants_of, named_type, read_type
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
@@ -62,17 +62,24 @@ async def load(
         LoadMode | None,
         typer.Option(help="upsert: a table; append: to a shard; overwrite: all.", show_default=False),
     ] = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="COLUMN=TYPE", help="Of a new shard: str, int, decimal(12,2), ..."),
+    ] = None,
 ) -> None:
     """Load files into a table, or into a shard, in one commit."""
     formats = [format_of_file(path, form) for path in files]
     check_there(files)
+    wanted = dict(map(_column_type, types or ()))
     async with run.writing(make=True) as client:
         known, is_table = await _known(client, shard)
         mode = mode or (LoadMode.UPSERT if is_table else LoadMode.APPEND)
         if known is not None and (refusal := REFUSED.get((mode, is_table))):
             raise CannotBegin(f"{shard!r} {refusal}")
+        if known is not None and wanted:
+            raise CannotBegin(f"{shard!r} is there, and has its types: --type is for a new one")
         has_diff = mode is LoadMode.APPEND or (mode is LoadMode.OVERWRITE and not is_table)
-        source = Source(files, formats, tuple(dict.fromkeys(key)), has_diff, known)
+        source = Source(files, formats, tuple(dict.fromkeys(key)), has_diff, known, wanted)
         async with _empty_told(client, shard, known is None):
             rows = await drawn(run.err, _loaded(client, shard, is_table, source, mode))
     if run.as_json:
@@ -80,6 +87,15 @@ async def load(
     else:
         new = f", a new {'shard' if mode is LoadMode.APPEND else 'table'}" if known is None else ""
         run.out.print(Text(f"{shard}: {counted(rows, 'row')} loaded{new}"), soft_wrap=True)
+
+
+def _column_type(text: str) -> tuple[str, "pa.DataType"]:
+    column, _, name = text.rpartition("=")
+    try:
+        return column, named_type(name)
+    except ValueError:
+        names = "str, int, float, bool, bytes, date, time, datetime, timedelta, decimal(12,2), int32, ..."
+        raise CannotBegin(f"--type {text!r} is no COLUMN=TYPE, with a type as {names}") from None
 
 
 async def _known(client: Client, shard: str) -> tuple[Schema[Any, Any, Any] | None, bool]:
@@ -147,6 +163,8 @@ class Source:
     """Whether a column `diff` has the diffs."""
     known: Schema[Any, Any, Any] | None
     """The schema of the shard; `None`: that of the first file."""
+    types: Mapping[str, "pa.DataType"] = field(default_factory=dict)
+    """The types of columns that the first file does not decide on."""
     told: Progressing | None = None
     read: int = 0
     """Rows so far."""
@@ -170,13 +188,19 @@ class Source:
                 raise Problems("standard input says no types: it is loaded into a shard that is there")
             columns = _inferred(path, form)
             layout = self._laid_out(path, columns)
+            if unknown := [name for name in self.types if name not in layout.columns]:
+                raise Problems(f"{path}: no column {unknown[0]!r}; there are {', '.join(layout.columns)}")
             try:
                 fields = [in_micros(columns.field(name)) for name in layout.columns]
-                fields = [f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in fields]
+                fields = [f.with_type(self._type(f)) for f in fields]
                 self.known = layout.schema(pa.schema(fields))
             except TypeError as error:
                 raise Problems(f"{path}: {error}") from None
         return self.known
+
+    def _type(self, column: "pa.Field") -> "pa.DataType":
+        inferred = pa.string() if pa.types.is_null(column.type) else column.type
+        return self.types.get(column.name, inferred)
 
     def place(self, row: int | None) -> str:
         """The file of a row, and its number there, for people: from 1 on."""

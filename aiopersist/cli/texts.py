@@ -22,6 +22,17 @@ DURATIONS = pydantic_core.SchemaValidator(
 )
 
 FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
+DECIMAL = re.compile(r"decimal\((\d{1,3}), ?(\d{1,3})\)")
+NAMED: dict[str, Callable[[], Any]] = {
+    "float": lambda: pa.float64(),
+    "int": lambda: pa.int64(),
+    "bytes": lambda: pa.binary(),
+    "decimal": lambda: pa.decimal128(38, 9),
+    "date": lambda: pa.date32(),
+    "datetime": lambda: pa.timestamp("us", "UTC"),
+    "time": lambda: pa.time64("us"),
+    "timedelta": lambda: pa.duration("us"),
+}
 EPOCH = "1970-01-01T"
 
 
@@ -108,6 +119,15 @@ def is_bytes(of: pa.DataType) -> bool:
     """Whether values of the type are bytes, which JSON and CSV say in base64."""
     is_ = pa.types
     return bool(is_.is_binary(of) or is_.is_large_binary(of) or is_.is_fixed_size_binary(of))
+
+
+def named_type(name: str) -> pa.DataType:
+    """The type that a user names: as Python does, `decimal(12,2)`, or as Arrow does. `ValueError`."""
+    if found := NAMED.get(name):
+        return found()
+    if decimal := DECIMAL.fullmatch(name):
+        return pa.decimal128(*map(int, decimal.groups()))
+    return pa.type_for_alias(name)
 
 
 def _written(of: pa.DataType) -> pa.DataType:

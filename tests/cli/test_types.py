@@ -220,3 +220,36 @@ def test_instants_of_a_new_table(one: str, other: str, of: pa.DataType, form: st
     assert (key.type, count) == (of, 2)
     if form == "ndjson":
         assert val.type == pa.struct({"a": pa.struct({"b": pa.list_(of)})})
+
+
+def test_types_that_the_user_says(tmp_path: Path) -> None:
+    location, file = tmp_path / "there", tmp_path / "places.csv"
+    file.write_text("zip,price,since,wait\n1234,2.50,2026-01-01,PT5M\n0234,1.05,2026-01-02,PT0S\n")
+    said = ["zip=str", "price=decimal(12,2)", "since=str", "wait=timedelta"]
+    options = [part for text in said for part in ("--type", text)]
+    assert run(location, "load", "places", file, "--key", "zip", *options).status == 0
+
+    async def stored() -> tuple[pa.Field, pa.Field, dict[Any, Any]]:
+        async with ap.open(location, maintenance=False) as client:
+            _, schema = await client.schema("places")
+            key, val = (schema.arrow_schema.field(half) for half in ("key", "val"))
+            return key, val, dict([entry async for entry in client.table("places", key, val).items()])
+
+    key, val, entries = asyncio.run(stored())
+    assert key.type == pa.string()
+    assert val.type.field("price").type == pa.decimal128(12, 2)
+    assert entries["1234"] == {"price": Decimal("2.50"), "since": "2026-01-01", "wait": timedelta(minutes=5)}
+    for text, problem in (
+        ("zip=str", "'places' is there, and has its types"),
+        ("zip=nothing", "--type 'zip=nothing' is no COLUMN=TYPE"),
+        ("zip", "is no COLUMN=TYPE"),
+    ):
+        done = run(location, "load", "places", file, "--key", "zip", "--type", text)
+        assert (done.status, problem in " ".join(done.err.split())) == (2, True), done.err
+    for text, problem in (
+        ("nowhere=str", "no column 'nowhere'; there are zip, price, since, wait"),
+        ("price=int", "invalid value '2.50'"),
+        ("price=float16", "cannot store halffloat"),
+    ):
+        done = run(location, "load", f"new {text}", file, "--key", "zip", "--type", text)
+        assert (done.status, problem in " ".join(done.err.split())) == (1, True), done.err
