@@ -5,7 +5,7 @@
 | `handle`, `open`, `session`   | the read handle, its opening, and what its calls share          |
 | `snapshot`, `stream`, `query` | the contents at one time                                        |
 | `listen`, `cursor`, `puller`, `interval`, `bound` | all later updates, as they come            |
-| `feed`                        | updates in steps: perhaps the contents first, then all that follows |
+| `feed`, `places`              | updates in steps: perhaps the contents first, then what follows |
 | `since`                       | a hold that never expires                                       |
 | `leased`, `shared_read`, `range` | reads that several processes share                           |
 

@@ -1,9 +1,13 @@
 """The updates of a shard in steps, from any position on: perhaps its contents, then all that follows.
 
-The contents come in steps of bounded size, in the order of rows. A position within them says their time, a
-key from which on the rest is read, and how many rows from there on were delivered already. Contents at one
-time never change, so these rows are the same whenever, and however compacted, they are read again. Behind
-the contents it is a listen, whose steps are bounded as far as times can be cut. Int times only.
+The contents come in steps of bounded size, in the order of rows. A position within them says their time and
+the last key that was delivered: a step ends with all rows of a key, if it has others before. Where a single
+key has more rows than a step, and for keys that are too long or cannot be compared, it says how many rows
+from some key on were delivered. Contents at one time never change, so these rows are the same whenever, and
+however compacted, they are read again; but only under the same schema, and for the same choice of keys.
+Behind the contents it is a listen, whose steps are bounded as far as times can be cut. Int times only.
+
+A store that does not answer ends a wait. The next one goes on behind the last step.
 """
 
 import asyncio
@@ -17,12 +21,11 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
 from aiopersist.data.plain import empty_table
 from aiopersist.data.updates.assemble import at_time
-from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
+from aiopersist.errors import InvalidUsage, NotReadable, StorageUnavailable, UsageKind
 from aiopersist.frontier import Antichain, minimum, successor
-from aiopersist.read import cursor as cursors
-from aiopersist.read.cursor import text_of, values_of
 from aiopersist.read.handle import ReadHandle, listen_from
 from aiopersist.read.listen import Listen, Steps, bound_steps, check_with
+from aiopersist.read.places import cursor_of, within_of
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Items, Snapshot
 from aiopersist.resource import Resource
@@ -38,9 +41,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-FORM = "contents."  # the beginning of cursors within the contents; no other cursor has a dot
-VERSION = 2
-STEP_GROUPS = 4  # row groups that a step behind the contents has at most, as far as times can be cut
+STEP_GROUPS = 4  # row groups that a step has at most, as far as keys and times can be cut
 KEY_CHARS_MAX = 1024  # of the key in a position: it lies in cursors, and in the state of a subscription
 
 
@@ -61,10 +62,14 @@ class UpdatesStep(NamedTuple):
 
 class UpdateFeed(Resource, Generic[K, V]):
     """See the header. One of the openings comes first. A wait may be cancelled and repeated. `where` chooses
-    rows of the contents."""
+    rows of the contents, all or none of a key; `chosen` tells this choice from others."""
 
-    def __init__(self, session: ReadSession[K, V], where: "Expression | None" = None) -> None:
+    def __init__(
+        self, session: ReadSession[K, V], where: "Expression | None" = None, chosen: str = ""
+    ) -> None:
         self._session = session
+        self._chosen = chosen
+        self._counted = f"{session.fetch.schema_id} {chosen}"
         self._handle: ReadHandle[K, V] = ReadHandle(session)
         self._where = where
         self._held = AsyncExitStack()
@@ -103,6 +108,7 @@ class UpdateFeed(Resource, Generic[K, V]):
     async def open_cursor(self, cursor: str) -> None:
         """Go on behind the step of that cursor."""
         within = within_of(cursor, self._session.shard.id)
+        self._check_counted(within)
         async with AsyncExitStack() as held:
             if within is None:
                 listen = await held.enter_async_context(self._handle.listen(cursor=cursor))
@@ -113,6 +119,7 @@ class UpdateFeed(Resource, Generic[K, V]):
     async def open_at(self, position: Position) -> None:
         """Go on at `position`, whose history is held until the step behind it is handed over: not here."""
         self._within = within = position.contents
+        self._check_counted(within)
         frontier = position.frontier if within is None else successor(within.as_of)
         async with AsyncExitStack() as held:
             self._opened(await held.enter_async_context(await listen_from(self._handle, frontier)), held)
@@ -136,11 +143,20 @@ class UpdateFeed(Resource, Generic[K, V]):
         self._read(snapshot)
         return listen
 
+    def _check_counted(self, within: WithinContents | None) -> None:
+        if within is not None and within.counted not in (None, self._counted):
+            text = "the place lies among rows that were counted under another schema, or for other keys"
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{text}: go on with these, or begin anew")
+
     def _read(self, snapshot: Snapshot[K, V]) -> None:
         self._snapshot, self._contents = snapshot, snapshot.batches(self._rest())
+        self._batch, self._left_out = None, 0
 
     async def _open_snapshot(self, as_of: int) -> None:
         """Open what the contents come from. What was closed meanwhile keeps nothing."""
+        if self._snapshot is not None:  # the reading of it failed
+            self._read(self._snapshot)
+            return
         snapshot: Snapshot[K, V] = await self._handle.snapshot(as_of)
         self._held.push_async_exit(snapshot)
         self._read(snapshot)
@@ -184,7 +200,7 @@ class UpdateFeed(Resource, Generic[K, V]):
     def _cursor(self) -> str:
         assert self._listen is not None
         if self._within is not None:
-            return _cursor_of(self._session.shard.id, self._within)
+            return cursor_of(self._session.shard.id, self._within)
         return self._listen.cursor
 
     def check_with(self, check: Callable[[State], None]) -> None:
@@ -210,7 +226,7 @@ class UpdateFeed(Resource, Generic[K, V]):
 
     def anew(self) -> "UpdateFeed[K, V]":
         """Another feed of the same rows, to be opened."""
-        return UpdateFeed(self._session, self._where)
+        return UpdateFeed(self._session, self._where, self._chosen)
 
     async def next(self, form: Callable[[UpdatesStep], T]) -> T:
         """What `form` makes of the next step, on a worker thread unless that has few rows.
@@ -244,9 +260,9 @@ class UpdateFeed(Resource, Generic[K, V]):
         assert self._within is not None
         if self._batch is None:
             self._batch = await self._next_batch()
-        while (following := await anext(self._contents, None)) is not None and self._is_small(following):
+        while (following := await self._following()) is not None and self._joins(following):
             self._batch = pa.Table.from_batches([*_batches(self._batch), following])
-        batch, self._batch, as_of = self._batch, following, self._within.as_of
+        (batch, self._batch), as_of = self._cut(self._batch, following), self._within.as_of
         schema = self._session.schema
         updates = empty_table(schema.arrow_schema) if batch is None else at_time(batch, as_of, schema)
         if following is None:
@@ -259,31 +275,85 @@ class UpdateFeed(Resource, Generic[K, V]):
 
     async def _next_batch(self) -> "pa.RecordBatch | None":
         """The first batch with rows behind the position."""
-        assert self._contents is not None
-        assert self._within is not None
-        while (batch := await anext(self._contents, None)) is not None:
-            left = self._within.past - self._left_out
-            if batch.num_rows > left:
-                return batch.slice(left)
-            self._left_out += batch.num_rows
+        while (batch := await self._following()) is not None:
+            left_out = self._rows_before(batch)
+            if batch.num_rows > left_out:
+                return batch.slice(left_out)
+            self._left_out += left_out
         return None
 
-    def _behind(self, updates: "pa.Table") -> WithinContents:
-        """The place behind these rows. A key that is long, or has no order, is no place: then rows count."""
-        assert self._within is not None
-        before, number = self._within, updates.num_rows
-        rows = before.rows + number
-        if has_conditions(self._session.schema.key.codec.arrow_type):
-            (key,) = column_texts(updates.column("key").slice(number - 1))
-            if key != before.key and len(key) <= KEY_CHARS_MAX:
-                past = updates.filter(is_key(self._scalar(key))).num_rows
-                return WithinContents(as_of=before.as_of, key=key, past=past, rows=rows)
-        return before.replace(past=before.past + number, rows=rows)
+    async def _following(self) -> "pa.RecordBatch | None":
+        """The next batch of the contents. If a store does not answer, they are read again, from the position
+        on."""
+        assert self._contents is not None
+        try:
+            return await anext(self._contents, None)
+        except StorageUnavailable:
+            contents, self._contents = self._contents, None
+            await contents.aclose()
+            raise
 
-    def _is_small(self, following: "pa.RecordBatch") -> bool:
-        """Whether the next batch fits into this step: merging ends with batches of a row."""
-        bytes_max: int = self._session.fetch.stack.settings.row_group_bytes
-        return bool(self._batch.nbytes + following.nbytes <= bytes_max)
+    def _rows_before(self, batch: "pa.RecordBatch") -> int:
+        """The rows of the batch, among the first that are read, that lie before the position."""
+        assert self._within is not None
+        if self._within.is_key_done and self._within.key is not None:
+            return self._rows_of(self._within.key, batch)
+        return min(self._within.past - self._left_out, int(batch.num_rows))
+
+    def _cut(self, batch: Any, following: Any) -> tuple[Any, Any]:
+        """The rows of the next step, and those that wait: rows of a key that goes on wait with it, if there
+        are others before."""
+        if batch is None or following is None:
+            return batch, following
+        key, number = self._key_of(batch, batch.num_rows - 1), batch.num_rows
+        if (
+            key is None
+            or key != self._key_of(following, 0)
+            or (end := number - self._rows_of(key, batch)) == 0
+        ):
+            return batch, following
+        return batch.slice(0, end), pa.Table.from_batches([*_batches(batch.slice(end)), following])
+
+    def _behind(self, updates: "pa.Table") -> WithinContents:
+        """The place behind these rows, before those that wait."""
+        assert self._within is not None
+        before, rows = self._within, self._within.rows + updates.num_rows
+        key = self._key_of(updates, updates.num_rows - 1)
+        if key is None:
+            past = before.past + updates.num_rows
+            return before.replace(past=past, rows=rows, is_key_done=False, counted=self._counted)
+        past = self._rows_of(key, updates) + (before.past if key == before.key else 0)
+        is_done = key != self._key_of(self._batch, 0)
+        return WithinContents(
+            as_of=before.as_of,
+            key=key,
+            is_key_done=is_done,
+            past=past,
+            counted=None if is_done else self._counted,
+            rows=rows,
+        )
+
+    def _key_of(self, rows: Any, number: int) -> str | None:
+        """The key of a row; `None` for one that is no place, since it is long, or has no order."""
+        if not has_conditions(self._session.schema.key.codec.arrow_type):
+            return None
+        (key,) = column_texts(rows.column("key").slice(number, 1))
+        return key if len(key) <= KEY_CHARS_MAX else None
+
+    def _rows_of(self, key: str, rows: Any) -> int:
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+        return int(table.filter(is_key(self._scalar(key))).num_rows)
+
+    def _joins(self, following: "pa.RecordBatch") -> bool:
+        """Whether the next batch comes with this step: merging ends with batches of a row, and a step of a
+        single key has all rows of it, if they are not too many."""
+        size = self._batch.nbytes + following.nbytes
+        group_bytes = self._session.fetch.stack.settings.row_group_bytes
+        if size <= group_bytes or size > STEP_GROUPS * group_bytes:
+            return bool(size <= group_bytes)
+        key = self._key_of(self._batch, 0)
+        last = self._key_of(self._batch, self._batch.num_rows - 1)
+        return key is not None and key == last == self._key_of(following, 0)
 
     async def aclose(self) -> None:
         """Stop; idempotent."""
@@ -293,42 +363,3 @@ class UpdateFeed(Resource, Generic[K, V]):
 
 def _batches(some: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":
     return [some] if isinstance(some, pa.RecordBatch) else some.to_batches()
-
-
-# --- cursors --------------------------------------------------------------------------------------------
-
-
-def _cursor_of(shard: str, within: WithinContents) -> str:
-    return FORM + text_of([VERSION, shard, within.as_of, within.key, within.past, within.rows])
-
-
-def within_of(cursor: str, shard: str) -> WithinContents | None:
-    """The place within the contents that `cursor` says; `None` for a cursor of a listen. `InvalidUsage` of
-    kind `INVALID_CURSOR` for garbage, and for another shard's."""
-    if not cursor.startswith(FORM):
-        return None
-    try:
-        version, found, as_of, key, past, rows = values_of(cursor.removeprefix(FORM))
-        if version != VERSION:
-            raise ValueError("version")
-        within = WithinContents(as_of=as_of, key=key, past=past, rows=rows)
-    except (ValueError, TypeError) as error:
-        text = f"{shown(cursor, 40)} is no cursor of this version"
-        raise InvalidUsage(UsageKind.INVALID_CURSOR, text) from error
-    if found != shard:
-        text = f"the cursor is of shard {found}, not of {shard}"
-        raise InvalidUsage(UsageKind.INVALID_CURSOR, text)
-    return within
-
-
-async def position_of(cursor: str, session: ReadSession[Any, Any]) -> Position:
-    """The position behind the step of that cursor. One request."""
-    within = within_of(cursor, session.shard.id)
-    if within is not None:
-        return Position(frontier=Antichain(within.as_of), contents=within)
-    found = cursors.decode(cursor, session.shard.id)
-    await session.check_cursor(found)
-    if found.snapshot:
-        as_of = as_int(found.as_of)
-        return Position(frontier=Antichain(as_of), contents=WithinContents(as_of=as_of))
-    return Position(frontier=found.frontier)

@@ -11,7 +11,7 @@ batch; `interval.py` says which batches may hold updates of an interval.
 
 The iterators are objects, not async generators, so a cancelled wait loses nothing: a task of the client
 computes the next item and keeps it for the next call (`Puller`), and the position moves only as an item is
-handed over.
+handed over. A store that does not answer interrupts a wait, and the next one goes on.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from typing import Any, Generic, TypeVar
 
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import LeaseExpired, SinceViolation
+from aiopersist.errors import LeaseExpired, SinceViolation, StorageUnavailable
 from aiopersist.frontier import Antichain, Time, successor
 from aiopersist.parts.fetch import Selection
 from aiopersist.read.bound import EarliestUpdates, StepBound
 from aiopersist.read.cursor import Cursor, encode
 from aiopersist.read.interval import batches_of, hold_for
-from aiopersist.read.puller import Puller
+from aiopersist.read.puller import Interruption, Puller
 from aiopersist.read.session import ReadSession
 from aiopersist.resource import Resource, Scope, in_order
 from aiopersist.shard.hold import Need
@@ -74,9 +74,10 @@ class Start:
 
 
 class Listen(Resource, Generic[K, V]):
-    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated. While nothing is
-    appended, all listens of a client together cost at most one request per `settings.watch_timeout_s`. An
-    interval costs a read of the head, and one request per part that is not inline."""
+    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated, also one that
+    raised `StorageUnavailable`: it goes on where it stands. While nothing is appended, all listens of a
+    client together cost at most one request per `settings.watch_timeout_s`. An interval costs a read of the
+    head, and one request per part that is not inline."""
 
     def __init__(self, session: ReadSession[K, V], need: Need, start: Start) -> None:
         fetch = session.fetch
@@ -88,7 +89,9 @@ class Listen(Resource, Generic[K, V]):
         self._start = start
         self._frontier = Antichain(_given(start.as_of)) if start.snapshot else start.frontier
         self._snapshot_due = start.snapshot
-        self._puller = Puller(self._items(), fetch.stack.supervisor, "compute the next item of a listen")
+        self._puller: Puller[Updates[K, V, Any] | Antichain] = Puller(
+            self._items(), fetch.stack.supervisor, "compute the next item of a listen"
+        )
         self._held: deque[Updates[K, V, Any]] = deque()
         """Updates of a step whose wait was cancelled."""
         self._check: Callable[[State], None] = lambda state: None
@@ -188,7 +191,7 @@ class Listen(Resource, Generic[K, V]):
         assert state is not None
         return state
 
-    async def _items(self) -> AsyncGenerator[Updates[K, V, Any] | Antichain, None]:
+    async def _items(self) -> AsyncGenerator[Updates[K, V, Any] | Antichain | Interruption, None]:
         position, until = self._start.frontier, self._start.until
         product = isinstance(self.as_of, tuple)
         if self._start.snapshot:
@@ -207,10 +210,15 @@ class Listen(Resource, Generic[K, V]):
 
     async def _next_interval(
         self, position: Antichain, until: Antichain | None
-    ) -> AsyncGenerator[Updates[K, V, Any] | Antichain, None]:
+    ) -> AsyncGenerator[Updates[K, V, Any] | Antichain | Interruption, None]:
         """The updates from `position` on, once there are any, then the frontier where they end. Nothing, if
-        their parts are gone and the newer state names others. With a bound: step by step."""
-        state = await self._fetch.shard.register.wait(partial(self._past, position))
+        their parts are gone and the newer state names others, or if the wait was interrupted. With a bound:
+        step by step."""
+        try:
+            state = await self._fetch.shard.register.wait(partial(self._past, position))
+        except StorageUnavailable as error:
+            yield Interruption(error)
+            return
         upper = until if until is not None and until <= state.upper else state.upper
         earliest = None
         if self._bound is not None:
@@ -221,6 +229,9 @@ class Listen(Resource, Generic[K, V]):
         try:
             async with aclosing(self._interval(state, position, upper)) as interval:
                 async for updates in interval:
+                    if isinstance(updates, Interruption):
+                        yield updates
+                        continue
                     if earliest is not None:
                         table = updates.to_arrow()
                         await self._fetch.stack.compute_few(table.nbytes, earliest.add, table)
@@ -257,7 +268,7 @@ class Listen(Resource, Generic[K, V]):
 
     async def _interval(
         self, state: State, lower: Antichain, upper: Antichain
-    ) -> AsyncGenerator[Updates[K, V, Any], None]:
+    ) -> AsyncGenerator[Updates[K, V, Any] | Interruption, None]:
         as_of, until = self.as_of, self._start.until
         upper = upper if until is None else upper.meet(until)
         selection = Selection(
@@ -268,12 +279,17 @@ class Listen(Resource, Generic[K, V]):
         )
         groups = _groups(batches_of(state, lower, upper, as_of))
         jobs = [partial(self._fetch.updates, group, selection, self._need.reader) for group in groups]
-        stack = self._fetch.stack
-        fetched = in_order(jobs, stack.settings.fetch_max_outstanding_parts, stack.supervisor)
-        async with aclosing(fetched) as pieces:
-            async for updates in pieces:
-                if len(updates):
-                    yield updates
+        stack, fetched = self._fetch.stack, 0
+        while fetched < len(jobs):  # where it was interrupted, it goes on with the first that is missing
+            rest = in_order(jobs[fetched:], stack.settings.fetch_max_outstanding_parts, stack.supervisor)
+            try:
+                async with aclosing(rest) as pieces:
+                    async for updates in pieces:
+                        fetched += 1
+                        if len(updates):
+                            yield updates
+            except StorageUnavailable as error:
+                yield Interruption(error)
 
 
 class Steps(Generic[K, V]):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from aiopersist.errors import InvalidUsage, UsageKind
@@ -10,21 +11,31 @@ from aiopersist.resource import Supervisor
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """In place of an item: the wait for it failed, as a store did not answer. The iteration goes on: the next
+    item is waited for anew."""
+
+    error: Exception
+
+
 class Puller(Generic[T]):
     """An async iterator that survives a cancelled wait: a task of the supervisor computes the next item, and
     keeps it for the next call if the caller is cancelled."""
 
-    def __init__(self, items: AsyncGenerator[T, None], supervisor: Supervisor, name: str) -> None:
+    def __init__(
+        self, items: AsyncGenerator[T | Interruption, None], supervisor: Supervisor, name: str
+    ) -> None:
         self._items = items
         self._supervisor = supervisor
         self._name = name
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[T | Interruption] | None = None
 
     async def pull(self) -> T:
         """The next item; `StopAsyncIteration` at the end, and at every later call. An error stays, too: an
-        iteration that failed must not look like one that ended. After the item is taken there is no await.
-        Several calls that wait at once get an item each. A call that waits while it is closed gets
-        `CLOSED`."""
+        iteration that failed must not look like one that ended; that of an `Interruption` is raised once.
+        After the item is taken there is no await. Several calls that wait at once get an item each. A call
+        that waits while it is closed gets `CLOSED`."""
         me = asyncio.current_task()
         assert me is not None
         cancelling = me.cancelling()
@@ -44,9 +55,11 @@ class Puller(Generic[T]):
                 raise StopAsyncIteration from None
             if self._task is task:
                 self._task = None
+                if isinstance(item, Interruption):
+                    raise item.error
                 return item
 
-    async def _advance(self) -> T:
+    async def _advance(self) -> T | Interruption:
         try:
             return await anext(self._items)
         except StopAsyncIteration:

@@ -13,8 +13,12 @@ class WithinContents(Record):
     as_of: int
     key: str | None = None
     """The key from which on the rest is read, as canonical JSON; `None`: from the first row on."""
+    is_key_done: bool = False
+    """All rows of `key` lie before the place, however many they are."""
     past: int = 0
-    """The rows from `key` on that lie before the place: a key may have many vals."""
+    """Else: the rows from `key` on that lie before it. A key may have many vals."""
+    counted: str | None = None
+    """Which rows `past` counts: those of a schema, and of some keys, are not as many as those of others."""
     rows: int = 0
     """All rows that lie before it: places are ordered by it."""
 

@@ -9,8 +9,9 @@ from aiopersist.data.types.schema import Schema, checked_schema
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import InvalidUsage, SinceViolation, UsageKind, shown
 from aiopersist.frontier import check_time, successor
-from aiopersist.read.feed import UpdateFeed, UpdatesStep, position_of
+from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.read.handle import ReadHandle, session_of
+from aiopersist.read.places import position_of
 from aiopersist.read.session import ReadSession
 from aiopersist.resource import Opening, Scope
 from aiopersist.settings import SECONDS_MAX

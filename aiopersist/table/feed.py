@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.data.updates.consolidate import sort_and_consolidate
@@ -122,7 +123,8 @@ class Feed(Resource, Generic[K, V]):
 
     async def _begun(self) -> UpdateFeed[K, V]:
         where = None if self._keys is None else any_key(self._kind.schema, self._keys)
-        updates: UpdateFeed[K, V] = UpdateFeed((await self._opened()).reading, where)
+        chosen = "" if self._texts is None else sha256("\n".join(sorted(self._texts)).encode()).hexdigest()
+        updates: UpdateFeed[K, V] = UpdateFeed((await self._opened()).reading, where, chosen)
         cursor, as_of, start = self._given
         if cursor is not None:
             await updates.open_cursor(cursor)

@@ -27,7 +27,7 @@ from aiopersist.fastapi.events import PAST_MARK
 from aiopersist.frontier import Antichain
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import Cursor
-from aiopersist.read.feed import _cursor_of
+from aiopersist.read.places import cursor_of
 from aiopersist.shard.log import PREFIXES
 from aiopersist.stash.rows import codecs
 from aiopersist.state.diff import decode_diff, encode_diff
@@ -48,6 +48,7 @@ WHERE = [
     "(((key = 'x')))",
     "val.shop is not null and val.amount not in (1, 2, 3)",
 ]
+PLACE = WithinContents(as_of=7, key='"apple"', is_key_done=False, past=1, counted="0 x", rows=3)
 SHARD = "s2b7ddd32-692f-4f26-9c7d-76eacbcf50f2"
 CURSORS = [
     Cursor(SHARD, Antichain(3), None, False, 7, "7b001373f6d51b68d3ba33669ad7fad2.5f048829"),
@@ -176,7 +177,7 @@ def _made() -> dict[str, list[bytes]]:
         "url": [url.encode() for url in URLS],
         "stash_rows": [json.dumps(rows).encode()],
         "stash_codecs": [json.dumps(codecs(location.PRICES)).encode()],
-        "feed_cursor": [_cursor_of(SHARD, WithinContents(as_of=7, key='"apple"', past=1, rows=3)).encode()],
+        "feed_cursor": [cursor_of(SHARD, PLACE).encode()],
         "cursor": [cursors.encode(cursor).encode() for cursor in CURSORS],
         "place": [place.text.encode()],
         "trail": [RowTrail((RowPlace(), place)).text.encode()],

@@ -45,7 +45,7 @@ from aiopersist.fastapi.events import place_of
 from aiopersist.parts.envelope import Envelope
 from aiopersist.read import cursor as cursors
 from aiopersist.read import leased, shared_read
-from aiopersist.read.feed import FORM, within_of
+from aiopersist.read.places import FORM, within_of
 from aiopersist.settings import Settings
 from aiopersist.shard import catalog
 from aiopersist.shard.log import decoded, replayed

@@ -125,14 +125,14 @@ async def test_large_contents_go_on_in_the_middle(place: Place) -> None:
 async def test_a_key_with_many_vals(place: Place) -> None:
     """Steps are bounded; a position may lie between two vals of one key."""
     client = await place.client(**SMALL)
-    expected = [(key, number) for key in ("a", "b", "c") for number in range(60)]
+    expected = [(key, number) for key in ("a", "b", "c") for number in range(200)]
     await write(client, *expected)
     found: list[Any] = []
     within: set[Any] = set()
     while len(found) < len(expected):
         async with client.subscription("s", name="sub") as sub:
             step = await in_time(anext(sub))
-            assert len(step.updates) < 60
+            assert len(step.updates) < 200
             await sub.ack(step)
             found += rows_of([step])
             record = sub._consumer._record
