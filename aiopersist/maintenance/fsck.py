@@ -14,6 +14,7 @@ It changes nothing, but a reader holds the data meanwhile. One row group at a ti
 An unavailable store says nothing about the shard: then there is no report, but `StorageUnavailable`.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from aiopersist.parts.fetch import Fetch, Named
 from aiopersist.parts.named_parts import of_trace, of_unsealed
 from aiopersist.parts.runs import plan_runs
 from aiopersist.progress import progress
+from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
@@ -77,7 +79,8 @@ async def fsck(shard: Shard) -> FsckReport:
         return await _checked(shard, shard.state)
     finally:
         release()
-        await shard.hold.release()
+        ending = shard.stack.supervisor.spawn(shard.hold.release(), "release a reader")
+        await asyncio.wait([ending], timeout=RELEASE_DEADLINE_S)
 
 
 class _CheckedRun(NamedTuple):

@@ -58,12 +58,13 @@ class SharedHold:
     _beating: asyncio.Task[None] | None = None
 
     async def acquire(self) -> None:
-        """Add a handle. A commit, if it is the first one or the registration has run out."""
+        """Add a handle. A commit, if it is the first one or the registration has run out. A call that is cut
+        off leaves nothing behind: its commit may happen all the same."""
         self._users += 1
         try:
             await self.ensure()
         except BaseException:
-            self._users -= 1
+            self.stack.supervisor.spawn(self.release(), "release a reader")
             raise
 
     async def release(self) -> None:
@@ -75,7 +76,8 @@ class SharedHold:
             if beating is not None:
                 beating.cancel()
             async with self._turn:
-                await self._commit(ExpireReader(reader))
+                if self._slot.busy or self._is_known(reader):
+                    await self._commit(ExpireReader(reader))
 
     async def ensure(self) -> None:
         """Register, if that is needed. No request, unless the lease has run out."""
@@ -90,14 +92,15 @@ class SharedHold:
                 await self._commit(RenewReader(self.reader, hold=self.since))
             except LeaseExpired:  # another commit has ended the registration, and the state says so by now
                 pass
+        if not self.registered:
+            await settle(self._slot)  # perhaps another call registered, and was cut off
+        lease_s = self.stack.settings.reader_lease_s
         while not self.registered:
-            reader = self.stack.signed(f"r{self.stack.runtime.uuid()}")
-            lease_s = self.stack.settings.reader_lease_s
-            await self._commit(RegisterReader(reader, Antichain(), lease_s))
-            self.reader = reader
+            self.reader = self.stack.signed(f"r{self.stack.runtime.uuid()}")
             self._needs.clear()
-            if self._beating is None or self._beating.done():
-                self._beating = heartbeats(self.stack, lease_s, self.heartbeat, "heartbeats of a reader")
+            await self._commit(RegisterReader(self.reader, Antichain(), lease_s))
+        if self._beating is None or self._beating.done():
+            self._beating = heartbeats(self.stack, lease_s, self.heartbeat, "heartbeats of a reader")
 
     async def _overdue(self) -> bool:
         """Whether any commit may end the registration by now."""
@@ -109,6 +112,10 @@ class SharedHold:
     def _record(self) -> LeasedReader | None:
         state = self.register.state
         return None if state is None else state.readers.get(self.reader)
+
+    def _is_known(self, reader: str) -> bool:
+        state = self.register.state
+        return state is not None and reader in state.readers
 
     @property
     def registered(self) -> bool:
@@ -246,13 +253,18 @@ class OwnHold:
         cls, stack: Stack, register: Register, since: Antichain | None, name: str | None, lease_s: float
     ) -> "OwnHold":
         """Register a hold at `since`; or take over the hold of that name, which keeps its frontier (a new one
-        begins at `since`, or at the shard's since). One commit."""
+        begins at `since`, or at the shard's since). One commit. An opening that is cut off leaves nothing, but
+        a named hold: that waits for its next owner, as long as its lease."""
         fresh = stack.signed(str(stack.runtime.uuid()))
         if name is None:
             assert since is not None
             hold = cls(stack, register, f"r{fresh}", since, lease_s)
             command = RegisterReader(hold.reader, since, lease_s, reads=False)
-            await commit(register, command, hold._slot)
+            try:
+                await commit(register, command, hold._slot)
+            except BaseException:  # it may have happened, and no handle knows the id
+                stack.supervisor.spawn(hold.release(), "release a hold")
+                raise
         else:
             hold = cls(stack, register, named_reader(name), Antichain(), lease_s, owner=fresh)
             hold.since = await commit(register, TakeNamedHold(name, fresh, since, lease_s), hold._slot)

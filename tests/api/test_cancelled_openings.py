@@ -1,0 +1,69 @@
+"""Goal: an opening that is cancelled at any moment leaves no reader, and no hold of history."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiopersist as ap
+from tests.support.schemas import SCHEMA
+
+STEPS = 40  # of the event loop: an opening in memory takes fewer
+
+OPENINGS: dict[str, Callable[[ap.Client], Any]] = {
+    "reader": lambda client: client.reader("s"),
+    "hold": lambda client: client.reader("s", hold=0),
+    "snapshot": lambda client: _snapshot(client),
+    "indexed": lambda client: client.indexed("ix", readonly=True),
+    "subscribe": lambda client: _subscribe(client),
+    "fsck": lambda client: client.fsck("s"),
+}
+
+
+async def _snapshot(client: ap.Client) -> Any:
+    async with client.reader("s") as reader, reader.snapshot() as snapshot:
+        return await snapshot.rows()
+
+
+async def _subscribe(client: ap.Client) -> Any:
+    async with client.reader("s") as reader, await reader.subscribe(as_of=0) as listen:
+        return await anext(listen)
+
+
+async def written(client: ap.Client) -> None:
+    async with client.writer("s", SCHEMA) as writer:
+        await writer.compare_and_append([("k", 1, 0, 1)], 0, 1)
+    async with client.indexed("ix") as ix:
+        await ix.register("stream", str, int)
+
+
+@pytest.mark.parametrize("kind", OPENINGS)
+async def test_a_cancelled_opening_leaves_nothing(kind: str) -> None:
+    async with ap.open("mem://", maintenance=False) as client:
+        await written(client)
+        cut = 0
+        for steps in range(STEPS):
+            task = asyncio.ensure_future(OPENINGS[kind](client))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                opened = await task
+            except asyncio.CancelledError:
+                cut += 1
+            else:
+                if hasattr(opened, "aclose"):
+                    await opened.aclose()
+            for name in ("s", "ix"):
+                await no_reader_is_left(client, name)
+        assert 0 < cut < STEPS
+
+
+async def no_reader_is_left(client: ap.Client, name: str) -> None:
+    for _ in range(200):
+        found = await client.inspect(name)
+        if not found.readers:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{name} has {found.readers}")
