@@ -253,8 +253,8 @@ class OwnHold:
         cls, stack: Stack, register: Register, since: Antichain | None, name: str | None, lease_s: float
     ) -> "OwnHold":
         """Register a hold at `since`; or take over the hold of that name, which keeps its frontier (a new one
-        begins at `since`, or at the shard's since). One commit. An opening that is cut off leaves nothing, but
-        a named hold: that waits for its next owner, as long as its lease."""
+        begins at `since`, or at the shard's since). One commit. An opening that is cut off leaves
+        nothing, but a named hold: that waits for its next owner, as long as its lease."""
         fresh = stack.signed(str(stack.runtime.uuid()))
         if name is None:
             assert since is not None

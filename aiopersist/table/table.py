@@ -296,6 +296,7 @@ class Table(Resource, Generic[K, V]):
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidUsage(UsageKind.CLOSED, f"table {self.name!r} is closed")
+        self._tables.shards.calls.check()
 
     async def _vals(self, keys: Collection[str], stale: bool) -> Mapping[str, str]:
         """The vals by key, of these keys at least, as texts: as of a moment after this call began, or as this

@@ -215,10 +215,18 @@ FORMS: dict[str, Any] = {
     "batches": lambda: iter(pa().table({"key": ["a", "b"], "val": [1, 2]}).to_batches()),
     "polars": lambda: __import__("polars").DataFrame({"key": ["a", "b"], "val": [1, 2]}),
     "pandas": lambda: __import__("pandas").DataFrame({"key": ["a", "b"], "val": [1, 2]}),
+    "rows of pandas": lambda: _every_other(
+        __import__("pandas").DataFrame({"key": ["a", "x", "y", "b", "z"], "val": [1, 0, 0, 2, 0]})
+    ),
     "frames": lambda: [
         __import__("polars").DataFrame({"key": [k], "val": [v]}) for k, v in (("a", 1), ("b", 2))
     ],
 }
+
+
+def _every_other(frame: Any) -> Any:
+    """Those with a val, under the index that they had."""
+    return frame[frame.val != 0]
 
 
 def pa() -> Any:
@@ -334,3 +342,20 @@ async def test_an_instant_is_the_same_in_each_zone(client: ap.Client) -> None:
                 found = changes_of(await steps_until(sub, lambda s, e=expected: len(changes_of(s)) >= len(e)))
                 assert [change.new for change in found] == expected
             await client.drop_subscription("t", "s")
+
+
+async def test_what_is_stale_is_of_an_open_client_and_its_loop() -> None:
+    """Goal: a call without a request is a call, too."""
+    client = await ap.open("mem://", maintenance=False)
+    table = client.table("t", int, int)
+    await table.put(1, 1)
+
+    def calls() -> list[Any]:
+        return [table.get(1, stale=True), table.get_many([1], stale=True), table.view()]
+
+    def in_another_loop() -> list[ap.UsageKind]:
+        return [asyncio.run(refused(call)) for call in calls()]
+
+    assert await asyncio.to_thread(in_another_loop) == [ap.UsageKind.WRONG_LOOP] * 3
+    await client.aclose()
+    assert [await refused(call) for call in calls()] == [ap.UsageKind.CLOSED] * 3

@@ -368,7 +368,7 @@ def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
             used += names
             found[field.name] = table.select(names).to_struct_array() if names else None
     missing = [f.name for f in fields if f.name not in found or found[f.name] is None]
-    unknown = sorted(set(given) - set(used))
+    unknown = sorted(name for name in {*given} - {*used} if not name.startswith("__index_level_"))  # pandas'
     if missing or unknown or len(set(used)) < len(used):
         wanted = ", ".join(f"{f.name}: {f.type}" for f in fields)
         fault = f"no column for {missing}" if missing else f"unknown columns {unknown}"
