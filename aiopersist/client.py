@@ -84,7 +84,8 @@ class Client(Root):
         blob, consensus, self._metrics = wrap_stores(*stores.guarded(), settings, runtime, measures)
         self._metrics.begin(settings.client_name)
         hasty = settings.model_copy(update={"retry_timeout_s": settings.open_timeout_s, "metrics": False})
-        self._hasty = wrap_stores(*stores.guarded(), hasty, runtime)[:2]
+        hasty_blob, hasty_consensus, _ = wrap_stores(*stores.guarded(), hasty, runtime)
+        self._hasty = hasty_blob.uncached, hasty_consensus
         self._stores = stores
         self._shards = Shards(blob, consensus, measures, settings, runtime, readonly=readonly)
         self._stack = self._shards.stack
@@ -320,6 +321,27 @@ class Client(Root):
         with self._shards.calls.call():
             record = (await self._shards.existing(shard)).state.transactions.get(app_id)
             return record.number if record else None
+
+    @overload
+    async def transact(
+        self,
+        body: Callable[[Transaction], Awaitable[T]],
+        *,
+        txn: None = None,
+        once: None = None,
+        acks: Iterable[tuple[Subscription[Any], SubscriptionStep]] = (),
+        max_attempts: int | None = None,
+    ) -> T: ...
+    @overload
+    async def transact(
+        self,
+        body: Callable[[Transaction], Awaitable[T]],
+        *,
+        txn: Txn | None = None,
+        once: str | None = None,
+        acks: Iterable[tuple[Subscription[Any], SubscriptionStep]] = (),
+        max_attempts: int | None = None,
+    ) -> T | Repeated: ...
 
     async def transact(
         self,

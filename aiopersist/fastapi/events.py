@@ -11,7 +11,8 @@ Data is JSON in one line: JSON escapes line ends within texts, so no key or val 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError, to_json
 
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.table.feed import Change
@@ -19,6 +20,8 @@ from aiopersist.table.feed import Change
 PAST_MARK = "~"  # no cursor has it
 PAST_MAX = 2**53
 HEARTBEAT = b":\n\n"  # a comment
+COME_BACK = b"retry: 3000\n\n"  # how many milliseconds a browser waits before it connects again
+ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 class EventPlace(NamedTuple):
@@ -42,10 +45,19 @@ def place_of(text: str) -> EventPlace:
 
 
 def event(name: str, data: Any, place: EventPlace | None = None) -> bytes:
-    """An event with its name and its data as JSON, as pydantic writes it; bytes as base64."""
-    written = to_json(data, bytes_mode="base64", inf_nan_mode="null")
+    """An event with its name and its data as JSON."""
+    written = _as_json(data)
     head = "" if place is None else f"id: {place}\n"
     return b"%bevent: %b\ndata: %b\n\n" % (head.encode(), name.encode(), written)
+
+
+def _as_json(data: Any) -> bytes:
+    """As pydantic writes it, bytes as base64. Those of a model are as its config says, by default as text; of
+    one that has no such text all are base64: one val must not end a stream, again with each connection."""
+    try:
+        return to_json(data, bytes_mode="base64", inf_nan_mode="null")
+    except PydanticSerializationError:
+        return to_json(ANYTHING.dump_python(data), bytes_mode="base64", inf_nan_mode="null")
 
 
 def only_place(place: EventPlace) -> bytes:

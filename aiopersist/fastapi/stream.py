@@ -1,7 +1,8 @@
 """A feed of a table as server-sent events.
 
 1. The feed opens, at the id that the client came back with (`Last-Event-ID`). A refusal is a response of its
-   own: 400 for what is no id, 410 if the history is gone.
+   own: 400 for what is no id, 410 if the history is gone. What passes is none to a browser, which would never
+   come back after a status but 200: an outage, and the end of this server, are a stream that ends at once.
 2. Each step of the feed becomes events (`events.py`), which are sent some at once. While nothing comes, a
    comment is sent now and then, so that nobody on the way takes the connection for dead.
 3. It ends when the client goes, when the server ends, when the client is too slow (`patience.py`), or when
@@ -21,10 +22,11 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from aiopersist.errors import Error, InvalidUsage, SinceViolation
+from aiopersist.errors import Error, Indeterminate, InvalidUsage, SinceViolation, StorageUnavailable
 from aiopersist.fastapi.attached import find_attached
 from aiopersist.fastapi.ending import LAST_WORDS_S, Ending
 from aiopersist.fastapi.events import (
+    COME_BACK,
     HEARTBEAT,
     EventPlace,
     change_events,
@@ -34,13 +36,14 @@ from aiopersist.fastapi.events import (
     step_events,
 )
 from aiopersist.fastapi.patience import Patience
-from aiopersist.fastapi.problems import Problem, problem_of, problem_response
+from aiopersist.fastapi.problems import RETRY_AFTER_S, Problem, problem_of, problem_response
 from aiopersist.table.feed import Feed, FeedStep, updates_of
 
 HEARTBEAT_S = 15.0  # proxies close connections that are silent for 30 s or 60 s
 EVENTS_AT_ONCE = 256  # in one chunk of the response
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the latter for nginx
 
+ENDS = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "this server is ending: connect again")
 CHANGES, CONTENTS, CUT_OFF, PROBLEM = "change", "contents", "cut-off", "problem"
 
 
@@ -65,13 +68,19 @@ def event_stream(
       the beginning, or a later change; null stands for absent;
     - `cut-off`: more than `settings.listen_queue_max` commits came while the client did not take what it was
       sent. The stream ends; the client may come back, and goes on where it was;
-    - `problem`: the feed failed. The stream ends; the data is a problem as `add_exception_handlers` has it.
+    - `problem`: the feed failed, or could not begin while a store does not answer. The stream ends, and the
+      client may come back; the data is a problem as `add_exception_handlers` has it.
+
+    A client that does not say `Accept: text/event-stream`, as browsers do, gets 503 while a store does not
+    answer, or the server ends.
 
     After `heartbeat_s` without an event a comment is sent. The stream ends, and its hold on history with it,
     when the client goes and when the server is told to end by a signal."""
     given = request.headers.get("last-event-id") or cursor
     attached = find_attached(request)
-    return EventStream(changes, given, start, attached.ending if attached else None, heartbeat_s)
+    ending = attached.ending if attached else None
+    comes_back = EventStream.media_type in request.headers.get("accept", "")
+    return EventStream(changes, given, start, ending, heartbeat_s, comes_back=comes_back)
 
 
 class EventStream(StreamingResponse):
@@ -88,8 +97,11 @@ class EventStream(StreamingResponse):
         ending: Ending | None,
         heartbeat_s: float,
         status_code: int = 200,
+        *,
+        comes_back: bool = False,
     ) -> None:
         super().__init__((), status_code, HEADERS)
+        self._comes_back = comes_back
         self._changes = changes
         self._given = given
         self._start = start
@@ -105,6 +117,9 @@ class EventStream(StreamingResponse):
             await self._refuse(error, scope, receive, send)
             return
         sending = _StreamSender(feed, send, self._heartbeat_s)
+        if self._server_ends():
+            await self._put_off(ENDS, sending, scope, receive, send)
+            return
         try:
             with anyio.CancelScope() as unless_ended:
                 ends = asyncio.create_task(self._ends(receive, unless_ended))
@@ -114,8 +129,14 @@ class EventStream(StreamingResponse):
                     ends.cancel()
         finally:
             await feed.aclose()
-        if self._ending is not None and self._ending.has_begun:
-            await sending.finish_soon()
+        if self._server_ends():
+            if sending.has_begun:
+                await sending.finish_soon()
+            else:
+                await self._put_off(ENDS, sending, scope, receive, send)
+
+    def _server_ends(self) -> bool:
+        return self._ending is not None and self._ending.has_begun
 
     async def _opened_and_sent(
         self, sending: "_StreamSender", place: EventPlace | None, scope: Scope, receive: Receive, send: Send
@@ -126,6 +147,11 @@ class EventStream(StreamingResponse):
             if place is None:
                 raise
             await self._refuse(error, scope, receive, send)
+            return
+        except (StorageUnavailable, Indeterminate) as error:
+            if (problem := problem_of(error)) is None or not self._comes_back:
+                raise
+            await self._put_off(problem, sending, scope, receive, send)
             return
         await sending.begin(self.status_code, self.raw_headers)
         await sending.run()
@@ -143,6 +169,16 @@ class EventStream(StreamingResponse):
         detail = "the history behind that event is gone: begin anew" if gone else "it is no id of this stream"
         problem = Problem(status, f"Last-Event-ID: {detail}", type(error).__name__)
         await problem_response(problem)(scope, receive, send)
+
+    async def _put_off(
+        self, problem: Problem, sending: "_StreamSender", scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Have the client come back: a browser does so after a stream alone."""
+        if not self._comes_back:
+            await problem_response(problem, {"Retry-After": str(RETRY_AFTER_S)})(scope, receive, send)
+            return
+        with anyio.move_on_after(LAST_WORDS_S):
+            await sending.begin_and_end(self.raw_headers, event(PROBLEM, problem.body()))
 
     async def _ends(self, receive: Receive, unless_ended: anyio.CancelScope) -> None:
         """Cancel the scope when the client goes, or the server ends."""
@@ -168,7 +204,7 @@ class _StreamSender:
         self._feed = feed
         self._send = send
         self._heartbeat_s = heartbeat_s
-        self._has_begun = self._has_finished = False
+        self.has_begun = self._has_finished = False
         self._place = EventPlace("")
         self._left = 0
         """Changes that come first, and were sent before."""
@@ -182,9 +218,18 @@ class _StreamSender:
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the head, and an id to come back with."""
-        self._has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._begin(status, headers)
         await self._send_bytes(b"" if self._left else only_place(self._place))
+
+    async def begin_and_end(self, headers: list[tuple[bytes, bytes]], data: bytes) -> None:
+        """Send the head, when to come back, and the end."""
+        await self._begin(HTTPStatus.OK, headers)
+        await self._send_bytes(COME_BACK + data)
+        await self.finish()
+
+    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": int(status), "headers": headers})
 
     async def run(self) -> None:
         """Send steps until the feed ends, or the client was too slow."""
@@ -208,7 +253,7 @@ class _StreamSender:
 
     async def finish_soon(self) -> None:
         """Send the end, unless the client does not take it."""
-        if self._has_begun and not self._has_finished:
+        if not self._has_finished:
             with anyio.move_on_after(LAST_WORDS_S):
                 await self.finish()
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
+from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.api.client_kit import (
     client,  # noqa: F401  # a fixture
     is_used,
@@ -129,6 +130,22 @@ async def test_stores_of_two_locations_are_refused() -> None:
         await ap.open(blob=f"mem://{one}", consensus=f"mem://{two}")
     async with ap.open(f"mem://{one}"):
         pass
+
+
+@pytest.mark.parametrize("store", ["blob", "consensus"])
+async def test_a_ping_asks_both_stores(store: str) -> None:
+    """Goal: what is in a cache says nothing about a store."""
+    faults = {"blob": Faults(), "consensus": Faults()}
+    blob = FaultyBlob(ap.open_blob("mem://"), faults["blob"])
+    consensus = FaultyConsensus(ap.open_consensus("mem://"), faults["consensus"])
+    async with ap.open(blob=blob, consensus=consensus, settings=ap.Settings(open_timeout_s=0.2)) as client:
+        await client.ping()
+        faults[store].rates = {Outcome.REFUSED: 1.0}
+        for _ in range(2):
+            with pytest.raises(ap.StorageUnavailable):
+                await client.ping()
+        faults[store].heal()
+        await client.ping()
 
 
 @pytest.mark.parametrize("store", ["refuses", "silent", "s3", "bucket"])

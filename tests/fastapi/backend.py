@@ -142,7 +142,7 @@ class EventReader:
             self._name, self._data = "message", ""
             return found
         else:
-            assert line == ":", line
+            assert line == ":" or line.startswith("retry: "), line
         return None
 
 

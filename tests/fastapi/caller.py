@@ -13,7 +13,9 @@ GUARD_S = 30.0
 class Caller:
     """One request. `reading` says whether it takes what it is sent."""
 
-    def __init__(self, app: Any, path: str, last: str = "", state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, app: Any, path: str, last: str = "", state: dict[str, Any] | None = None, accept: str = ""
+    ) -> None:
         self._app = app
         path, _, query = path.partition("?")
         self._scope: dict[str, Any] = {
@@ -26,7 +28,11 @@ class Caller:
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "root_path": "",
-            "headers": [(b"host", b"test")] + ([(b"last-event-id", last.encode())] if last else []),
+            "headers": [
+                (b"host", b"test"),
+                *([(b"last-event-id", last.encode())] if last else []),
+                *([(b"accept", accept.encode())] if accept else []),
+            ],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
             "state": state or {},

@@ -4,6 +4,7 @@ where, the rest of the changes follows, each once."""
 import datetime
 import json
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -43,6 +44,27 @@ def test_hostile_keys_and_vals_are_one_event(text: str) -> None:
     (found,) = read(change_events([change], "change", [EventPlace("c")]))
     assert (found.name, found.id) == ("change", "c")
     assert found.data == {"key": text, "old": None, "new": {"v": text}, "time": 1}
+
+
+class Size(Enum):
+    SMALL = 1
+
+
+class Photo(BaseModel):
+    name: str
+    data: bytes
+    size: Size
+
+
+def test_bytes_that_are_no_text_do_not_end_a_stream() -> None:
+    """Goal: as text by default; where pydantic has none, all bytes of that event are base64."""
+    photos = [Photo(name="é", data=data, size=Size.SMALL) for data in (b"text", b"\xff\xd8")]
+    changes = [ap.Change(photo.name, None, photo, 1) for photo in photos]
+    found = read(change_events(changes, "change", [EventPlace("c"), EventPlace("d")]))
+    assert [event.data["new"] for event in found] == [
+        {"name": "é", "data": "text", "size": 1},
+        {"name": "é", "data": "_9g=", "size": 1},
+    ]
 
 
 class Item(BaseModel):
