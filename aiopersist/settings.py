@@ -59,7 +59,9 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     open_timeout_s: Seconds = 30.0
     """How long an opening waits for a store that it cannot reach."""
     retry_timeout_s: Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)] | None = None
-    """How long transient failures are retried; `None`: for ever, since callers have timeouts of their own."""
+    """How long each request to a store is repeated after transient failures; `None`: for ever, since callers
+    have timeouts of their own. A call that makes several requests, or waits for others of its group first,
+    may take a multiple."""
     blob_cache_bytes: NonNegativeInt = 64 * MIB
     """Blobs that a client keeps in memory: one snapshot after another fetches nothing twice."""
     watch_timeout_s: Seconds = 5.0

@@ -169,8 +169,9 @@ class TracedConsensus(WrappedConsensus):
 
 
 class Retry:
-    """Repeats requests until `timeout_s` has passed (`None`: without end). It logs an outage of more than
-    `LOG_AFTER_S`, once until a request of the same kind succeeds again."""
+    """Repeats requests until `timeout_s` has passed (`None`: without end); the last one is made then. It logs
+    an outage of more than `LOG_AFTER_S`, or that a request is given up, once until a request of the same kind
+    succeeds again."""
 
     def __init__(self, timeout_s: float | None, runtime: Runtime, metrics: Metrics | None = None) -> None:
         self._timeout_s = timeout_s
@@ -188,8 +189,13 @@ class Retry:
             except Exception as error:  # a store of an application may raise anything
                 failure = classified(op, error)
                 delays = delays or self._runtime.delays()
-                delay = next(delays)
-                self._check(op, failure, idempotent, self._runtime.monotonic() - began, delay)
+                elapsed_s = self._runtime.monotonic() - began
+                self._check(op, failure, idempotent, elapsed_s)
+                delay = (
+                    next(delays)
+                    if self._timeout_s is None
+                    else min(next(delays), self._timeout_s - elapsed_s)
+                )
                 self._metrics.retried(op)
             else:
                 if op in self._logged:
@@ -202,22 +208,26 @@ class Retry:
         extra = {"op": op, "seconds": elapsed_s}
         log.info("%s succeeds again: this request took %.0f s", op, elapsed_s, extra=extra)
 
-    def _check(self, op: str, failure: Exception, idempotent: bool, elapsed_s: float, delay_s: float) -> None:
-        """Raise `failure` unless the request is to be made again after `delay_s`."""
+    def _check(self, op: str, failure: Exception, idempotent: bool, elapsed_s: float) -> None:
+        """Raise `failure` unless the request is to be made again."""
         determinate = isinstance(failure, StorageUnavailable) and failure.retry
         if not determinate and not (idempotent and isinstance(failure, Indeterminate)):
             raise failure
-        if self._timeout_s is not None and elapsed_s + delay_s > self._timeout_s:
+        if self._timeout_s is not None and elapsed_s >= self._timeout_s:
+            if self._timeout_s > 0:
+                self._log(op, failure, elapsed_s, "is given up")
             if op in READS and isinstance(failure, Indeterminate):  # a read leaves nothing in doubt
                 raise StorageUnavailable(str(failure)) from failure.__cause__
             raise failure
-        if elapsed_s > LOG_AFTER_S and op not in self._logged:
+        if elapsed_s > LOG_AFTER_S:
+            self._log(op, failure, elapsed_s, "is being retried")
+
+    def _log(self, op: str, failure: Exception, elapsed_s: float, what: str) -> None:
+        if op not in self._logged:
             self._logged.add(op)
             self._metrics.stalled()
             extra = {"op": op, "seconds": elapsed_s, "error": type(failure).__name__}
-            log.warning(
-                "%s has failed for %.0f s and is being retried: %s", op, elapsed_s, failure, extra=extra
-            )
+            log.warning("%s has failed for %.0f s and %s: %s", op, elapsed_s, what, failure, extra=extra)
 
 
 def classified(op: str, error: Exception) -> Exception:

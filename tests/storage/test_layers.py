@@ -79,12 +79,20 @@ async def test_a_lasting_failure_is_not_repeated() -> None:
     assert metrics["blob.set"].count == metrics["blob.set"].errors == 1
 
 
-async def test_the_limit_of_retries() -> None:
+@pytest.mark.parametrize("limit_s", [0, 3, 60])
+async def test_the_limit_of_retries(limit_s: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Goal: the last try is made when the time is over, and not before; the log says that it was the last."""
     faults = Faults(rates={Outcome.REFUSED: 1.0})
-    blob, *_, runtime = await stacked(faults, retry_timeout_s=60)
-    with pytest.raises(StorageUnavailable):
-        await blob.get("k")
-    assert 30 < runtime.passed <= 60
+    blob, *_, runtime = await stacked(faults, retry_timeout_s=limit_s)
+    with caplog.at_level(logging.WARNING, "aiopersist"):
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable):
+                await blob.get("k")
+    assert runtime.passed == pytest.approx(2 * limit_s)
+    told = [record.getMessage() for record in caplog.records]
+    if limit_s == 3:
+        assert told == ["get has failed for 3 s and is given up: injected: get was refused"]
+    assert len(told) == (limit_s > 0)
 
 
 async def _reads_well(faults: Faults, consensus: Consensus) -> None:
