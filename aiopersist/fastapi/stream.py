@@ -71,7 +71,7 @@ def event_stream(
     - `problem`: the feed failed, or could not begin while a store does not answer. The stream ends, and the
       client may come back; the data is a problem as `add_exception_handlers` has it.
 
-    A client that does not say `Accept: text/event-stream`, as browsers do, gets 503 while a store does not
+    A client that does not accept `text/event-stream`, as browsers do, gets 503 while a store does not
     answer, or the server ends.
 
     After `heartbeat_s` without an event a comment is sent. The stream ends, and its hold on history with it,

@@ -10,10 +10,10 @@ async with client.indexed("orders") as ix:
 import asyncio
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.given import taken
+from aiopersist.data.updates.given import GivenUpdates, taken
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Description, Time, shaped
 from aiopersist.indexed.background import Background
@@ -74,6 +74,13 @@ class Indexed(Resource):
 
     # --- streams ---------------------------------------------------------------------------------
 
+    @overload
+    async def register(self, name: str, key: type[K], val: type[V]) -> "Stream[K, V]": ...
+    @overload
+    async def register(self, name: str, key: type[K], val: None) -> "Stream[K, None]": ...
+    @overload
+    async def register(self, name: str, key: Any, val: Any) -> "Stream[Any, Any]": ...
+
     async def register(self, name: str, key: Any, val: Any) -> "Stream[Any, Any]":
         """The stream of that name, created with seal and since at 0 if it does not exist. `key` and `val` are
         as for a `Schema`. `CodecMismatch` if the stream has other types, `UnknownStream` if it was destroyed.
@@ -82,6 +89,13 @@ class Indexed(Resource):
             stream = Stream(check_name(name), Schema(key, val))
             await self._committer.run(RegisterStream(stream.name, stream.schema))
             return stream
+
+    @overload
+    async def load(self, name: str, key: type[K], val: type[V]) -> "Stream[K, V] | None": ...
+    @overload
+    async def load(self, name: str, key: type[K], val: None) -> "Stream[K, None] | None": ...
+    @overload
+    async def load(self, name: str, key: Any, val: Any) -> "Stream[Any, Any] | None": ...
 
     async def load(self, name: str, key: Any, val: Any) -> "Stream[Any, Any] | None":
         """As `register`, but creates nothing: `None` if the stream does not exist."""
@@ -111,7 +125,7 @@ class Indexed(Resource):
 
     # --- commands --------------------------------------------------------------------------------
 
-    async def write(self, updates: "Iterable[tuple[Stream[Any, Any], Any]]") -> int:
+    async def write(self, updates: "Iterable[tuple[Stream[Any, Any], GivenUpdates[Any, Any]]]") -> int:
         """Write to several streams, all or nothing: pairs of a stream and updates, as `compare_and_append`
         takes them, in any order of times. Returns the seqno once the write is durable. `Refused` if a time is
         before its stream's seal, or a stream does not exist; `InvalidUpdate` for updates that cannot be

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Generator, Iter
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, overload
 
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.given import taken
+from aiopersist.data.updates.given import Arrow, taken
 from aiopersist.data.updates.updates import polars_frame
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain
@@ -42,6 +42,9 @@ FEW = 64  # entries that take less time than a thread: such calls keep their ord
 K = TypeVar("K")
 V = TypeVar("V")
 
+GivenEntries: TypeAlias = Mapping[K, V] | Iterable[tuple[K, V]] | Arrow | Iterable[Arrow]
+"""A mapping, `(key, val)` pairs, Arrow data, or an iterator of these."""
+
 
 class TableView(NamedTuple):
     """What this process holds of a table."""
@@ -66,6 +69,7 @@ class Table(Resource, Generic[K, V]):
         self._tables = tables
         self._kind = kind
         self._resident = resident
+        self._size_max = tables.shards.stack.settings.update_size_max
         self._opening: asyncio.Task[OpenTable] | None = None
         self._closed = False
 
@@ -179,11 +183,11 @@ class Table(Resource, Generic[K, V]):
         columns = taken(columns)
         chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
-            if snapshot is None:
-                table = empty_table(self.schema.contents_schema)
-            else:
-                table = await snapshot.to_arrow(chosen)
-        return table.drop_columns(["diff"]) if columns is None else _projected(table, columns, self.schema)
+            empty = empty_table(self.schema.contents_schema)
+            table = empty if snapshot is None else await snapshot.to_arrow(chosen)
+        if columns is not None:
+            table = project(table, resolve_columns(columns, self.schema))
+        return table.drop_columns(["diff"])
 
     async def to_polars(self, *args: Any, **filters: Any) -> "pl.DataFrame":
         """As `to_arrow`, as a polars frame."""
@@ -191,8 +195,7 @@ class Table(Resource, Generic[K, V]):
 
     async def to_pandas(self, *args: Any, **filters: Any) -> "pd.DataFrame":
         """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python cannot represent."""
-        table = await self.to_arrow(*args, **filters)
-        return await pandas_frame(table, (await self._open()).shard)
+        return await pandas_frame(await self.to_arrow(*args, **filters), (await self._open()).shard)
 
     def changes(
         self,
@@ -238,13 +241,14 @@ class Table(Resource, Generic[K, V]):
         entry: Any = await self._tables.taken(key, val)
         return (await self._do(Put(dict([self._entry(*entry)])), once)).time
 
-    async def put_many(self, entries: Any, txn: Txn | None = None, once: str | None = None) -> int:
+    async def put_many(
+        self, entries: GivenEntries[K, V], txn: Txn | None = None, once: str | None = None
+    ) -> int:
         """Give keys their vals, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas data,
         or an iterator of these. Of several vals of a key the last counts. A list or a dict is taken as the
         call begins; what is inside an entry is yours to keep still until it returns. Any number, in bounded
         memory: more than `settings.table_resident_bytes` are written to the blob store twice, and read once;
-        they take their place among other operations when that is done.
-        """
+        they take their place among other operations when that is done."""
         marked, given = (check_txn(txn), self._once(once, txn)), taken(entries)
         await self._tables.ready()
         table = await self._open()
@@ -267,6 +271,13 @@ class Table(Resource, Generic[K, V]):
         entry: Any = await self._tables.taken(key, val)
         return (await self._do(Insert(self._kind, *self._entry(*entry)), once)).time
 
+    @overload
+    async def update(self, key: K, f: Callable[[V | None], V | None], once: None = None) -> V | None: ...
+    @overload
+    async def update(
+        self, key: K, f: Callable[[V | None], V | None], once: str | None = None
+    ) -> V | Repeated | None: ...
+
     async def update(
         self, key: K, f: Callable[[V | None], V | None], once: str | None = None
     ) -> V | Repeated | None:
@@ -277,10 +288,6 @@ class Table(Resource, Generic[K, V]):
         return done if isinstance(done, Repeated) else done.result
 
     # --- inside ----------------------------------------------------------------------------------
-
-    @property
-    def _size_max(self) -> int:
-        return self._tables.shards.stack.settings.update_size_max
 
     def _entry(self, key: K, val: V) -> tuple[str, str]:
         return self._kind.entry(key, val, self._size_max)
@@ -349,8 +356,7 @@ class Table(Resource, Generic[K, V]):
         """Release what this handle holds; the view goes with the last handle. Idempotent."""
         if self._opening is not None:
             self._tables.shards.calls.check_place()
-        self._closed = True
-        opening, self._opening = self._opening, None
+        opening, self._opening, self._closed = self._opening, None, True
         if opening is not None:
             await self._tables.releasing(opening)
 
@@ -358,18 +364,12 @@ class Table(Resource, Generic[K, V]):
         return f"<Table {self.name!r}: {self.schema!r}>"
 
 
-def _projected(table: "pa.Table", columns: Columns, schema: Schema[Any, Any, Any]) -> "pa.Table":
-    """The chosen columns, row by row."""
-    return project(table, resolve_columns(columns, schema)).drop_columns(["diff"])
-
-
 def kind_of(table: object, tables: OpenTables) -> Kind[Any, Any]:
     """The kind of a table of this client; `InvalidUsage` for anything else."""
     if not isinstance(table, Table):
         raise TypeError(f"{shown(table)} is not an aiopersist.Table")
     if table._tables is not tables:
-        text = f"table {table.name!r} belongs to another client"
-        raise InvalidUsage(UsageKind.INVALID_APPEND, text)
+        raise InvalidUsage(UsageKind.INVALID_APPEND, f"table {table.name!r} belongs to another client")
     table._check_open()
     return table._kind
 

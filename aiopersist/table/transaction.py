@@ -37,7 +37,7 @@ from aiopersist.table.member import Member, PlainMember, TableMember
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Cells, Conflicted
 from aiopersist.table.ranges import ReadRange, condition_of, entries_within, streamed, within
-from aiopersist.table.table import Table, acquired, kind_of, leave
+from aiopersist.table.table import GivenEntries, Table, acquired, kind_of, leave
 from aiopersist.write.handle import WriteHandle, session_of
 
 K = TypeVar("K")
@@ -243,7 +243,7 @@ class Transaction:
         touched = self._of(table)
         touched.written.update([touched.kind.entry(key, val, self._size_max)])
 
-    def put_many(self, table: Table[K, V], entries: Any) -> None:
+    def put_many(self, table: Table[K, V], entries: GivenEntries[K, V]) -> None:
         """Give keys their vals: a mapping, `(key, val)` pairs, or Arrow data."""
         touched = self._of(table)
         touched.written.update(touched.kind.entries(entries, self._size_max))

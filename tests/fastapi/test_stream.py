@@ -15,7 +15,6 @@ from aiopersist import fastapi as apf
 from aiopersist.fastapi.attached import attached_to
 from aiopersist.fastapi.patience import SLOW_S
 from aiopersist.table.table import opened
-from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.fastapi.caller import GUARD_S, Caller, running
 
 
@@ -239,35 +238,6 @@ async def test_the_end_of_the_server_ends_streams_and_their_holds(app: FastAPI) 
         assert caller.status == 200
         assert caller.body.startswith(b"retry: 3000\n\n")
         assert [event.data["detail"] for event in caller.seen()] == ["this server is ending: connect again"]
-
-
-async def test_a_browser_comes_back_while_a_store_does_not_answer() -> None:
-    """Goal: it would not after another status than 200; for others it is 503."""
-    faults = Faults()
-    stores = FaultyBlob(ap.open_blob("mem://"), faults), FaultyConsensus(ap.open_consensus("mem://"), faults)
-    settings = ap.Settings(retry_timeout_s=0.0)
-    app = FastAPI()
-    apf.add_exception_handlers(app)
-    async with ap.open(blob=stores[0], consensus=stores[1], settings=settings) as client:
-        table = client.table("t", key=str, val=int)
-        await table.put("a", 1)
-
-        @app.get("/changes")
-        async def changes(request: Request) -> apf.EventStream:
-            return apf.event_stream(request, table.changes)
-
-        faults.rates = {Outcome.REFUSED: 1.0}
-        async with Caller(app, "/changes") as caller:
-            await caller.done()
-            assert caller.status == 503
-        async with Caller(app, "/changes", accept="text/event-stream") as caller:
-            await caller.done()
-            (problem,) = caller.seen()
-            assert (caller.status, problem.name, problem.data["status"]) == (200, "problem", 503)
-            assert caller.ended
-        faults.heal()
-        async with Caller(app, "/changes", accept="text/event-stream") as caller:
-            await caller.events(1)
 
 
 async def test_the_end_of_the_lifespan_ends_streams() -> None:
