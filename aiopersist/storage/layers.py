@@ -215,19 +215,23 @@ class Retry:
             raise failure
         if self._timeout_s is not None and elapsed_s >= self._timeout_s:
             if self._timeout_s > 0:
-                self._log(op, failure, elapsed_s, "is given up")
+                self._log(op, failure, elapsed_s, is_last=True)
             if op in READS and isinstance(failure, Indeterminate):  # a read leaves nothing in doubt
                 raise StorageUnavailable(str(failure)) from failure.__cause__
             raise failure
         if elapsed_s > LOG_AFTER_S:
-            self._log(op, failure, elapsed_s, "is being retried")
+            self._log(op, failure, elapsed_s, is_last=False)
 
-    def _log(self, op: str, failure: Exception, elapsed_s: float, what: str) -> None:
+    def _log(self, op: str, failure: Exception, elapsed_s: float, *, is_last: bool) -> None:
         if op not in self._logged:
             self._logged.add(op)
             self._metrics.stalled()
             extra = {"op": op, "seconds": elapsed_s, "error": type(failure).__name__}
-            log.warning("%s has failed for %.0f s and %s: %s", op, elapsed_s, what, failure, extra=extra)
+            retried, given_up = (
+                "%s has failed for %.0f s and is being retried: %s",
+                "%s has failed for %.0f s and is given up: %s",
+            )
+            log.warning(given_up if is_last else retried, op, elapsed_s, failure, extra=extra)
 
 
 def classified(op: str, error: Exception) -> Exception:
