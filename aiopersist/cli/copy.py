@@ -1,24 +1,25 @@
-"""`aiopersist copy`: a backup of a shard in another location, and the way back."""
+"""`aiopersist copy`: backups of shards in another location, and the way back."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
-from aiopersist.cli.names import ShardName
+from aiopersist.cli.each import chosen, each
+from aiopersist.cli.names import All, SomeShards
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted, shown_frontier
+from aiopersist.client import Client
 from aiopersist.opening import open as open_client
-from aiopersist.state.model import Clock
-
-if TYPE_CHECKING:
-    from aiopersist.backup import Copied
+from aiopersist.shard import catalog
+from aiopersist.shard.catalog import IndexedId
 
 
 async def copy(
     run: Invocation,
-    shard: ShardName,
+    shards: SomeShards = None,
     to_location: Annotated[
         str | None, typer.Option(help="A directory, or s3://bucket/prefix; made if it is not there.")
     ] = None,
@@ -26,35 +27,76 @@ async def copy(
     to_consensus: Annotated[
         str | None, typer.Option(help="URL of a consensus store; with --to-blob.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--as", help="The name of the copy; else its own.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="The name of the copy of one shard; else its own.")
+    ] = None,
+    all_: All = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read both, and compare.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Make the copy a shard of its own, for a restored one.")
     ] = False,
 ) -> None:
-    """Copy a shard or table with its history to another location; repeated, bring what is new."""
+    """Copy shards or tables with their history to another location; repeated, bring what is new."""
     if (to_location is None) is (to_blob is None) or (to_blob is None) is not (to_consensus is None):
         raise CannotBegin("say where to: --to-location DIR, or --to-blob URL and --to-consensus URL")
-    async with (
-        run.writing() as client,
-        open_client(to_location, blob=to_blob, consensus=to_consensus, maintenance=False) as other,
-    ):
-        work = client.copy_shard(shard, other, name=name, verify=verify, detach=detach)
-        copied = await drawn(run.err, work)
-        clock = (await client.inspect(shard)).clock
-    _tell(run, shard, copied, verify, clock)
-    if copied.differing:
-        times = ", ".join(map(str, copied.differing))
-        raise Problems(f"{shard} and its copy differ at {times}")
+    async with run.writing() as client:
+        names = await chosen(client, shards, all_)
+        if name is not None and (all_ or len(names) > 1):
+            raise CannotBegin("--as names one copy: name one shard")
+        async with open_client(to_location, blob=to_blob, consensus=to_consensus, maintenance=False) as other:
+            copying = _Copying(client, other, name, verify, detach)
+            if all_ or len(names) > 1:
+                await _say_what_stays(run, client, all_)
+                await each(run, names, copying.copied, copying.told, "copying", all_=all_)
+            else:
+                await _one(run, names[0], copying)
+    if copying.differing:
+        raise Problems("; ".join(copying.differing))
 
 
-def _tell(run: Invocation, shard: str, copied: "Copied", verify: bool, clock: Clock) -> None:
+async def _one(run: Invocation, shard: str, copying: "_Copying") -> None:
+    """The shard that the user named. What it fails with is the message of the command."""
+    result = {"shard": shard, **await drawn(run.err, copying.copied(shard))}
     if run.as_json:
-        frontiers = {"since": copied.since.elements, "upper": copied.upper.elements}
-        run.document({"shard": shard, **copied._asdict(), **frontiers})
-        return
-    text = f"{shard}: {counted(copied.updates, 'update')} copied, up to {shown_frontier(copied.upper, clock)}"
-    if verify:
-        same = len(copied.compared) - len(copied.differing)
-        text += f"; the same at {same} of {counted(len(copied.compared), 'time')}"
-    run.out.print(Text(text), soft_wrap=True)
+        run.document(result)
+    else:
+        run.out.print(Text(f"{shard}: {copying.told(result)}"), soft_wrap=True)
+
+
+async def _say_what_stays(run: Invocation, client: Client, all_: bool) -> None:
+    if all_ and (streams := await catalog.names(client._stack, IndexedId)):
+        run.say(f"left out, since an Indexed cannot be copied: {', '.join(map(repr, streams))}")
+
+
+@dataclass(eq=False)
+class _Copying:
+    """Copies of shards of `client`, and what is said of them."""
+
+    client: Client
+    other: Client
+    name: str | None
+    verify: bool
+    detach: bool
+    differing: list[str] = field(default_factory=list)
+    """The copies that were not found the same."""
+    uppers: dict[str, str] = field(default_factory=dict)
+
+    async def copied(self, shard: str) -> dict[str, Any]:
+        """Copy it."""
+        copied = await self.client.copy_shard(
+            shard, self.other, name=self.name, verify=self.verify, detach=self.detach
+        )
+        self.uppers[shard] = shown_frontier(copied.upper, (await self.client.inspect(shard)).clock)
+        if copied.differing:
+            times = ", ".join(map(str, copied.differing))
+            self.differing.append(f"{shard} and its copy differ at {times}")
+        return {**copied._asdict(), "since": copied.since.elements, "upper": copied.upper.elements}
+
+    def told(self, result: dict[str, Any]) -> str:
+        """What a line says of it."""
+        text = f"{counted(result['updates'], 'update')} copied, up to {self.uppers[result['shard']]}"
+        if self.verify:
+            compared = len(result["compared"])
+            same = compared - len(result["differing"])
+            text += f"; the same at {same} of {counted(compared, 'time')}"
+        return text

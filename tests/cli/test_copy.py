@@ -1,9 +1,10 @@
-"""Goal: `copy` makes a backup that verifies, whatever happens to it, and says what it did; restored, it reads
-the same at every time."""
+"""Goal: `copy` makes a backup that verifies, of one shard, several or all, whatever happens to it, and says
+what it did; restored, it reads the same at every time."""
 
 import asyncio
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from tests.cli.result import Result
 from tests.cli.test_commands import COMMAND, aiopersist
 from tests.conftest import StoreUrls
 
@@ -65,6 +67,103 @@ def test_where_to(tmp_path: Path) -> None:
         assert "--to-location DIR, or" in refused.err
     nothing = aiopersist("copy", "stock", "--location", tmp_path / "c", "--to-location", tmp_path / "b")
     assert nothing.status == 2
+    assert not (tmp_path / "b").exists()
+
+
+async def _several(folder: Path) -> None:
+    async with ap.open(folder, maintenance=False) as client:
+        for name in ("stock", "orders", "users"):
+            await client.table(name, str, int).put_many({"a": 1, "b": 2})
+        async with client.indexed("streams") as ix:
+            await ix.register("paid", str, int)
+
+
+def _copied(*arguments: object) -> tuple[Result, dict[str, Any]]:
+    """What the command with `--json` says, by name."""
+    done = aiopersist("copy", *arguments, "--json")
+    return done, {line["shard"]: line for line in map(json.loads, done.out.splitlines())}
+
+
+def test_several(tmp_path: Path) -> None:
+    """Goal: several names in one call, each verified; then all of the location, where what is new comes, and
+    an `Indexed` is left out and named; and all of it back."""
+    source, backup, restored = (tmp_path / name for name in ("source", "backup", "restored"))
+    asyncio.run(_several(source))
+    places = ["--location", source, "--to-location", backup]
+    done = aiopersist("copy", "stock", "orders", "stock", *places, "--verify")
+    assert (done.status, done.err) == (0, "")
+    same = r"(\w+): 2 updates copied, up to .*; the same at (\d) of \2 times?\n"
+    assert [found[1] for found in re.finditer(same, done.out)] == ["stock", "orders"]
+    assert len(done.out.splitlines()) == 2
+    asyncio.run(_put(source, 1))
+    done, found = _copied("--all", *places, "--verify")
+    assert done.status == 0
+    assert done.err == "left out, since an Indexed cannot be copied: 'streams'\n"
+    assert {name: line["updates"] for name, line in found.items()} == {"orders": 0, "stock": 50, "users": 2}
+    assert all(line["compared"] and line["differing"] == [] for line in found.values())
+    back = aiopersist("copy", "--all", "--location", backup, "--to-location", restored, "--detach")
+    assert (back.status, back.err) == (0, "")
+    for name in ("stock", "orders", "users"):
+        contents = [aiopersist("cat", name, "--location", place).out for place in (source, backup, restored)]
+        assert contents[0] == contents[1] == contents[2] != ""
+    asyncio.run(_put(restored, 2))  # they are shards of their own
+
+
+def test_one_of_several_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a shard that fails does not stop the others; it is told, and the exit status is 1. A name that
+    is not there and an `Indexed` fail like others; a shard that has ended is passed by, unless it is
+    named."""
+    source, backup = tmp_path / "source", tmp_path / "backup"
+    asyncio.run(_several(source))
+    asyncio.run(_put(backup, 1))  # no copy
+    places = ["--location", source, "--to-location", backup]
+    done, found = _copied("users", "stock", "nothing", "streams", "orders", *places)
+    assert (done.status, done.err) == (1, "aiopersist: 3 of 5 shards failed\n")
+    assert [name for name, line in found.items() if "error" in line] == ["stock", "nothing", "streams"]
+    assert "is no copy" in found["stock"]["error"]
+    assert "Indexed" in found["streams"]["error"]
+    assert found["orders"]["updates"] == found["users"]["updates"] == 2
+    asyncio.run(_end(source, "ended"))
+    done, found = _copied("--all", *places)
+    assert (done.status, done.err.splitlines()[-1]) == (1, "aiopersist: 1 of 4 shards failed")
+    assert found["ended"] == {"shard": "ended", "ended": True}
+    assert aiopersist("copy", "ended", "orders", *places).status == 1
+
+    async def different(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr("aiopersist.backup.copy.compare", different)
+    done, found = _copied("users", "orders", *places, "--verify")
+    assert done.status == 1
+    assert all(line["differing"] == line["compared"] != [] for line in found.values())
+    assert "users and its copy differ at" in done.err
+    assert "orders and its copy differ at" in done.err
+    text = aiopersist("copy", "users", "orders", *places, "--verify").out
+    assert text.count("; the same at 0 of ") == 2
+
+
+async def _end(folder: Path, name: str) -> None:
+    async with ap.open(folder, maintenance=False) as client:
+        async with client.writer(name, ap.Schema(str, int)) as writer:
+            await writer.compare_and_append([("a", 1, 0, 1)], 0, ap.Antichain())
+        async with client.reader(name) as reader:
+            await reader.downgrade_since(ap.Antichain())
+        await client.finalize(name)
+
+
+def test_which(tmp_path: Path) -> None:
+    """Goal: nothing is begun without names or `--all`, with both, or with one name for several copies."""
+    asyncio.run(_several(tmp_path / "a"))
+    for arguments, why in (
+        ([], "name shards, or say --all"),
+        (["stock", "--all"], "not both"),
+        (["stock", "users", "--as", "x"], "--as names one copy"),
+        (["--all", "--as", "x"], "--as names one copy"),
+    ):
+        places = ["--location", tmp_path / "a", "--to-location", tmp_path / "b"]
+        refused = aiopersist("copy", *arguments, *places)
+        assert (refused.status, refused.out) == (2, "")
+        assert why in refused.err
     assert not (tmp_path / "b").exists()
 
 
