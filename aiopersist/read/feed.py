@@ -144,9 +144,22 @@ class UpdateFeed(Resource, Generic[K, V]):
         return listen
 
     def _check_counted(self, within: WithinContents | None) -> None:
-        if within is not None and within.counted not in (None, self._counted):
+        """Behind all rows of a key, the keys have to be the same; else the rows."""
+        if within is None or within.counted in (None, self._counted):
+            return
+        if not (within.is_key_done and self._has_keys_of(str(within.counted).partition(" ")[0])):
             text = "the place lies among rows that were counted under another schema, or for other keys"
             raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{text}: go on with these, or begin anew")
+
+    def _has_keys_of(self, schema_id: str) -> bool:
+        """Whether the keys of that schema of the shard are of the same type: fewer fields make one key of
+        several."""
+        shard = self._session.shard
+        known = {str(number): number for number in shard.state.schemas}
+        if schema_id not in known:
+            return False
+        key = self._session.schema.arrow_schema.field("key")
+        return bool(shard.schema(known[schema_id]).arrow_schema.field("key").equals(key))
 
     def _read(self, snapshot: Snapshot[K, V]) -> None:
         self._snapshot, self._contents = snapshot, snapshot.batches(self._rest())
@@ -329,7 +342,7 @@ class UpdateFeed(Resource, Generic[K, V]):
             key=key,
             is_key_done=is_done,
             past=past,
-            counted=None if is_done else self._counted,
+            counted=self._counted,
             rows=rows,
         )
 

@@ -18,7 +18,7 @@ class WithinContents(Record):
     past: int = 0
     """Else: the rows from `key` on that lie before it. A key may have many vals."""
     counted: str | None = None
-    """Which rows `past` counts: those of a schema, and of some keys, are not as many as those of others."""
+    """Which rows it was made of: those of a schema, and of some keys, are not as many as those of others."""
     rows: int = 0
     """All rows that lie before it: places are ordered by it."""
 
