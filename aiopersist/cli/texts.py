@@ -190,6 +190,7 @@ def _structs(column: Any, wanted: pa.DataType) -> Any:
 
 
 def _lists(column: Any, wanted: pa.DataType) -> Any:
-    elements = from_texts(column.values, wanted.value_type)
-    offsets = pa.concat_arrays([column.offsets])  # Arrow takes no mask with the offset of a slice
+    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()  # of a slice, not of the whole
+    elements = from_texts(column.values[first:last], wanted.value_type)
+    offsets = pc.subtract(column.offsets, pa.scalar(first, pa.int32()))
     return pa.ListArray.from_arrays(offsets, elements, mask=column.is_null())

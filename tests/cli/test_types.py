@@ -159,10 +159,15 @@ def test_the_row_of_a_refused_text_is_told(tmp_path: Path) -> None:
         async with ap.open(tmp_path / "there", maintenance=False) as client:
             await client.table("waits", str, WAIT).put("x", timedelta(days=400, microseconds=1))
             await client.table("ints", str, list[int]).put("x", [1])
+            await client.table("lists", str, list[timedelta]).put("x", [])
 
     asyncio.run(make())
     file = tmp_path / "rows.ndjson"
-    for table, good, bad in (("waits", '"PT1S"', '"PT0.0000001S"'), ("ints", "[2]", "[3, 4.5]")):
+    for table, good, bad in (
+        ("waits", '"PT1S"', '"PT0.0000001S"'),
+        ("ints", "[2]", "[3, 4.5]"),
+        ("lists", '["PT1S"]', '["PT1S", "x"]'),
+    ):
         file.write_text("\n".join(f'{{"key":"{n}","val":{bad if n == 612 else good}}}' for n in range(1000)))
         done = run(tmp_path / "there", "load", table, file, "--key", "key")
         assert done.status == 1
