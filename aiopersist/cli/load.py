@@ -284,6 +284,8 @@ def _inferred(path: str, form: Format) -> "pa.Schema":
     with bad_rows(path), opened(path, form) as file:
         columns, _ = batches_of(file, form, lambda names: {})
     kinds = {field.name: field.type for field in columns}
+    if len(kinds) < len(columns):  # two have the same name, which is refused
+        return columns
     if form is Format.CSV:
         read = dict.fromkeys(kinds, pa.string())
     elif form is Format.NDJSON:

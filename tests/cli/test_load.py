@@ -232,6 +232,7 @@ BAD = [
     pytest.param("ndjson", 'null\n{"key":"a","val":1}\n', "row 1: ", id="null"),
     pytest.param("csv", "id,val\na,1\n", "no column 'key'", id="no key column"),
     pytest.param("csv", "key\na\n", "no column beside", id="no val column"),
+    pytest.param("csv", "key,val,val\na,1,2\n", "two columns have the same name", id="a name twice"),
     pytest.param("parquet", "nonsense", "", id="no Parquet"),
     pytest.param("arrow", "nonsense", "", id="no Arrow"),
 ]
@@ -250,6 +251,13 @@ def test_bad_rows(form: str, text: str, problem: str, location: Path, tmp_path: 
     assert problem in done.err
     assert "Traceback" not in done.err
     assert rows(location, "plain") == before
+
+
+def test_a_name_twice_in_what_is_new(tmp_path: Path) -> None:
+    file = tmp_path / "new.csv"
+    file.write_text("key,a,a\nk,1,2\n")
+    done = aiopersist("load", "new", file, "--key", "key", "--location", tmp_path / "there")
+    assert (done.status, "two columns have the same name" in done.err) == (1, True)
 
 
 def test_what_cannot_begin(location: Path, tmp_path: Path) -> None:
