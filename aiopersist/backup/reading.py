@@ -57,8 +57,7 @@ async def pinned(shard: Shard, shards: Shards, *, holds: bool) -> AsyncIterator[
             if need is not None:
                 shard.hold.drop(need)
     finally:
-        ending = shard.stack.supervisor.spawn(shard.hold.release(), "release a reader")
-        await asyncio.wait([ending], timeout=RELEASE_DEADLINE_S)
+        await asyncio.wait([shard.hold.release_soon()], timeout=RELEASE_DEADLINE_S)
 
 
 async def _need(shard: Shard) -> Need:

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from aiopersist.cli.command import CannotBegin, Invocation, Problems, Yes
-from aiopersist.cli.each import chosen, each
+from aiopersist.cli.each import chosen, each, indexed_names
 from aiopersist.cli.names import All, AnyShard, ShardName, SomeShards
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.show import keeper_text, subscription_cells, subscription_table
@@ -16,8 +16,6 @@ from aiopersist.cli.shown import counted, plain_table, safe, shown_age, shown_by
 from aiopersist.cli.when import duration_of
 from aiopersist.client import Client
 from aiopersist.maintenance.inspect import Keeper, keeper
-from aiopersist.shard import catalog
-from aiopersist.shard.catalog import IndexedId
 
 SWEEP_SHOWN = 20  # keys
 
@@ -27,8 +25,9 @@ async def fsck(run: Invocation, shards: SomeShards = None, all_: All = False) ->
     async with run.reading() as client:
         names = await chosen(client, shards, all_ or not shards)
         if not shards:
-            streams = await catalog.names(client._stack, IndexedId)
-            names += [found if name in names else name for name, found in streams.items()]
+            taken = set(names)
+            streams = await indexed_names(client)
+            names += [found if name in taken else name for name, found in streams.items()]
         damaged = set[str]()
 
         async def work(name: str) -> dict[str, Any]:

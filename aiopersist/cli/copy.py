@@ -7,14 +7,12 @@ import typer
 from rich.text import Text
 
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
-from aiopersist.cli.each import chosen, each
+from aiopersist.cli.each import chosen, each, indexed_names
 from aiopersist.cli.names import All, SomeShards
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted, shown_frontier
 from aiopersist.client import Client
 from aiopersist.opening import open as open_client
-from aiopersist.shard import catalog
-from aiopersist.shard.catalog import IndexedId
 
 
 async def copy(
@@ -64,7 +62,7 @@ async def _one(run: Invocation, shard: str, copying: "_Copying") -> None:
 
 
 async def _say_what_stays(run: Invocation, client: Client, all_: bool) -> None:
-    if all_ and (streams := await catalog.names(client._stack, IndexedId)):
+    if all_ and (streams := await indexed_names(client)):
         run.say(f"left out, since an Indexed cannot be copied: {', '.join(map(repr, streams))}")
 
 

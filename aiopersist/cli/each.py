@@ -9,6 +9,8 @@ from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.progress import bar, drawn_in
 from aiopersist.client import Client
 from aiopersist.errors import Error, ShardFinalized, StorageUnavailable, UnknownShard
+from aiopersist.shard import catalog
+from aiopersist.shard.catalog import IndexedId
 
 
 async def chosen(client: Client, shards: list[str] | None, all_: bool) -> list[str]:
@@ -18,6 +20,11 @@ async def chosen(client: Client, shards: list[str] | None, all_: bool) -> list[s
             "name shards, or say --all" if all_ is False else "name shards or say --all, not both"
         )
     return list(await client.list_shards()) if all_ else list(dict.fromkeys(shards or ()))
+
+
+async def indexed_names(client: Client) -> dict[str, IndexedId]:
+    """The `Indexed` of the location, with their ids: one may have the name of a shard."""
+    return await catalog.names(client._stack, IndexedId)
 
 
 async def each(

@@ -7,7 +7,6 @@ from typing import Any, BinaryIO, Protocol
 import pydantic_core
 
 from aiopersist.data.lazy import ipc, pa, pq
-from aiopersist.data.part.layout import writable
 
 
 class Format(StrEnum):
@@ -76,7 +75,7 @@ class ParquetSink:
         self._writer = pq.ParquetWriter(pa.PythonFile(_Flowing(file), mode="w"), schema, compression="zstd")
 
     def write(self, batch: "pa.RecordBatch") -> None:
-        self._writer.write_batch(writable(batch))
+        self._writer.write_batch(batch)
 
     def close(self) -> None:
         self._writer.close()

@@ -156,10 +156,11 @@ def _bytes(texts: Any, wanted: pa.DataType) -> Any:
 
 def _durations(texts: Any, wanted: pa.DataType) -> Any:
     """ISO 8601, as `PT1H30M`, exactly: pydantic leaves out what is less than a microsecond."""
-    if finer := [text for text in texts.to_pylist() if text is not None and FINER.search(text)]:
+    given = texts.to_pylist()
+    if finer := [text for text in given if text is not None and FINER.search(text)]:
         raise ValueError(f"{finer[0][:40]!r} is finer than a microsecond")
     try:
-        found = DURATIONS.validate_python(texts.to_pylist())
+        found = DURATIONS.validate_python(given)
     except pydantic_core.ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{str(first['input'])[:40]!r} is no duration as PT1H30M: {first['msg']}") from None

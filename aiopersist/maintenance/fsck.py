@@ -15,7 +15,7 @@ An unavailable store says nothing about the shard: then there is no report, but 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
-from aiopersist.state.streams import TraceBatch
+from aiopersist.state.streams import Arrangement, TraceBatch
 
 
 class FsckReport(BaseModel, frozen=True):
@@ -79,8 +79,7 @@ async def fsck(shard: Shard) -> FsckReport:
         return await _checked(shard, shard.state)
     finally:
         release()
-        ending = shard.stack.supervisor.spawn(shard.hold.release(), "release a reader")
-        await asyncio.wait([ending], timeout=RELEASE_DEADLINE_S)
+        await asyncio.wait([shard.hold.release_soon()], timeout=RELEASE_DEADLINE_S)
 
 
 class _CheckedRun(NamedTuple):
@@ -114,8 +113,12 @@ def _runs_of_shard(state: State) -> Iterator[_CheckedRun]:
             yield _CheckedRun(f"batch {ordinal}", batch, [part for _, part in run])
 
 
+def _arrangements(state: State) -> Mapping[str, Arrangement]:
+    return {} if state.streams is None else state.streams.arrangements
+
+
 def _runs_of_streams(state: State) -> Iterator[_CheckedRun]:
-    for name, arrangement in state.streams.arrangements.items() if state.streams is not None else ():
+    for name, arrangement in _arrangements(state).items():
         for traced in arrangement.trace.values():
             place = _place(name, traced)
             yield from (_CheckedRun(place, *run) for run in _batches(of_trace([traced])))
@@ -136,7 +139,7 @@ def _batches(named: Sequence[Named]) -> list[tuple[HollowBatch, list[HollowPart]
 
 
 def _wrong_counts(state: State) -> Iterator[str]:
-    for name, arrangement in state.streams.arrangements.items() if state.streams is not None else ():
+    for name, arrangement in _arrangements(state).items():
         for batch in arrangement.trace.values():
             if (rows := sum(part.rows for part in batch.parts)) != batch.updates:
                 yield f"{_place(name, batch)} has parts of {rows} updates, it says {batch.updates}"

@@ -68,8 +68,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         self, session: ReadSession[K, V], where: "Expression | None" = None, chosen: str = ""
     ) -> None:
         self._session = session
-        self._chosen = chosen
-        self._counted = f"{session.fetch.schema_id} {chosen}"
+        self._schema_id, self._chosen = session.fetch.schema_id, chosen
         self._handle: ReadHandle[K, V] = ReadHandle(session)
         self._where = where
         self._held = AsyncExitStack()
@@ -145,21 +144,19 @@ class UpdateFeed(Resource, Generic[K, V]):
 
     def _check_counted(self, within: WithinContents | None) -> None:
         """Behind all rows of a key, the keys have to be the same; else the rows."""
-        if within is None or within.counted in (None, self._counted):
+        if within is None or within.schema_id is None:
             return
-        if not (within.is_key_done and self._has_keys_of(str(within.counted).partition(" ")[0])):
+        is_alike = (within.schema_id, within.chosen) == (self._schema_id, self._chosen)
+        if not is_alike and not (within.is_key_done and self._has_keys_of(within.schema_id)):
             text = "the place lies among rows that were counted under another schema, or for other keys"
             raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{text}: go on with these, or begin anew")
 
-    def _has_keys_of(self, schema_id: str) -> bool:
+    def _has_keys_of(self, schema_id: int) -> bool:
         """Whether the keys of that schema of the shard are of the same type: fewer fields make one key of
         several."""
-        shard = self._session.shard
-        known = {str(number): number for number in shard.state.schemas}
-        if schema_id not in known:
-            return False
-        key = self._session.schema.arrow_schema.field("key")
-        return bool(shard.schema(known[schema_id]).arrow_schema.field("key").equals(key))
+        shard, key = self._session.shard, self._session.schema.arrow_schema.field("key")
+        is_known = schema_id in shard.state.schemas
+        return is_known and bool(shard.schema(schema_id).arrow_schema.field("key").equals(key))
 
     def _read(self, snapshot: Snapshot[K, V]) -> None:
         self._snapshot, self._contents = snapshot, snapshot.batches(self._rest())
@@ -334,7 +331,9 @@ class UpdateFeed(Resource, Generic[K, V]):
         key = self._key_of(updates, updates.num_rows - 1)
         if key is None:
             past = before.past + updates.num_rows
-            return before.replace(past=past, rows=rows, is_key_done=False, counted=self._counted)
+            return before.replace(
+                past=past, rows=rows, is_key_done=False, schema_id=self._schema_id, chosen=self._chosen
+            )
         past = self._rows_of(key, updates) + (before.past if key == before.key else 0)
         is_done = key != self._key_of(self._batch, 0)
         return WithinContents(
@@ -342,8 +341,9 @@ class UpdateFeed(Resource, Generic[K, V]):
             key=key,
             is_key_done=is_done,
             past=past,
-            counted=self._counted,
             rows=rows,
+            schema_id=self._schema_id,
+            chosen=self._chosen,
         )
 
     def _key_of(self, rows: Any, number: int) -> str | None:

@@ -57,7 +57,7 @@ class ReadHandle(Resource, Generic[K, V]):
                 own = await OwnHold.open(shard.stack, shard.register, hold, hold_name, lease)
             return cls(ReadSession(shard, schema, scope, own))
         except BaseException:
-            shard.stack.supervisor.spawn(shard.hold.release(), "release a reader")
+            shard.hold.release_soon()
             raise
 
     @property

@@ -16,7 +16,7 @@ VERSION = 3
 
 def cursor_of(shard: str, within: WithinContents) -> str:
     """The text of a place within the contents."""
-    place = within.key, within.is_key_done, within.past, within.counted, within.rows
+    place = within.key, within.is_key_done, within.past, within.rows, within.schema_id, within.chosen
     return FORM + text_of([VERSION, shard, within.as_of, *place])
 
 
@@ -29,7 +29,7 @@ def within_of(cursor: str, shard: str) -> WithinContents | None:
         version, found, as_of, *place = values_of(cursor.removeprefix(FORM))
         if version != VERSION:
             raise ValueError("version")
-        names = ("key", "is_key_done", "past", "counted", "rows")
+        names = ("key", "is_key_done", "past", "rows", "schema_id", "chosen")
         within = WithinContents(as_of=as_of, **dict(zip(names, place, strict=True)))
     except (ValueError, TypeError) as error:
         text = f"{shown(cursor, 40)} is no cursor of this version"

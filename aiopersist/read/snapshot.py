@@ -149,7 +149,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
         half row groups (`settings.row_group_bytes`) of each sorted run of parts; with `columns` the whole
         result, unless these begin with the key, or its first fields. `where` and `columns` as in
         `to_arrow`."""
-        return self._iteration(self._handed_out(self._query(where, columns)))
+        return self._iteration(self._batches(self._query(where, columns)))
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
         return RowItems(self._scope, self._iteration(self._row_slices()))
@@ -234,11 +234,6 @@ class Snapshot(PinnedRead, Generic[K, V]):
     def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         tracing, name = self._fetch.stack.tracing, self._fetch.shard.known_as
         return tracing.iteration("snapshot.read", name, self._planned_batches(query))
-
-    async def _handed_out(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
-        async with aclosing(self._batches(query)) as batches:
-            async for batch in batches:
-                yield writable(batch)
 
     async def _planned_batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         for plans_left in reversed(range(PLANS_MAX)):

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from aiopersist.data.lazy import pa
+from aiopersist.data.part.layout import writable
 from aiopersist.data.updates.merge import rows_below
 from aiopersist.data.updates.order import row_key
 from aiopersist.parts.fetch import Fetch, Named, Selection
@@ -60,4 +61,5 @@ def _parted(held: "list[pa.Table]", order: tuple[str, ...]) -> "tuple[pa.Table, 
 
 
 def _batches(table: "pa.Table") -> "list[pa.RecordBatch]":
-    return [batch for batch in table.to_batches(max_chunksize=BATCH_ROWS) if batch.num_rows]
+    """As they are handed out: others may write them as Parquet."""
+    return [batch for batch in writable(table).to_batches(max_chunksize=BATCH_ROWS) if batch.num_rows]

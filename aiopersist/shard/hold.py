@@ -64,7 +64,7 @@ class SharedHold:
         try:
             await self.ensure()
         except BaseException:
-            self.stack.supervisor.spawn(self.release(), "release a reader")
+            self.release_soon()
             raise
 
     async def release(self) -> None:
@@ -78,6 +78,10 @@ class SharedHold:
             async with self._turn:
                 if self._slot.busy or self._is_known(reader):
                     await self._commit(ExpireReader(reader))
+
+    def release_soon(self) -> asyncio.Task[None]:
+        """`release`, which goes on if the caller is cancelled."""
+        return self.stack.supervisor.spawn(self.release(), "release a reader")
 
     async def ensure(self) -> None:
         """Register, if that is needed. No request, unless the lease has run out."""
@@ -120,7 +124,7 @@ class SharedHold:
     @property
     def registered(self) -> bool:
         """Whether the reader is registered, as far as this process knows."""
-        return self._record is not None
+        return self._is_known(self.reader)
 
     @property
     def since(self) -> Antichain:
@@ -169,8 +173,7 @@ class SharedHold:
     def check(self, reader: str) -> None:
         """`LeaseExpired` if `reader`, under which something was opened, is no longer registered."""
         self._check_not_finalized()
-        state = self.register.state
-        if state is None or reader not in state.readers:
+        if not self._is_known(reader):
             raise LeaseExpired(
                 f"the lease of reader {reader} ran out: its open snapshots and listens are lost",
                 shard_id=self.register.shard,

@@ -17,8 +17,10 @@ class WithinContents(Record):
     """All rows of `key` lie before the place, however many they are."""
     past: int = 0
     """Else: the rows from `key` on that lie before it. A key may have many vals."""
-    counted: str | None = None
-    """Which rows it was made of: those of a schema, and of some keys, are not as many as those of others."""
+    schema_id: int | None = None
+    """The schema by which it was read: rows and keys of others may be more, or fewer. `None`: before any."""
+    chosen: str = ""
+    """Which keys were chosen; empty: all."""
     rows: int = 0
     """All rows that lie before it: places are ordered by it."""
 

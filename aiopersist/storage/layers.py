@@ -227,11 +227,11 @@ class Retry:
             self._logged.add(op)
             self._metrics.stalled()
             extra = {"op": op, "seconds": elapsed_s, "error": type(failure).__name__}
-            retried, given_up = (
-                "%s has failed for %.0f s and is being retried: %s",
-                "%s has failed for %.0f s and is given up: %s",
-            )
-            log.warning(given_up if is_last else retried, op, elapsed_s, failure, extra=extra)
+            told = op, elapsed_s, failure
+            if is_last:
+                log.warning("%s has failed for %.0f s and is given up: %s", *told, extra=extra)
+            else:
+                log.warning("%s has failed for %.0f s and is being retried: %s", *told, extra=extra)
 
 
 def classified(op: str, error: Exception) -> Exception:

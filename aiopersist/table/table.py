@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Generator, Iter
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, overload
 
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.given import Arrow, taken
+from aiopersist.data.updates.given import GivenEntries, taken
 from aiopersist.data.updates.updates import polars_frame
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.frontier import Antichain
@@ -41,9 +41,6 @@ FEW = 64  # entries that take less time than a thread: such calls keep their ord
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-GivenEntries: TypeAlias = Mapping[K, V] | Iterable[tuple[K, V]] | Arrow | Iterable[Arrow]
-"""A mapping, `(key, val)` pairs, Arrow data, or an iterator of these."""
 
 
 class TableView(NamedTuple):
@@ -183,8 +180,10 @@ class Table(Resource, Generic[K, V]):
         columns = taken(columns)
         chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
-            empty = empty_table(self.schema.contents_schema)
-            table = empty if snapshot is None else await snapshot.to_arrow(chosen)
+            if snapshot is None:
+                table = empty_table(self.schema.contents_schema)
+            else:
+                table = await snapshot.to_arrow(chosen)
         if columns is not None:
             table = project(table, resolve_columns(columns, self.schema))
         return table.drop_columns(["diff"])
@@ -356,7 +355,8 @@ class Table(Resource, Generic[K, V]):
         """Release what this handle holds; the view goes with the last handle. Idempotent."""
         if self._opening is not None:
             self._tables.shards.calls.check_place()
-        opening, self._opening, self._closed = self._opening, None, True
+        self._closed = True
+        opening, self._opening = self._opening, None
         if opening is not None:
             await self._tables.releasing(opening)
 

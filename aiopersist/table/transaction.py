@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
-from aiopersist.data.updates.given import taken
+from aiopersist.data.updates.given import GivenEntries, taken
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.errors import InvalidUsage, KeyExists, ShardFinalized, SinceViolation, UsageKind, shown
 from aiopersist.frontier import Antichain, last_before, minimum
@@ -37,7 +37,7 @@ from aiopersist.table.member import Member, PlainMember, TableMember
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Cells, Conflicted
 from aiopersist.table.ranges import ReadRange, condition_of, entries_within, streamed, within
-from aiopersist.table.table import GivenEntries, Table, acquired, kind_of, leave
+from aiopersist.table.table import Table, acquired, kind_of, leave
 from aiopersist.write.handle import WriteHandle, session_of
 
 K = TypeVar("K")

@@ -96,7 +96,7 @@ async def _opened(client: Client, name: str, stream: str) -> AsyncIterator[Strea
         finally:
             await snapshot.aclose()
     finally:
-        client._stack.supervisor.spawn(shard.hold.release(), "release a reader")
+        shard.hold.release_soon()
 
 
 async def _snapshot(shard: Shard, stream: str, client: Client) -> StreamSnapshot[Any, Any]:

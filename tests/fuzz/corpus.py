@@ -48,7 +48,7 @@ WHERE = [
     "(((key = 'x')))",
     "val.shop is not null and val.amount not in (1, 2, 3)",
 ]
-PLACE = WithinContents(as_of=7, key='"apple"', is_key_done=False, past=1, counted="0 x", rows=3)
+PLACE = WithinContents(as_of=7, key='"apple"', is_key_done=False, past=1, rows=3, schema_id=0, chosen="x")
 SHARD = "s2b7ddd32-692f-4f26-9c7d-76eacbcf50f2"
 CURSORS = [
     Cursor(SHARD, Antichain(3), None, False, 7, "7b001373f6d51b68d3ba33669ad7fad2.5f048829"),

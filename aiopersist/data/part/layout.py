@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from aiopersist.data.lazy import pa, pc
-
-if TYPE_CHECKING:
-    Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 SAMPLE_ROWS = 16384
 REPEATED = 0.6  # values repeat if at most this share of the sample is distinct
@@ -42,18 +39,15 @@ def layout(table: pa.Table) -> dict[str, Any]:
     }
 
 
-def writable(rows: Rows) -> Rows:
-    """The table, or batch, as Parquet's writer takes it. The writer refuses nulls in a field that is not
+def writable(table: pa.Table) -> pa.Table:
+    """The table as Parquet's writer takes it. The writer refuses nulls in a field that is not
     nullable, even if the struct around it is absent, so the validity bits are left out there."""
-    fields = rows.schema
+    fields = table.schema
     if not any(map(_may_have_idle_nulls, fields)):
-        return rows
-    if isinstance(rows, pa.RecordBatch):
-        arrays = map(_without_idle_nulls, rows.columns, fields)
-        return pa.RecordBatch.from_arrays(list(arrays), schema=fields)
+        return table
     columns = [
         pa.chunked_array([_without_idle_nulls(chunk, field) for chunk in column.chunks], field.type)
-        for column, field in zip(rows.columns, fields, strict=True)
+        for column, field in zip(table.columns, fields, strict=True)
     ]
     return pa.table(columns, fields)
 

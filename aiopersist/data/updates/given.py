@@ -6,7 +6,7 @@ A call takes a list of rows, or another collection, as the call begins (`taken`)
 items of an iterator, chunk by chunk (`convert.py`). The taken updates share no memory with the given ones.
 """
 
-from collections.abc import AsyncIterable, Iterable, MappingView, MutableSequence, Set
+from collections.abc import AsyncIterable, Iterable, Mapping, MappingView, MutableSequence, Set
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiopersist.frontier import Time
@@ -37,6 +37,10 @@ GivenUpdates: TypeAlias = Arrow | Chunks | Iterable[Update[K, V]] | AsyncIterabl
 
 GivenRows: TypeAlias = Arrow | Chunks | Iterable[Row[K, V]] | AsyncIterable[Row[K, V]]
 """`(key, val)` or `(key, val, diff)`: the time is picked by the library."""
+
+
+GivenEntries: TypeAlias = Mapping[K, V] | Iterable[tuple[K, V]] | Arrow | Iterable[Arrow]
+"""Entries of a table: a mapping, `(key, val)` pairs, Arrow data, or an iterator of these."""
 
 
 def taken(updates: Any) -> Any:
